@@ -1,1 +1,1 @@
-"""Tests on a real Kafka, Spark, Dagster and Postgres, started by the suite and stopped by their pid."""
+"""Tests that use a real Kafka, Spark, Dagster or PostgreSQL. The suite starts these services and stops them by pid."""

@@ -1,4 +1,4 @@
-"""The function that batches have in every kind of session: in the run, on a server, on a cluster, in a script."""
+"""The processing function of the test batches, for every kind of session: local, Connect, cluster and spark-submit."""
 
 import threading
 import time
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def values(frame: "DataFrame", slow_ms: int = 0) -> "DataFrame":
-    """Give partition, offset and the message as text; each one takes `slow_ms`."""
+    """Return partition, offset and the message as text. Each message takes `slow_ms` milliseconds."""
     slow = f"left(java_method('java.lang.Thread', 'sleep', {slow_ms}L), 0)" if slow_ms else "''"
     return frame.selectExpr("partition", "offset", f"concat(CAST(value AS STRING), {slow}) AS value")
 
 
 def mark_when_at_work(spark: "SparkSession", batch_id: str, mark: Path) -> None:
-    """Touch `mark` once Spark has tasks of the batch at work, from a thread of its own."""
+    """Start a thread that creates the file `mark` once Spark runs tasks of the batch."""
 
     def watch() -> None:
         while True:

@@ -1,8 +1,8 @@
-"""A member in a process of its own, for tests that kill or stop processes: `python -m tests.real.batch_worker JSON`.
+"""A group member in its own process, for tests that kill or stop processes.
 
-It works batch after batch with a stand-in for Spark: it reads the ranges with a Kafka consumer and appends one line
-`partition offset epoch` for each message to a file, which is its output that cannot be undone. What it does is told on
-stdout, a line each.
+Run it with `python -m tests.real.batch_worker JSON`. It processes one batch after another without Spark: it reads the
+ranges with a Kafka consumer and appends one line `partition offset epoch` for each message to a file. This output
+cannot be undone. The worker reports each step as one line on stdout.
 """
 
 import os
@@ -23,13 +23,16 @@ from tests.real.kill_points import KillableLog, KillPoint, Side, die, read_messa
 
 
 def parent_ended() -> ReasonToStop:
-    """Return a reason to stop that holds once the process that started this one has ended."""
+    """Return a reason to stop that applies once the parent of this process has ended."""
     parent = os.getppid()
     return lambda: "the parent process ended" if os.getppid() != parent else None
 
 
 class Orders(BaseModel):
-    """What the worker is to do. `kill_after_messages` ends it while it processes, `pause_s` is slept before that."""
+    """The worker's parameters.
+
+    It sleeps `pause_s` before it processes, and dies after `kill_after_messages` messages.
+    """
 
     bootstrap_servers: str
     coordination_topic: str
@@ -49,7 +52,7 @@ class Orders(BaseModel):
 
 
 def open_delivery(orders: Orders) -> BatchSession:
-    """Open the member."""
+    """Open the member's session."""
     connection = KafkaConnection(bootstrap_servers=orders.bootstrap_servers)
     side = orders.kill_side
     at = None if side is None else KillPoint(side, orders.kill_record, orders.kill_count)
@@ -66,7 +69,7 @@ def open_delivery(orders: Orders) -> BatchSession:
 
 
 def process(batch: ClaimedBatch, orders: Orders, connection: KafkaConnection) -> None:
-    """Read the batch's messages and put each into the output."""
+    """Read the batch's messages and append each to the output."""
     batch.begin_processing()
     messages = read_messages(connection, batch.ranges)
     say("processing")
@@ -80,13 +83,13 @@ def process(batch: ClaimedBatch, orders: Orders, connection: KafkaConnection) ->
 
 
 def say(text: str) -> None:
-    """Tell whoever started this process."""
+    """Write one line to stdout, for the parent process."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Work until the topic is drained; 1 when a batch failed."""
+    """Process batches until the topic is drained. Return 1 if a batch failed."""
     orders = Orders.model_validate_json(sys.argv[1])
     delivery = open_delivery(orders)
     while True:

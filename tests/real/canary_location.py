@@ -1,7 +1,7 @@
-"""A code location whose every setting that takes a secret has one: by `test_security`, which looks where they turn up.
+"""A code location in which every secret setting has a value. `test_security` searches where these values appear.
 
-The run writes a first batch to PostgreSQL, and fails in Spark in the second. Before it ends it looks at what Spark's
-own pages show, and at the arguments of all processes, and writes that down.
+The run writes its first batch to PostgreSQL and fails in Spark in the second. Before it ends it saves the pages of the
+Spark UI and the arguments of all processes.
 """
 
 import os
@@ -45,7 +45,7 @@ def _look(spark: "SparkSession") -> None:
     ]
     seen = []
     for address in addresses:
-        with urlopen(address, timeout=20) as answer:  # noqa: S310 - a session of our own
+        with urlopen(address, timeout=20) as answer:  # noqa: S310 - the URL of the test's own session
             seen.append(answer.read())
     (FOLDER / "pages").write_bytes(b"\n".join(seen))
     arguments = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]

@@ -1,7 +1,7 @@
-"""Certificates for tests, made here: a machine that runs the suite needs no openssl.
+"""Certificates for tests, generated in Python so that the machine needs no openssl.
 
-Elliptic-curve keys (P-256) signed with SHA-256, written as X.509 version 3 and PKCS#8. Slow and not hardened: good for
-tests alone.
+The keys are elliptic-curve keys (P-256), signed with SHA-256 and written as X.509 version 3 and PKCS#8. The code is
+slow and not hardened: use it only in tests.
 """
 
 import base64
@@ -36,12 +36,18 @@ class Identity:
 
 
 def self_signed(name: str, addresses: tuple[str, ...] = (), *, until_days: int = 9) -> Identity:
-    """Make a certificate for a common name and for some IP addresses, valid for ten days that end `until_days` on."""
+    """Create a certificate for a common name and IP addresses.
+
+    It is valid for ten days, which end `until_days` from now.
+    """
     return _made(name, addresses, until_days, None)
 
 
 def signed_by(authority: Identity, name: str, *, until_days: int = 9) -> Identity:
-    """Make one that another vouches for; Java takes one that it trusts itself whatever its dates are."""
+    """Create a certificate signed by `authority`.
+
+    Java accepts an expired certificate that is itself in the trust store, so tests of expiry need a signed one.
+    """
     return _made(name, (), until_days, authority)
 
 
@@ -88,7 +94,7 @@ def _signed(private: int, message: bytes) -> bytes:
 
 
 def _multiplied(factor: int) -> bytes:
-    """Multiply the base point and give the result uncompressed."""
+    """Multiply the base point by `factor` and return the result uncompressed."""
     result: _Point = None
     addend: _Point = _G
     while factor:

@@ -1,4 +1,4 @@
-"""Real services, started once for the whole suite; a test that needs one names its fixture."""
+"""Fixtures for real services, which start once for the whole suite. A test that needs a service names its fixture."""
 
 import os
 import re
@@ -16,11 +16,14 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from tests.real.spark_fixtures import driver, filled, hdfs, postgres, spark  # noqa: F401 - fixtures
 
 LONG = {"test_takeover_sinks.py", "test_spark_cluster.py", "test_sink_delta.py", "test_sink_hadoop.py"}
-"""Files that take some minutes each and whose names come late."""
+"""Files that take several minutes each and that sort late by name."""
 
 
 def pytest_configure() -> None:
-    """Give each worker ports of its own: those of a broker that it has killed must stay free until it is started."""
+    """Assign each worker its own ports.
+
+    The ports of a broker that a worker killed must stay free until it restarts the broker.
+    """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     lowest, highest = ports._LOWEST, ports._highest()
@@ -30,21 +33,21 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long files first: a worker that took one last would keep the others waiting for it."""
+    """Run the long files first. If a worker started one last, the other workers would wait for it."""
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
 class MakeTopic(Protocol):
-    """Makes a topic with a name of its own and gives the name."""
+    """A function that creates a topic with a unique name and returns the name."""
 
     def __call__(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
-        """Return once all partitions can be used."""
+        """Create the topic and return once all its partitions can be used."""
         ...
 
 
 @pytest.fixture(scope="session")
 def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
-    """One broker for the whole suite; a test that stops or kills brokers starts its own."""
+    """The broker of the whole suite. A test that stops or kills brokers starts its own."""
     with running_kafka(tmp_path_factory.mktemp("kafka")) as cluster:
         yield cluster
 
@@ -63,14 +66,14 @@ def connection(kafka: str) -> KafkaConnection:
 
 @pytest.fixture(scope="session")
 def topics(connection: KafkaConnection) -> Iterator[Topics]:
-    """Questions to the suite's broker."""
+    """An admin client of the suite's broker."""
     with Topics(connection) as topics:
         yield topics
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest, topics: Topics) -> MakeTopic:
-    """A maker of topics that no other test has; their names begin with the test's."""
+    """A function that creates topics with unique names, which begin with the test's name."""
     stem = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:60].strip("-")
 
     def make(partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
@@ -83,13 +86,13 @@ def topic(request: pytest.FixtureRequest, topics: Topics) -> MakeTopic:
 
 @pytest.fixture
 def coordination_topic(topic: MakeTopic) -> str:
-    """A coordination topic of a test's own."""
+    """A coordination topic for this test only."""
     return topic(4, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"})
 
 
 @pytest.fixture
 def fill(connection: KafkaConnection) -> Callable[[str, int, int], None]:
-    """Writes (topic, partitions, messages): that many messages, spread evenly in turn."""
+    """A function (topic, partitions, messages) that writes that many messages, round-robin over the partitions."""
 
     def write(topic: str, partitions: int, messages: int) -> None:
         producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "enable.idempotence": True})

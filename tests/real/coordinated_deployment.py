@@ -1,6 +1,6 @@
-"""A deployment of `examples/coordinator` as one process: its member's sensor ticks, and its job runs, again and again.
+"""A deployment of `examples/coordinator` in one process: it evaluates the member's sensor and runs the job in a loop.
 
-It leaves the group and ends when it is asked to.
+On SIGTERM it leaves the group and ends.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def tick_on(
     sensor: dg.SensorDefinition, claimer: object, instance: dg.DagsterInstance, ending: threading.Event
 ) -> None:
-    """Evaluate the sensor again and again, as Dagster's daemon does beside the runs; then leave the group."""
+    """Evaluate the sensor in a loop, as Dagster's daemon does during runs. At the end leave the group."""
     cursor: str | None = None
     while not ending.is_set():
         with dg.build_sensor_context(instance=instance, cursor=cursor, resources={"claimer": claimer}) as context:
@@ -31,28 +31,28 @@ def tick_on(
         assert isinstance(tick, dg.SensorResult)
         cursor = tick.cursor
         skipped = tick.skip_reason
-        logger.info("%s", "a run is asked for" if skipped is None else skipped.skip_message)
+        logger.info("%s", "a run is requested" if skipped is None else skipped.skip_message)
         ending.wait(PAUSE_S)
     for membership in list(group_membership._kept.values()):
         membership.stop()
 
 
 def work_on(job: dg.JobDefinition, instance: dg.DagsterInstance, ending: threading.Event) -> None:
-    """Run the job again and again, as a schedule does."""
+    """Run the job in a loop, as a schedule does."""
     while not ending.is_set():
         assert job.execute_in_process(instance=instance).success
         ending.wait(PAUSE_S)
 
 
 def main() -> None:
-    """Go on until a signal comes; the argument is a folder for Dagster's instance."""
+    """Run until SIGTERM. The argument is a folder for Dagster's instance."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     defs: dg.Definitions = runpy.run_path(str(PARCELS))["defs"]
     sensor, job = defs.resolve_sensor_def("parcels_job_member"), defs.resolve_job_def("parcels_job")
     with dg.DagsterInstance.local_temp(sys.argv[1]) as instance:
-        # Within a run Dagster takes signals to itself, in the main thread.
+        # Within a run Dagster handles signals itself, in the main thread.
         threads = [
             threading.Thread(target=tick_on, args=(sensor, (defs.resources or {})["claimer"], instance, ending)),
             threading.Thread(target=work_on, args=(job, instance, ending)),

@@ -1,9 +1,9 @@
-"""A code location for tests that run, signal and kill Dagster's own processes; its environment says on what it works.
+"""A code location for tests that run, signal and kill Dagster's own processes. Environment variables configure it.
 
-`spark_in_process` and `spark_multiprocess` hold a batch while Spark works without end; `hold` holds one without Spark;
-`share` does one range of each partition, also ahead of the messages, and its Spark tasks wait until they are let go;
-`kill_after_announcing` and `kill_after_commit` end their own process as soon as an at-most-once batch is announced, or
-committed.
+`spark_in_process` and `spark_multiprocess` hold a batch while Spark works endlessly; `hold` holds one without Spark.
+`share` processes one range of each partition, also at offsets that have no messages yet, and its Spark tasks wait for a
+file. `kill_after_announcing` and `kill_after_commit` kill their own process as soon as an at-most-once batch is
+announced or committed.
 """
 
 import os
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TOPIC = os.environ["TEST_TOPIC"]
 MARK = Path(os.environ["TEST_MARK"])
-"""The file that tells that a batch is being processed; it holds the process id."""
+"""The file that shows that a batch is being processed. It holds the process id."""
 
 
 def _mark() -> None:
@@ -46,7 +46,7 @@ def _mark_when_at_work(spark: "SparkSession") -> None:
     _mark()
 
 
-def _endless(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> None:  # noqa: ARG001 - as the op wants it
+def _endless(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> None:  # noqa: ARG001 - the op's signature
     spark = frame.sparkSession
     threading.Thread(target=_mark_when_at_work, args=(spark,), daemon=True).start()
     spark.range(0, 10**15, 1, 2).selectExpr("sum(id % 7)").collect()
@@ -60,7 +60,7 @@ spark_multiprocess = build_claimed_batch_job(endless, name="spark_multiprocess",
 redo = build_reprocess_job(endless, name="redo")
 
 
-def _wait_in_spark(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":  # noqa: ARG001 - as the op wants it
+def _wait_in_spark(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":  # noqa: ARG001 - the op's signature
     from pyspark.sql.functions import udf
 
     start = batch.ranges[0].start
@@ -90,7 +90,7 @@ share = build_claimed_batch_job(share_ranges, name="share")
 
 @dg.op
 def hold_batch(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None:
-    """Hold a batch until it is lost."""
+    """Hold a batch until its claim is lost."""
     has_sink = claimer.settings.delivery is DeliveryMode.EFFECTIVELY_ONCE
     sink = FileSink(MARK.parent / "out") if has_sink else None
     with claimer.claimed_batch(context, topic=TOPIC, max_records=10, sink=sink) as batch:
@@ -123,7 +123,7 @@ def announce_and_die(context: dg.OpExecutionContext, claimer: ClaimerResource) -
 
 @dg.job(executor_def=dg.in_process_executor)
 def kill_after_announcing() -> None:
-    """Die where a batch's drops must be known afterwards."""
+    """Die at a point at which a batch's dropped messages must be known afterwards."""
     announce_and_die()
 
 
@@ -137,7 +137,7 @@ def commit_and_die(context: dg.OpExecutionContext, claimer: ClaimerResource) -> 
 
 @dg.job(executor_def=dg.in_process_executor)
 def kill_after_commit() -> None:
-    """Die where messages are dropped."""
+    """Die at a point at which messages are dropped."""
     commit_and_die()
 
 
@@ -149,7 +149,7 @@ defs = dg.Definitions(
             coordination_topic=os.environ["TEST_COORDINATION_TOPIC"],
             group=os.environ["TEST_GROUP"],
             heartbeat_interval_s=float(os.environ["TEST_HEARTBEAT_INTERVAL_S"]),
-            delivery=os.environ["TEST_DELIVERY"],  # type: ignore[arg-type] # judged by the resource
+            delivery=os.environ["TEST_DELIVERY"],  # type: ignore[arg-type] # the resource validates it
             claim_ranges=os.environ["TEST_CLAIM_RANGES"] == "True",
         )
     },

@@ -1,8 +1,8 @@
-"""A code location for tests of executors and restarts: a claimed-batch op without Spark, and an op behind it.
+"""A code location for tests of executors and restarts: a claimed-batch op without Spark, followed by another op.
 
-The environment says on what it works; tags of a run say where it halts until it is let go, or how its first attempt
-fails. Runs are run workers of their own, started as Dagster's code server starts them, but from a process that has
-everything imported already.
+Environment variables set topic, group and batch size. Tags of a run set where it halts until the test releases it, or
+how its first attempt fails. Run workers are real processes, started as Dagster's code server starts them, but forked
+from a process that has already imported everything.
 """
 
 import multiprocessing
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 HALT: Final = "test/halt"
 """A tag: the phase in which the run halts, once."""
 FAIL: Final = "test/fail"
-"""A tag: `raise` or `kill`, in the second batch of the step's first attempt; or `after`, in the op behind it."""
+"""A tag: `raise` or `kill` fails the second batch of the first attempt, `after` fails the op after the batches."""
 GOT: Final = "test/got"
-"""A tag that a run gets: the offsets that the op behind was told of."""
+"""A tag that the run sets: the offsets that the op after the batches received."""
 TAKES: Final = "test/takes_s"
-"""A tag: how long a batch takes, in seconds."""
+"""A tag: the duration of a batch, in seconds."""
 POOL: Final = "kafka"
 _FORKSERVER: Final = {"start_method": {"forkserver": {"preload_modules": [__name__]}}}
 
@@ -68,12 +68,12 @@ def _folder() -> Path:
 
 
 def halted(run_id: str) -> Path:
-    """The file that tells that a run has halted."""
+    """Return the file that shows that a run has halted."""
     return _folder() / f"halted-{run_id}"
 
 
 def going_on() -> Path:
-    """The file that lets all go on that have halted."""
+    """Return the file that releases all halted runs."""
     return _folder() / "go"
 
 
@@ -87,7 +87,7 @@ def _reach(run: dg.DagsterRun, phase: str) -> None:
 
 
 class PhasedLog(KillableLog):
-    """A log that tells behind an append which phase of a batch that was; nothing is read back by then."""
+    """A log that halts the run after an append of the phase to halt in, before the run reads the record back."""
 
     def __init__(self, delivery: BatchSession, run: dg.DagsterRun) -> None:
         super().__init__(delivery.log, None)
@@ -95,7 +95,7 @@ class PhasedLog(KillableLog):
         self._ends: dict[int, int] = {}
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
-        """Append, then tell."""
+        """Append, then halt if the run halts in the phase of these records."""
         acks = super().append(records)
         for message in map(parse, [record.value for record in records]):
             _reach(self._run, self._phase(message))
@@ -112,10 +112,10 @@ class PhasedLog(KillableLog):
 
 
 class PhasedClaimer(ClaimerResource):
-    """A claimer whose log tells of its phases."""
+    """A claimer whose log is a `PhasedLog`."""
 
-    def open_delivery(self, context: Any) -> BatchSession:  # noqa: ANN401 - of an op or an asset
-        """Open with that log."""
+    def open_delivery(self, context: Any) -> BatchSession:  # noqa: ANN401 - the context of an op or an asset
+        """Open a session with a `PhasedLog`."""
         opened = super().open_delivery(context)
         if not isinstance(opened.log, PhasedLog):
             opened.log = PhasedLog(opened, context.run)
@@ -128,7 +128,7 @@ def _sink(context: dg.OpExecutionContext) -> FakeFileSink:
     return sink
 
 
-def _work(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":  # noqa: ARG001 - a stand-in
+def _work(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":  # noqa: ARG001 - the op's signature
     _reach(context.run, "processing")
     _fail_if_asked(context, batch)
     connection = KafkaConnection(bootstrap_servers=os.environ["TEST_SERVERS"])
@@ -148,13 +148,13 @@ def _fail_if_asked(context: dg.OpExecutionContext, batch: ClaimedBatch) -> None:
 
 @dg.op
 def after(context: dg.OpExecutionContext, done: BatchesResult) -> None:
-    """Note what it was told of."""
+    """Store the offsets that the claimed-batch op reported."""
     if context.run.tags.get(FAIL) == "after" and context.run.parent_run_id is None:
         raise ZeroDivisionError
     context.instance.add_run_tags(context.run_id, {GOT: str(done.offsets)})
 
 
-def _job(name: str, executor: dg.ExecutorDefinition, **settings: Any) -> dg.JobDefinition:  # noqa: ANN401 - the op's
+def _job(name: str, executor: dg.ExecutorDefinition, **settings: Any) -> dg.JobDefinition:  # noqa: ANN401 - the op's parameters
     topic = os.environ["TEST_TOPIC"]
     work = build_claimed_batch_op(_work, name=f"{name}_work", topic=topic, sink=_sink, spark_key="spark", **settings)
 
@@ -167,7 +167,7 @@ def _job(name: str, executor: dg.ExecutorDefinition, **settings: Any) -> dg.JobD
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """What is deployed, in each of two code locations."""
+    """Return what is deployed, in each of two code locations."""
     retries = dg.RetryPolicy(max_retries=2)
     few: dict[str, Any] = {"max_records": int(os.environ["TEST_MAX_RECORDS"])}
     size = int(os.environ["TEST_RANGE_SIZE"])
@@ -208,7 +208,7 @@ FORKED: Final = multiprocessing.get_context("forkserver")
 
 
 def run_worker(environment: Mapping[str, str], told: Any, arguments: tuple[Any, ...]) -> None:  # noqa: ANN401 - a queue
-    """Be the process of a run."""
+    """Run one Dagster run in this process."""
     os.environ.update(environment)
     serialized, job_code_origin, termination = arguments
     start_run_in_subprocess(serialized, recon_job_from_origin(job_code_origin), told, termination)  # type: ignore[no-untyped-call] # Dagster's
@@ -216,20 +216,20 @@ def run_worker(environment: Mapping[str, str], told: Any, arguments: tuple[Any, 
 
 @dataclass(slots=True)
 class Worker:
-    """The process of a run, and the event that asks it to end."""
+    """The process of a run, and the event that requests its termination."""
 
     process: ForkServerProcess
     termination: Any
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process still runs."""
         return self.process.exitcode is None
 
 
 @dataclass(slots=True)
 class _Told:
-    """What a run worker tells of its start; nobody listens."""
+    """A collector of the start-up events of a run worker. No test reads them."""
 
     heard: list[Any] = field(default_factory=list)
 
@@ -238,7 +238,7 @@ class _Told:
 
 
 class RunWorkers(RunLauncher[Any], ConfigurableClass):
-    """Starts, ends and watches run workers as Dagster's code server does."""
+    """A launcher that starts, terminates and watches run workers as Dagster's code server does."""
 
     def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
         self._inst_data = inst_data
@@ -247,17 +247,17 @@ class RunWorkers(RunLauncher[Any], ConfigurableClass):
 
     @property
     def inst_data(self) -> ConfigurableClassData | None:
-        """How the instance was configured."""
+        """The configuration of the instance."""
         return self._inst_data
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
-        """Nothing to configure."""
+        """Return an empty schema: there is nothing to configure."""
         return {}
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:
-        """Make one."""
+        """Create the launcher."""
         return cls(inst_data=inst_data, **config_value)
 
     def launch_run(self, context: LaunchRunContext) -> None:
@@ -276,7 +276,7 @@ class RunWorkers(RunLauncher[Any], ConfigurableClass):
         self.workers[run.run_id] = Worker(process, termination)
 
     def terminate(self, run_id: str) -> bool:
-        """Ask a run to end, as the button in the UI does."""
+        """Request a run's termination, as the button in the UI does."""
         run = self._instance.get_run_by_id(run_id)
         assert run is not None
         self._instance.report_run_canceling(run)
@@ -290,14 +290,14 @@ class RunWorkers(RunLauncher[Any], ConfigurableClass):
         os.kill(pid, signal.SIGKILL)
 
     def look(self) -> None:
-        """Report runs as failed whose process has ended without a word."""
+        """Report each run as failed whose process ended without a final status."""
         for run_id, worker in self.workers.items():
             run = self._instance.get_run_by_id(run_id)
             if not worker.is_at_work and run is not None and not run.is_finished:
                 self._instance.report_run_failed(run, f"the process of the run ended: {worker.process.exitcode}")
 
     def dispose(self) -> None:
-        """Kill what is left."""
+        """Kill the remaining processes."""
         for worker in self.workers.values():
             worker.process.kill()
             worker.process.join(10)

@@ -1,4 +1,4 @@
-"""A real HDFS: a NameNode and a DataNode, a process each, of the jars that PySpark ships and their server's."""
+"""A real HDFS: a NameNode and a DataNode, each in its own process, from PySpark's jars and Hadoop's server jars."""
 
 import shutil
 import signal
@@ -16,14 +16,14 @@ from marshal_dagster.spark.connector import fetch_connector
 from tests.conditions import wait_until
 
 SERVER = "org.apache.hadoop:hadoop-client-minicluster:3.4.1"
-"""Of the version of Hadoop that PySpark ships."""
+"""The version is that of the Hadoop that PySpark ships."""
 _NODES = "org.apache.hadoop.hdfs.server"
 _DEADLINE_S = 120
 
 
 @contextmanager
 def running_hdfs(folder: Path) -> Iterator[str]:
-    """Start one below `folder`, give its URI, and stop and remove it."""
+    """Start an HDFS in `folder`, yield its URI, then stop and remove it."""
     port = _free_port()
     settings = {
         "fs.defaultFS": f"hdfs://127.0.0.1:{port}",

@@ -1,8 +1,8 @@
-"""Members that die at a chosen step, and what they read.
+"""Members that die at a chosen step, and a reader of the messages of their ranges.
 
-A kill here is one of two things: `KillableLog` ends a member inside this process (nothing it does reaches the log any
-more, no release, no heartbeat), and `tests.real.batch_worker` is a process of its own that ends itself with SIGKILL at
-the same steps.
+There are two kinds of kill. `KillableLog` ends a member inside this process: no further call of it reaches the log, not
+even a release or a heartbeat. `tests.real.batch_worker` is a separate process that ends itself with SIGKILL at the same
+steps.
 """
 
 import os
@@ -27,21 +27,21 @@ Message = tuple[int, int]
 
 
 class KilledError(BaseException):
-    """This member is dead; nobody catches it but the test."""
+    """This member is dead. Only the test catches this exception."""
 
 
 class Side(StrEnum):
-    """On which side of a step the member dies."""
+    """The side of a step on which the member dies."""
 
     BEFORE = "before"
     WITHIN = "within"
-    """After the first record of several that are appended together."""
+    """After the first of several records that are appended together."""
     AFTER = "after"
 
 
 @dataclass(frozen=True, slots=True)
 class KillPoint:
-    """Die before, within or after the append that carries records of type `record` (the `count`th such append)."""
+    """Die before, within or after the `count`th append that contains records of type `record`."""
 
     side: Side
     record: str
@@ -52,13 +52,13 @@ class KillPoint:
 
 
 def die() -> None:
-    """End this process the hard way."""
+    """End this process with SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(slots=True)
 class KillableLog:
-    """A coordination log that kills its member at `at`, by calling `kill`; a dead member's calls all fail."""
+    """A coordination log that kills its member at the step `at` by calling `kill`. All calls of a dead member fail."""
 
     log: CoordinationLog
     at: KillPoint | None
@@ -68,7 +68,7 @@ class KillableLog:
 
     @property
     def delivery_timeout_ms(self) -> int:
-        """Give the log's."""
+        """The delivery timeout of the log."""
         return self.log.delivery_timeout_ms
 
     def _die(self) -> None:
@@ -83,7 +83,7 @@ class KillableLog:
         return self.log
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
-        """Append, unless this is the step to die at."""
+        """Append, unless the member dies at this step."""
         log = self._alive()
         kinds = {record.value.split(b"/", 1)[0].decode() for record in records}
         self.seen.update(kinds)
@@ -97,33 +97,33 @@ class KillableLog:
         return acks
 
     def identity(self) -> LogIdentity:
-        """Ask the log."""
+        """Return the log's identity."""
         return self._alive().identity()
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Ask the log."""
+        """Return the log's bounds."""
         return self._alive().bounds(partitions)
 
     def follow(self, positions: Mapping[int, int]) -> None:
-        """Pass on."""
+        """Follow the log from `positions`."""
         self._alive().follow(positions)
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Pass on."""
+        """Read the log up to `ends`."""
         return self._alive().read_until(ends, timeout_s)
 
     def purge(self) -> None:
-        """Pass on, while alive."""
+        """Purge the log if the member is alive."""
         if not self.dead:
             self.log.purge()
 
     def close(self) -> None:
-        """Close for good; a dead member's sockets are closed too."""
+        """Close the log, also for a dead member, so that its sockets are closed."""
         self.log.close()
 
 
 def read_messages(connection: KafkaConnection, ranges: Sequence[ClaimedRange], timeout_s: float = 20) -> list[Message]:
-    """Read exactly `ranges`, as Spark would: the messages that are there, by partition and offset."""
+    """Read the messages in exactly `ranges`, as Spark would. Return their partitions and offsets."""
     due = {range_.partition: range_.end for range_ in ranges if range_.first_readable < range_.end}
     if not due:
         return []
@@ -153,7 +153,7 @@ def read_messages(connection: KafkaConnection, ranges: Sequence[ClaimedRange], t
 def drain(
     batches: Callable[[], ClaimedBatch], process: Callable[[ClaimedBatch], None], *, timeout_s: float = 30
 ) -> list[ClaimedBatch]:
-    """Work batch after batch until the topic is drained, waiting for what dead members still hold."""
+    """Process batches until the topic is drained. Wait for partitions that dead members still hold."""
     done: list[ClaimedBatch] = []
     deadline = time.monotonic() + timeout_s
     while True:

@@ -1,6 +1,6 @@
-"""A harvester as a process of its own, which ends in order when it is asked to.
+"""An outbox harvester in its own process, which ends in order on SIGTERM.
 
-Its batches are small, so that a backlog takes it seconds.
+Its batches are small, so that it needs seconds for a backlog.
 """
 
 import os
@@ -17,7 +17,7 @@ IN_FLIGHT = 20
 
 
 def main() -> None:
-    """Harvest the outbox of the database that the environment names."""
+    """Harvest the outbox of the database in the environment."""
     harvester = Harvester(
         OutboxTables(Database(os.environ["DELAYS_DSN"])),
         KafkaConnection(bootstrap_servers=os.environ["MARSHAL_BOOTSTRAP_SERVERS"]),

@@ -1,7 +1,7 @@
-"""One of two processes that race for the same partitions, round after round; `test_race` starts them.
+"""One of two processes that race for the same partitions, round after round. `test_race` starts them.
 
-`python -m tests.real.race_worker SERVERS TOPIC RUN PARTITIONS` says `ready`, then for each line on its standard
-input does what it says and answers with one line of JSON: what it won, or whom it reads as owners.
+`python -m tests.real.race_worker SERVERS TOPIC RUN PARTITIONS` prints `ready`. Then it executes the command on each
+line of its standard input and answers with one line of JSON: the claims that it won, or the owners that it read.
 """
 
 import json
@@ -17,7 +17,7 @@ GROUP, DATA_TOPIC = "racers", "orders"
 
 
 def main(servers: str, topic: str, run: str, partitions: int) -> None:
-    """Claim all partitions when told to, then look at the log when told to, and release."""
+    """Claim all partitions, read the owners or release, as each line of the input commands."""
     log = KafkaLog(KafkaConnection(bootstrap_servers=servers), topic)
     rationalizer = Rationalizer(log, topics=[DATA_TOPIC])
     claimer = Claimer(rationalizer, Member(GROUP, run, new_instance_id(run)), DATA_TOPIC, GroupSettings())
@@ -39,13 +39,13 @@ def main(servers: str, topic: str, run: str, partitions: int) -> None:
 
 
 def owners(claimer: Claimer, partitions: int) -> dict[str, tuple[str, int | None] | None]:
-    """Give instance and epoch of each partition's owner, by the log as read here."""
+    """Return the instance and epoch of each partition's owner, as read from the log."""
     found = {number: claimer.key(number).owner for number in range(partitions)}
     return {str(number): None if owner is None else (owner.instance, owner.epoch) for number, owner in found.items()}
 
 
 def say(answer: object) -> None:
-    """Write one line."""
+    """Write one line of JSON."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 

@@ -1,11 +1,11 @@
-"""A broker with TLS, passwords and rights: one listener for each way of connecting, and an authorizer."""
+"""A broker with TLS, passwords and ACLs: one listener for each way of connecting, and an authorizer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints do not export what it offers
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its type hints lack these exports
     AclBinding,
     AclOperation,
     AclPermissionType,
@@ -40,17 +40,17 @@ _LISTENERS = {
     "EXPIRED": "SSL",
     "ELSEWHERE": "SSL",
 }
-"""The listeners by name, with their protocols; two have a certificate that is out of date, or another host's."""
+"""The protocol of each listener. Two listeners have a bad certificate: one is expired, one is for another host."""
 _MECHANISMS = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512"
 _MODULES = "org.apache.kafka.common.security"
 
 
 @dataclass(frozen=True, slots=True)
 class SecuredKafka:
-    """A broker that is up: its servers by listener, and the PEM files that a client needs.
+    """A running broker: the bootstrap server of each listener, and the PEM files that a client needs.
 
-    `unknown` is a client's certificate that the broker does not trust, with its key; `outdated` and `early` are of an
-    authority that it trusts, and not valid any more or not yet.
+    `unknown` holds a client certificate that the broker does not trust, with its key. `outdated` and `early` are signed
+    by a trusted authority, but are expired or not yet valid.
     """
 
     servers: dict[str, str]
@@ -62,7 +62,7 @@ class SecuredKafka:
     early: Path
 
     def grant(self, user: str, operation: str, kind: str, name: str, *, pattern: str = "LITERAL") -> None:
-        """Give a user one right on a topic or a group, of which the broker learns in a moment."""
+        """Grant a user one operation on a topic or a group. The broker applies it after a moment."""
         binding = AclBinding(
             ResourceType[kind],
             name,
@@ -77,7 +77,7 @@ class SecuredKafka:
             future.result(WITHIN_S)
 
     def make_user(self, name: str = SCRAM_USER, password: str = SCRAM_PASSWORD) -> None:
-        """Store a user with its password, for both mechanisms of SCRAM."""
+        """Create a user with a password for both SCRAM mechanisms."""
         wanted = [
             UserScramCredentialUpsertion(name, ScramCredentialInfo(mechanism, 4096), password.encode())
             for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
@@ -93,7 +93,7 @@ class SecuredKafka:
 
 @contextmanager
 def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
-    """Start one broker in `directory` and stop it afterwards; whoever connects without a name may do everything."""
+    """Start one broker in `directory` and stop it afterwards. Anonymous clients are super users."""
     ports: dict[str, int] = {}
     for name in ("PLAINTEXT", *_LISTENERS, "controller"):
         ports[name] = free_port(set(ports.values()))
@@ -127,7 +127,7 @@ def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
 
 
 def _files(directory: Path) -> dict[str, Path]:
-    """Write the PEM files, and give them by name."""
+    """Write the PEM files and return their paths by name."""
     broker, expired = self_signed("broker", (HOST,)), self_signed("expired", (HOST,), until_days=-2)
     elsewhere, client = self_signed("elsewhere", ("192.0.2.1",)), self_signed("client")
     unknown, clients = self_signed("unknown client"), self_signed("authority of clients")

@@ -1,8 +1,8 @@
-"""A member with a real sink, in a process of its own, for tests that kill or stop it.
+"""A group member with a real sink, in its own process, for tests that kill or stop it.
 
-`python -m tests.real.sink_worker JSON` works batch after batch in effectively once, with Spark, or with a stand-in for
-it that needs no JVM. What it does is told on stdout, a line each; where it is told to halt it says so, and goes on when
-a line comes in.
+`python -m tests.real.sink_worker JSON` processes batches in effectively-once mode, with Spark or with a replacement
+that needs no JVM. It reports each step as one line on stdout. At the step in the parameters it halts, reports that, and
+continues when it reads a line.
 """
 
 import itertools
@@ -37,12 +37,12 @@ COLUMNS = ["partition", "offset", "value"]
 
 
 class Orders(BaseModel):
-    """What the worker is to do.
+    """The worker's parameters.
 
-    `place` is the folder of the files, or of a Delta table, the schema of the table in the Postgres at `dsn`, or a
-    topic (`is_topic`). It halts when it comes to the sink's step `halt_at_step` for the `halt_at_count`th time, between
-    two records of its first commit with `halt_in_commit`, before it with `halt_when_written`. With `slow_ms` each
-    message takes so long in Spark, and once Spark is at work that is said.
+    `place` is the folder of the files or of a Delta table, the schema of the table in the PostgreSQL at `dsn`, or a
+    topic (`is_topic`). The worker halts at the `halt_at_count`th time that the sink reaches the step `halt_at_step`.
+    With `halt_in_commit` it halts between two records of its first commit, with `halt_when_written` before that commit.
+    With `slow_ms` each message takes that long in Spark, and the worker reports when Spark has started.
     """
 
     bootstrap_servers: str
@@ -67,7 +67,7 @@ class Orders(BaseModel):
 
 
 class HalfCommitLog(KillableLog):
-    """A log whose member dies at its first commit, after the first of its records."""
+    """A log whose member dies at its first commit, after the first of the commit's records."""
 
     def __init__(self, log: CoordinationLog, kill: Callable[[], None] | None = None) -> None:
         super().__init__(log, None, kill)
@@ -85,7 +85,7 @@ class HalfCommitLog(KillableLog):
 
 
 def halt(where: str) -> None:
-    """Say where this process is and wait for a line."""
+    """Report that this process has halted, and wait for a line."""
     say(f"halted {where}")
     sys.stdin.readline()
 
@@ -114,7 +114,7 @@ def open_sink(orders: Orders) -> DeltaSink | FileSink | PostgresSink | KafkaSink
 
 
 def open_delivery(orders: Orders) -> BatchSession:
-    """Open the member."""
+    """Open the member's session."""
     connection = KafkaConnection(bootstrap_servers=orders.bootstrap_servers)
     log: CoordinationLog = KafkaLog(connection, orders.coordination_topic, orders.heartbeat_interval_ms)
     if orders.halt_in_commit:
@@ -132,7 +132,7 @@ def open_delivery(orders: Orders) -> BatchSession:
 
 
 def result(batch: ClaimedBatch, orders: Orders, spark: "SparkSession | None") -> "DataFrame":
-    """Give the rows that the batch comes to."""
+    """Return the rows that the batch produces."""
     if spark is None:
         batch.begin_processing()
         messages = read_messages(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), batch.ranges)
@@ -147,12 +147,12 @@ def result(batch: ClaimedBatch, orders: Orders, spark: "SparkSession | None") ->
 
 
 def value_of(partition: int, offset: int, partitions: int) -> str:
-    """Give the message at that place, as the `fill` fixture writes them in turn."""
+    """Return the message at this offset, as the `fill` fixture writes the messages."""
     return f"message {offset * partitions + partition}"
 
 
 def report_work(spark: "SparkSession", batch_id: str) -> None:
-    """Say so when Spark has tasks at work for this batch."""
+    """Report when Spark runs tasks of this batch."""
     while True:
         progress = job_control.progress(spark, batch_id)
         if progress is not None and progress.active_stages:
@@ -162,7 +162,7 @@ def report_work(spark: "SparkSession", batch_id: str) -> None:
 
 
 def causes(error: BaseException | None) -> str:
-    """Name an error and what it came from."""
+    """Return an error and its chain of causes as text."""
     told = []
     while error is not None:
         told.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
@@ -171,7 +171,7 @@ def causes(error: BaseException | None) -> str:
 
 
 def main() -> int:
-    """Work until the topic is drained; 1 when a batch failed."""
+    """Process batches until the topic is drained. Return 1 if a batch failed."""
     orders = Orders.model_validate_json(sys.argv[1])
     spark = None
     if orders.with_spark:

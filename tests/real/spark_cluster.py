@@ -1,4 +1,4 @@
-"""Spark's own standalone cluster for tests: a master and two workers of one slot each, stopped by their pid."""
+"""Spark's standalone cluster for tests: a master and two workers with one slot each, stopped by their pid."""
 
 import json
 import os
@@ -24,12 +24,12 @@ _STOPPED_WITHIN_S: Final = 20.0
 
 
 def spark_environment() -> dict[str, str]:
-    """Give the environment of Spark's processes here: loopback alone, and this very Python."""
+    """Return the environment of Spark's processes: only the loopback address, and this Python interpreter."""
     return {**os.environ, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": HOST, "PYSPARK_PYTHON": sys.executable}
 
 
 def stop_tree(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and all that it started."""
+    """End a process and all processes that it started."""
     with ExitStack() as stack:
         stack.callback(process.wait)
         try:
@@ -42,7 +42,7 @@ def stop_tree(process: "subprocess.Popen[bytes]") -> None:
             _signal(each, psutil.Process.kill)
 
 
-def _signal(process: psutil.Process, action: Any) -> None:  # noqa: ANN401 - a method of its
+def _signal(process: psutil.Process, action: Any) -> None:  # noqa: ANN401 - a method of the process
     try:
         action(process)
     except psutil.NoSuchProcess:
@@ -62,11 +62,11 @@ class SparkCluster:
 
     @property
     def master(self) -> str:
-        """The URL that a session names as its master."""
+        """The URL of the master, for a session."""
         return f"spark://{HOST}:{self.port}"
 
     def start(self) -> None:
-        """Start all and wait until the workers are known."""
+        """Start all processes and wait until the workers are registered."""
         self._spawn("master.Master", "--host", HOST, "--port", str(self.port), "--webui-port", str(self.page))
         for _ in range(WORKERS):
             self.add_worker()
@@ -83,7 +83,7 @@ class SparkCluster:
         )
 
     def kill_worker(self) -> None:
-        """Kill a worker that has an executor, and that executor with it, as when its machine is switched off."""
+        """Kill a worker that has an executor, together with the executor, as if its machine was switched off."""
         found = [(each, psutil.Process(each.pid).children(recursive=True)) for each in self.workers if not each.poll()]
         worker, executors = next((each, below) for each, below in found if below)
         worker.kill()
@@ -93,7 +93,7 @@ class SparkCluster:
         self.workers.remove(worker)
 
     def alive_workers(self) -> int:
-        """Ask the master how many workers it has; 0 where it does not answer yet."""
+        """Return the number of workers that the master reports, or 0 if it does not answer yet."""
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self.page}/json/", timeout=5) as answer:
                 return int(json.load(answer)["aliveworkers"])
@@ -101,7 +101,7 @@ class SparkCluster:
             return 0
 
     def wait_for(self, workers: int) -> None:
-        """Wait until so many workers are known."""
+        """Wait until this number of workers is registered."""
         wait_until(
             lambda: self.alive_workers() == workers,
             lambda: f"{workers} workers are known: {self.told()}",
@@ -110,7 +110,7 @@ class SparkCluster:
         )
 
     def told(self) -> str:
-        """Give the end of what the processes printed."""
+        """Return the last lines that the processes printed."""
         return "\n".join(each.read_text(errors="replace")[-1500:] for each in self.folder.glob("*.log"))
 
     def _spawn(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":

@@ -1,6 +1,7 @@
-"""What tests do in a driver process of its own: a session on a cluster or a Connect server is one for its process.
+"""A separate driver process for tests, because a process has only one cluster session or Connect session.
 
-`Driver` calls a module's function there and gives what it returned or raised; the session stays between calls.
+`Driver` calls a module's function in that process and passes on its result or exception. The session stays open between
+calls.
 """
 
 import faulthandler
@@ -48,14 +49,14 @@ if TYPE_CHECKING:
 
 WITHIN_S = 200.0
 _STACK_S = 2.0
-"""The time in which a process writes its stack."""
+"""The time that a process gets to write its stack."""
 PARTITIONS, MESSAGES = 4, 80
 _current: "list[tuple[Where, SparkSession]]" = []
 
 
 @dataclass(frozen=True)
 class Where:
-    """The session to work in: a master's, with settings, or a Connect server's, with its token."""
+    """The session to use: the URL of a master with settings, or the URL of a Connect server with its token."""
 
     master: str
     settings: tuple[tuple[str, str], ...] = ()
@@ -77,19 +78,22 @@ class Work:
 
     @property
     def mark(self) -> Path:
-        """The file that tells that Spark has tasks of the batch at work."""
+        """The file that shows that Spark runs tasks of the batch."""
         return self.output.with_name("at work")
 
 
 class Driver:
-    """The process with the session. When a call hangs it shows its stack and is killed, so that later calls fail."""
+    """The process with the session.
+
+    If a call hangs, the process prints its stack and is killed, so later calls fail.
+    """
 
     def __init__(self, pool: ProcessPoolExecutor) -> None:
         self._pool = pool
         self._pid = pool.submit(os.getpid).result(WITHIN_S)
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:  # noqa: ANN401 - the function's
-        """Call `function` there and return a function that waits for what it returns."""
+        """Start `function` in the process and return a function that waits for its result."""
         future = self._pool.submit(function, *arguments)
 
         def wait() -> Any:  # noqa: ANN401 - the function's
@@ -104,7 +108,7 @@ class Driver:
         return wait
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - the function's
-        """Call `function` there and wait for what it returns."""
+        """Call `function` in the process and return its result."""
         return self.start(function, *arguments)()
 
 
@@ -123,7 +127,7 @@ def _prepare() -> None:
 
 
 def session(where: Where) -> "SparkSession":
-    """Give the session, in place of another one if that is what this process has."""
+    """Return the session for `where`. Stop the previous session if it is a different one."""
     if not _current or _current[0][0] != where:
         stop_session()
         if where.master.startswith("sc://"):
@@ -152,7 +156,7 @@ def stop_session() -> None:
 
 
 def open_delivery(work: Work, is_dead: Callable[[Owner], bool] = assume_alive) -> BatchSession:
-    """Open a member of the group."""
+    """Open a session of a group member."""
     connection = KafkaConnection(bootstrap_servers=work.bootstrap_servers)
     return BatchSession(
         log=KafkaLog(connection, work.coordination_topic, work.heartbeat_interval_ms),
@@ -170,7 +174,7 @@ def open_delivery(work: Work, is_dead: Callable[[Owner], bool] = assume_alive) -
 def claimed(
     work: Work, sink: Sink | None = None, is_dead: Callable[[Owner], bool] = assume_alive
 ) -> Iterator[ClaimedBatch]:
-    """Claim a batch of all there is; close the member afterwards."""
+    """Claim a batch of all messages, and close the member afterwards."""
     delivery = open_delivery(work, is_dead)
     try:
         with delivery.claimed_batch(BatchRequest(topic=work.topic), sink) as batch:
@@ -181,18 +185,21 @@ def claimed(
 
 
 def messages() -> list[Row]:
-    """What the topic holds, as `fill` writes it in turn."""
+    """Return the rows of the topic's messages, as the `fill` fixture writes them."""
     return sorted((n % PARTITIONS, n // PARTITIONS, f"message {n}") for n in range(MESSAGES))
 
 
 def rows_in(paths: Iterable[Path]) -> list[Row]:
-    """The rows of files of JSON lines."""
+    """Return the rows of JSON-lines files."""
     lines = (json.loads(line) for path in paths for line in path.read_text().splitlines())
     return sorted((row["partition"], row["offset"], row["value"]) for row in lines)
 
 
 def write_through_the_sink(work: Work, slow_ms: int = 0, table: tuple[str, str] | None = None) -> None:
-    """One batch in effectively once, into files, or into the `table` of a Postgres and a schema there."""
+    """Process one batch in effectively-once mode, into files or into PostgreSQL.
+
+    `table` holds the connection string and the schema of the PostgreSQL table.
+    """
     spark = session(work.where)
     sink: Sink = FileSink(work.output, format="json")
     if table is not None:
@@ -204,15 +211,15 @@ def write_through_the_sink(work: Work, slow_ms: int = 0, table: tuple[str, str] 
 
 
 def write_into(work: Work, sink: Sink) -> None:
-    """One batch in effectively once; the session is there before the sink is asked through it."""
+    """Process one batch in effectively-once mode. The session is created before the sink uses it."""
     spark = session(work.where)
     with claimed(work, sink) as batch:
         batch.write(values(batch.read(spark)))
 
 
 def fail_at_a_message(work: Work) -> str:
-    """Give the error of a batch that fails at message 33."""
-    failing_record.SEARCH_S = 600.0  # type: ignore[misc] # a machine may be busy
+    """Return the error of a batch that fails at message 33."""
+    failing_record.SEARCH_S = 600.0  # type: ignore[misc] # the machine may be busy
     spark = session(work.where)
     value = "IF(CAST(value AS string) = 'message 33', raise_error('no good'), 1) AS value"
     with pytest.raises(FailingRecordError) as raised, claimed(work, FileSink(work.output)) as batch:
@@ -221,19 +228,19 @@ def fail_at_a_message(work: Work) -> str:
 
 
 def rows_of_table(work: Work) -> list[Row]:
-    """Read the Delta table at the work's output, as anybody would."""
+    """Read the Delta table at the work's output with plain Spark."""
     table = session(work.where).read.format("delta").load(str(work.output))
     return sorted(tuple(row) for row in table.select("partition", "offset", "value").collect())
 
 
 def write_oneself(work: Work) -> None:
-    """One batch in at least once."""
+    """Process one at-least-once batch that writes its output itself."""
     with claimed(work) as batch:
         values(batch.read(session(work.where))).write.json(str(work.output))
 
 
 def fail_in_a_task(work: Work) -> list[str]:
-    """One batch whose task fails, after it has noted that it ran; gives the states of what it reports."""
+    """Process a batch whose task records that it ran and then fails. Return the states in the batch's report."""
     from pyspark.sql import functions as f
 
     noted = str(work.output)
@@ -258,7 +265,7 @@ def fail_in_a_task(work: Work) -> list[str]:
 
 
 def note_each(work: Work) -> list[str]:
-    """One batch that notes each offset that a task processes, 100 ms each; gives what it says to have dropped."""
+    """Process a batch whose tasks record each offset, 100 ms each. Return the states in the batch's report."""
     from pyspark.sql import functions as f
 
     spark, noted = session(work.where), str(work.output)
@@ -283,7 +290,7 @@ def note_each(work: Work) -> list[str]:
 
 
 def run_op(work: Work, spark: dg.ConfigurableResource[Any], slow_ms: int = 0) -> tuple[bool, str]:
-    """One run of a job whose op has the session of a resource; gives whether it succeeded, and its error."""
+    """Execute a run whose op uses the session of a resource. Return whether it succeeded, and its error."""
     stop_session()
 
     def process(_: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":
@@ -313,7 +320,7 @@ def run_op(work: Work, spark: dg.ConfigurableResource[Any], slow_ms: int = 0) ->
 
 
 def run_with_dagsters_session(work: Work) -> tuple[bool, str]:
-    """One run with the session of a `LazyPySparkResource`, which ends with it."""
+    """Execute a run with the session of a `LazyPySparkResource`, and stop that session."""
     small = {"spark.master": work.where.master, "spark.driver.memory": "512m", "spark.executor.memory": "512m"}
     spark = LazyPySparkResource(spark_config=spark_settings(app_name="dagster", extra=small))
     try:
@@ -323,7 +330,7 @@ def run_with_dagsters_session(work: Work) -> tuple[bool, str]:
 
 
 def revoke(work: Work) -> None:
-    """Take all that the group holds from its owner, as another member."""
+    """Revoke all claims of the group, as another member."""
     connection = KafkaConnection(bootstrap_servers=work.bootstrap_servers)
 
     def open_log(interval_ms: int) -> Rationalizer:
@@ -334,9 +341,9 @@ def revoke(work: Work) -> None:
 
 
 def lose_a_batch(work: Work, spark: "SparkSession | None" = None) -> tuple[str, str, float]:
-    """One batch that would take more than a minute, revoked once it is at work.
+    """Process a batch that would take more than a minute, and revoke it while Spark works.
 
-    Gives the error that its block ends with, the one in it, and the seconds from the revoking until then.
+    Return the error of the batch's block, the cause of that error, and the seconds from the revocation to that error.
     """
     spark = spark or session(work.where)
     revoked_s: list[float] = []

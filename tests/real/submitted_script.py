@@ -1,6 +1,6 @@
-"""What Spark runs in the tests of spark-submit: it works on batch after batch, in one session, with their function.
+"""The script of the spark-submit tests. It processes one batch after another in one session.
 
-`submitted_script.py OUTPUT` does what the orders say that come, one after another, into the folder of the output.
+`submitted_script.py OUTPUT` reads orders from the parent folder of the output, one after another, and executes them.
 """
 
 import json
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Orders:
-    """How to work on one batch: that of the environment, or of the folder `batch`.
+    """How to process one batch: the batch in the environment, or the one in the folder `batch`.
 
-    Once Spark is at work there is the file `mark`. With `goes_on` the script goes on when it fails.
+    The script creates the file `mark` once Spark works on the batch. With `goes_on` it continues after a failure.
     """
 
     output: str
@@ -35,13 +35,13 @@ class Orders:
     goes_on: bool = False
 
     def write(self, folder: Path, number: int) -> None:
-        """Give them to the script as its `number`th, whole."""
+        """Write the orders atomically to `folder`, as the script's `number`th."""
         (folder / "orders").write_text(json.dumps(asdict(self)))
         (folder / "orders").rename(folder / f"orders {number}")
 
     @classmethod
     def all_in(cls, folder: Path) -> Iterator[Self]:
-        """Give one after another as they come."""
+        """Yield the orders in `folder` in sequence, and wait for each."""
         for number in count(1):
             path = folder / f"orders {number}"
             while not path.exists():
@@ -50,7 +50,7 @@ class Orders:
 
 
 def work(spark: "SparkSession", orders: Orders) -> None:
-    """Work on one batch."""
+    """Process one batch."""
     with submitted_batch(*([] if orders.batch is None else [{BATCH_VARIABLE: orders.batch}])) as batch:
         rows = values(batch.read(spark), orders.slow_ms)
         mark_when_at_work(spark, batch.batch_id, Path(orders.mark))
@@ -61,7 +61,7 @@ def work(spark: "SparkSession", orders: Orders) -> None:
 
 
 def main() -> None:
-    """Work, and say what became of each batch."""
+    """Process all batches and report the result of each."""
     from pyspark.sql import SparkSession
 
     folder = Path(sys.argv[1]).parent

@@ -1,4 +1,4 @@
-"""A group is paused, repositioned and resumed on a real broker, by shell and by Dagster, while a member works on."""
+"""Pause, reposition and resume a group on a real broker, from the shell and from Dagster, while a member works."""
 
 import threading
 from collections import defaultdict
@@ -41,7 +41,10 @@ Batch = tuple[int, int, int, int]
 
 
 class Worker(threading.Thread):
-    """Claims both partitions, takes a few offsets of each, commits, releases, again and again; waits while paused."""
+    """A member that claims both partitions, commits a few offsets of each and releases, in a loop.
+
+    It waits while the group is paused.
+    """
 
     def __init__(self, connection: KafkaConnection, coordination_topic: str, data_topic: str, topic_id: str) -> None:
         super().__init__(daemon=True)
@@ -55,21 +58,21 @@ class Worker(threading.Thread):
         self._topic, self._topic_id = data_topic, topic_id
 
     def run(self) -> None:
-        """Work until told to stop."""
+        """Work until `stop` is called."""
         try:
             while not self._over.wait(0.02):
                 self._turn()
-        except BaseException as error:  # noqa: BLE001 - the test tells it
+        except BaseException as error:  # noqa: BLE001 - the test reports it
             self.failure = error
 
     def stop(self) -> None:
-        """Let it end its turn."""
+        """Let the worker finish its turn, then end it."""
         self._over.set()
         self.join(WITHIN_S)
         self._rationalizer.close()
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait until it holds; fail at once when the work has failed."""
+        """Wait until `condition` holds. Fail at once if the worker has failed."""
 
         def holds() -> bool:
             assert self.failure is None
@@ -112,7 +115,7 @@ class Worker(threading.Thread):
 
 
 def starts_by_generation(done: list[Batch]) -> dict[int, list[int]]:
-    """Give where each generation of a partition began, by partition; in each, batches follow without a gap."""
+    """Return where each partition's generations start. Check that batches of a generation follow without a gap."""
     starts: dict[int, list[int]] = defaultdict(list)
     at: dict[int, tuple[int, int]] = {}
     for partition, generation, start_offset, end in done:
@@ -126,7 +129,7 @@ def starts_by_generation(done: list[Batch]) -> dict[int, list[int]]:
 
 @pytest.fixture
 def call(kafka: str, coordination_topic: str) -> Call:
-    """Calls the command line with the environment naming the suite's broker and the test's coordination topic."""
+    """A function that runs the command line with the suite's broker and the test's coordination topic."""
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
     return lambda *arguments, given="": start(*arguments, given=given, environment=environment)
 
@@ -152,12 +155,12 @@ def worker(connection: KafkaConnection, coordination_topic: str, topics: Topics,
 
 
 def positions(call: Call, data: str) -> list[int | None]:
-    """Give where the group stands."""
+    """Return the group's positions."""
     return [row["offset"] for row in call("position", "get", GROUP, data, "--json").json["positions"]]
 
 
 def test_a_group_is_paused_repositioned_and_resumed(call: Call, worker: Worker, topics: Topics, data: str) -> None:
-    """The member waits through the pause, goes on at the new positions, and skips or repeats nothing else."""
+    """The member waits during the pause, continues at the new positions, and skips or repeats no other message."""
     worker.wait_until(lambda: len(worker.done) >= 2 * PARTITIONS, "all partitions were worked on twice")
     paused = call("pause", GROUP, "--for", "10m", "--json")
     assert paused.code == 0, paused.err
@@ -173,7 +176,7 @@ def test_a_group_is_paused_repositioned_and_resumed(call: Call, worker: Worker, 
     assert positions(call, data) == [3, 5]
     assert topics.group_offsets(GROUP, data) == {0: 3, 1: 5}
     worker.wait_until(lambda: worker.turns > turns, "the worker takes another turn")
-    assert worker.is_waiting.is_set(), "the pause that was in force is back"
+    assert worker.is_waiting.is_set(), "the earlier pause is in force again"
     resumed = call("resume", GROUP)
     assert resumed.code == 0, resumed.err
     worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
@@ -183,7 +186,10 @@ def test_a_group_is_paused_repositioned_and_resumed(call: Call, worker: Worker, 
 
 
 def test_positions_are_set_while_a_member_is_at_work(call: Call, worker: Worker, data: str) -> None:
-    """It leaves for that, and goes on at the new positions; nobody paused it before, so nothing stays paused."""
+    """The member leaves, then continues at the new positions.
+
+    The group was not paused before, so it is not left paused.
+    """
     worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
     answer = call("position", "reset", GROUP, data, "--shift-by", "-20", "--yes", "--wait", "20s", "--json")
     assert answer.code == 0, answer.err
@@ -198,7 +204,7 @@ def test_positions_are_set_while_a_member_is_at_work(call: Call, worker: Worker,
 def test_dagster_pauses_repositions_and_resumes(  # noqa: PLR0917 - fixtures
     call: Call, worker: Worker, topics: Topics, data: str, kafka: str, coordination_topic: str
 ) -> None:
-    """Its jobs do the same with the deployment's own claimer."""
+    """The Dagster jobs do the same as the commands, with the deployment's own claimer."""
     claimer = ClaimerResource(
         connection=KafkaConnectionConfig(bootstrap_servers=kafka), coordination_topic=coordination_topic, group=GROUP
     )
@@ -220,7 +226,7 @@ def test_dagster_pauses_repositions_and_resumes(  # noqa: PLR0917 - fixtures
 
 
 def test_a_range_is_done_again_by_a_member_at_work(call: Call, worker: Worker, data: str) -> None:
-    """From its start, a batch further than its end at most or until the pause, and then on from where it stood."""
+    """The range is repeated, up to one batch beyond its end or until the pause. Then the position is restored."""
     worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
     answer = call(
         *("reprocess", GROUP, data, "--partition", "1", "--from", "100", "--to", "150", "--within", "30s"),
@@ -240,7 +246,7 @@ def test_a_range_is_done_again_by_a_member_at_work(call: Call, worker: Worker, d
 def test_what_a_dead_member_holds_is_revoked(
     call: Call, connection: KafkaConnection, coordination_topic: str, topics: Topics, data: str
 ) -> None:
-    """Others can claim it at once."""
+    """After the revocation other members can claim the partitions at once."""
     log = KafkaLog(connection, coordination_topic, SETTINGS.heartbeat_interval_ms)
     rationalizer = Rationalizer(log, topics=[data])
     dead = Claimer(rationalizer, Member(GROUP, "dead", new_instance_id("dead")), data, SETTINGS)

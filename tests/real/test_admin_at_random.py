@@ -1,4 +1,4 @@
-"""Dagster's runs go on while an operator pauses, repositions and resumes their group ten times, at random moments."""
+"""Dagster runs work while an operator pauses, repositions and resumes their group ten times, at random moments."""
 
 import itertools
 import random
@@ -42,7 +42,7 @@ MAX_RECORDS = 30
 ROUNDS = 10
 WITHIN_S = 180.0
 FAILS_EVERY = 3
-"""Of the batches that wrote into an output, so many fail once before they are committed."""
+"""One of this many batches with an output fails once, after the write and before the commit."""
 
 Place = tuple[int, int, int]
 """Epoch of the claim, partition and offset."""
@@ -50,31 +50,31 @@ Place = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Runs:
-    """What runs have done."""
+    """The results of all runs."""
 
     processed: Counter[Place] = field(default_factory=Counter)
     committed: list[ClaimedRange] = field(default_factory=list)
     given_up: list[ClaimedRange] = field(default_factory=list)
     skipped: list[ClaimedRange] = field(default_factory=list)
-    """What was committed without being written, since the output had it."""
+    """Ranges that were committed without a write, because the output already had them."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(slots=True)
 class Deployment:
-    """A group's job, as Dagster would start it again and again, and the operator's jobs."""
+    """A group's job, executed in a loop as Dagster would, and the operator's jobs."""
 
     instance: dg.DagsterInstance
     connection: KafkaConnection
     claimer: dict[str, Any]
     topic: str
     output: PostgresOutput | None
-    """Where the rows go in effectively once."""
+    """The output of the rows in effectively-once mode."""
     runs: Runs = field(default_factory=Runs)
     over: threading.Event = field(default_factory=threading.Event)
 
     def job(self, seed: int) -> dg.JobDefinition:
-        """Give the job that takes one batch; it takes its time, by `seed`."""
+        """Return the job that processes one batch. Its delays are random, from `seed`."""
         chance, runs, topic, output = random.Random(seed), self.runs, self.topic, self.output
         fails = itertools.cycle([False] * (FAILS_EVERY - 1) + [True])
 
@@ -111,19 +111,19 @@ class Deployment:
         return orders
 
     def go_on(self, seed: int) -> None:
-        """Start one run after another until it is over."""
+        """Start one run after another until `over` is set."""
         job, chance = self.job(seed), random.Random(-seed)
         while not self.over.wait(chance.uniform(0, 0.2)):
             self.execute(job, None, raise_on_error=False)
 
     def execute(self, job: dg.JobDefinition, config: dg.Config | None, **options: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401
-        """Run a job, with a claimer of its own as each run has."""
+        """Run a job with its own claimer, as each run has."""
         run_config = None if config is None else dg.RunConfig(ops={f"{job.name}_op": config})
         resources = {"claimer": ClaimerResource(**self.claimer)}
         return job.execute_in_process(run_config, self.instance, resources=resources, **options)
 
     def set_positions(self, config: SetPositionConfig) -> dict[int, int]:
-        """Set positions; give where each partition that was set goes on."""
+        """Set positions, and return the new position of each partition that was set."""
         result = self.execute(build_set_position_job(), config)
         (output,) = [all_node_event for all_node_event in result.all_node_events if all_node_event.is_successful_output]
         table = output.step_output_data.metadata["before_and_after"]
@@ -160,7 +160,7 @@ def deployment(  # noqa: PLR0917 - fixtures
 
 
 def test_nothing_is_lost_or_repeated_however_it_is_operated(deployment: Deployment, topics: Topics) -> None:
-    """What was committed was done once, and batches follow on one another but where the position was set."""
+    """Every committed message was processed once, and batches are contiguous except where a position was set."""
     chance = random.Random(11)
     threads = [threading.Thread(target=deployment.go_on, args=(seed,), daemon=True) for seed in (1, 2)]
     for thread in threads:
@@ -190,13 +190,13 @@ def test_nothing_is_lost_or_repeated_however_it_is_operated(deployment: Deployme
 
 
 def fail_when(it_is_time: bool) -> None:
-    """Fail as the user's code may, once all is written."""
+    """Fail as user code may, after everything is written."""
     if it_is_time:
         raise RuntimeError("written, and not committed")
 
 
 def somewhere(chance: random.Random, topic: str) -> SetPositionConfig:
-    """Say where the group shall go on."""
+    """Return a random position to set."""
     kind = chance.choice(["offsets", "one partition", "back", "earliest"])
     if kind == "offsets":
         given = ",".join(f"{number}={chance.randrange(MESSAGES)}" for number in range(PARTITIONS))
@@ -209,7 +209,7 @@ def somewhere(chance: random.Random, topic: str) -> SetPositionConfig:
 
 
 def check_committed(runs: Runs, starts: dict[int, list[int]]) -> None:
-    """Each range begins where the last one ended, or where the position was set since; in the end all is read."""
+    """Check that each range starts at the end of the last one or at a position set since, and that all is read."""
     assert sum(map(len, starts.values())) > ROUNDS
     for partition in range(PARTITIONS):
         of_both = (*runs.committed, *runs.skipped)
@@ -224,7 +224,7 @@ def check_committed(runs: Runs, starts: dict[int, list[int]]) -> None:
 
 
 def check_processed(runs: Runs, *, is_at_most_once: bool) -> None:
-    """What was committed was processed once; more or less of it only by batches that were given up."""
+    """Check that committed messages were processed once. Only abandoned batches may have processed more or fewer."""
     committed, given_up = places(runs.committed), places(runs.given_up)
     if is_at_most_once:
         assert runs.processed <= committed
@@ -235,7 +235,10 @@ def check_processed(runs: Runs, *, is_at_most_once: bool) -> None:
 
 
 def check_written(runs: Runs, output: PostgresOutput) -> None:
-    """The output has what was committed once, as the newest who wrote it did; more only from who was given up."""
+    """Check that the output has each committed message once, as its newest writer wrote it.
+
+    Further rows may come only from abandoned batches.
+    """
     rows = {(partition, offset): value for partition, offset, value in output.rows()}
     assert len(rows) == len(output.rows())
     written = {at: int(value.rpartition(" by ")[2]) for at, value in rows.items()}
@@ -251,17 +254,17 @@ def check_written(runs: Runs, output: PostgresOutput) -> None:
 
 
 def places(ranges: list[ClaimedRange]) -> Counter[Place]:
-    """Give each message of these ranges."""
+    """Return each message of these ranges."""
     return Counter(
         (range_.epoch, range_.partition, offset) for range_ in ranges for offset in range(range_.start, range_.end)
     )
 
 
 def frame(processed: list[Place]) -> FakeFrame:
-    """Give the rows that these messages come to, each with who made it."""
+    """Return the rows of these messages. Each names the claim that wrote it."""
     return FakeFrame(COLUMNS, tuple((*at, message(epoch, *at)) for epoch, *at in processed))
 
 
 def message(epoch: int, partition: int, offset: int) -> str:
-    """Give the value of a row."""
+    """Return the value of a row."""
     return f"{value_of(partition, offset, PARTITIONS)} by {epoch}"

@@ -1,7 +1,7 @@
-# ruff: noqa: PT012 - what raises is the block of a batch
-"""Claimed batches on a real broker: retention, transactions, compaction, topics and logs made anew, a broker that goes.
+# ruff: noqa: PT012 - the block that raises is a batch
+"""Claimed batches on a real broker: retention, transactions, compaction, re-created topics and logs, a broker outage.
 
-A stand-in reads the ranges where Spark would; `tests.fast.test_batches` has the cases that need no broker.
+A consumer reads the ranges instead of Spark. `tests.fast.test_batches` has the cases that need no broker.
 """
 
 import socket
@@ -66,7 +66,7 @@ Fill = Callable[[str, int, int], None]
 
 
 class Group:
-    """The members of one group on a real broker, and what they have processed."""
+    """The members of one group on a real broker, and the messages that they have processed."""
 
     def __init__(self, connection: KafkaConnection, coordination_topic: str, topics: Topics) -> None:
         self.connection, self.coordination_topic, self.topics = connection, coordination_topic, topics
@@ -81,7 +81,7 @@ class Group:
         at: KillPoint | None = None,
         *,
         interval_ms: int = HEARTBEAT_INTERVAL_MS,
-        **extra: Any,  # noqa: ANN401 - the fields of a Delivery
+        **extra: Any,  # noqa: ANN401 - the fields of a BatchSession
     ) -> BatchSession:
         """Open a member that dies at `at`."""
         log = KillableLog(KafkaLog(self.connection, self.coordination_topic, interval_ms), at)
@@ -98,12 +98,12 @@ class Group:
         )
 
     def batch(self, delivery: BatchSession, topic: str, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
-        """Give a batch on `topic`."""
+        """Return a batch on `topic`."""
         has_sink = delivery.settings.delivery is EFFECTIVELY_ONCE
         return delivery.claimed_batch(BatchRequest(topic=topic, **limits), self.sink if has_sink else None)
 
     def process(self, batch: ClaimedBatch) -> None:
-        """Read the batch's messages and put them into the output of its mode."""
+        """Read the batch's messages and write them to the output of its mode."""
         batch.begin_processing()
         messages = read_messages(self.connection, batch.ranges)
         if batch.mode is EFFECTIVELY_ONCE:
@@ -119,7 +119,7 @@ class Group:
         return batch
 
     def drain(self, delivery: BatchSession, topic: str, **limits: Any) -> list[ClaimedBatch]:  # noqa: ANN401
-        """Work batch after batch until the topic is drained; give those that had something to do."""
+        """Process batches until the topic is drained. Return those that had messages."""
         done: list[ClaimedBatch] = []
         for _ in range(50):
             batch = self.work(delivery, topic, **limits)
@@ -127,14 +127,14 @@ class Group:
                 assert batch.idle.reason is IdleReason.DRAINED, batch.idle
                 return done
             done.append(batch)
-        raise AssertionError("endless")
+        raise AssertionError("the topic is not drained after 50 batches")
 
     def counts(self, mode: DeliveryMode) -> Counter[Message]:
-        """Give how often each message is in the output of `mode`."""
+        """Return how often each message is in the output of `mode`."""
         return self.sink.counts() if mode is EFFECTIVELY_ONCE else self.processed
 
     def key(self, topic: str, partition: int = 0) -> Key:
-        """Read the state of a key anew."""
+        """Read the current state of a key from the log."""
         watcher = self.open()
         with watcher.claimed_batch(BatchRequest(topic=topic))._claimer.rationalizer.lock:
             world = watcher._rationalizer(topic).catch_up()
@@ -146,35 +146,35 @@ class Group:
         return self.connection.bootstrap_servers
 
     def close(self) -> None:
-        """Let go of all logs."""
+        """Close all logs."""
         for log in self._opened:
             log.close()
 
 
 @pytest.fixture
 def group(connection: KafkaConnection, coordination_topic: str, topics: Topics) -> Iterator[Group]:
-    """A group without a past."""
+    """A group without history."""
     group = Group(connection, coordination_topic, topics)
     yield group
     group.close()
 
 
 def spans(batch: ClaimedBatch) -> dict[int, tuple[int, int]]:
-    """Give start and end of each range, by partition."""
+    """Return start and end of each range, by partition."""
     return {range_.partition: (range_.start, range_.end) for range_ in batch.all_ranges}
 
 
 def assume_all_dead(_: object) -> bool:
-    """Know that whoever holds a claim is dead."""
+    """Return True: treat every owner of a claim as dead."""
     return True
 
 
-# Where it starts
+# Start positions
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_an_empty_topic(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode) -> None:
-    """It is drained, every partition has its position, and what comes later is read from there on."""
+    """An empty topic is drained, each partition gets a position, and later messages are read from there."""
     name = topic(2)
     delivery = group.open(mode)
     assert group.drain(delivery, name, start=StartPolicy.LATEST) == []
@@ -184,7 +184,7 @@ def test_an_empty_topic(group: Group, topic: MakeTopic, fill: Fill, mode: Delive
 
 
 def test_new_partitions(group: Group, topic: MakeTopic, topics: Topics, fill: Fill) -> None:
-    """Partitions added to a topic are read from 0 whatever the policy."""
+    """Partitions added to a topic are read from offset 0, whatever the start policy."""
     name = topic(1)
     fill(name, 1, 5)
     assert group.drain(group.open(), name, start=StartPolicy.LATEST) == []
@@ -195,7 +195,7 @@ def test_new_partitions(group: Group, topic: MakeTopic, topics: Topics, fill: Fi
 
 
 def test_kafkas_group_offsets(group: Group, topic: MakeTopic, topics: Topics, fill: Fill) -> None:
-    """A group starts where Kafka's consumer group of that name stood, and shows its own commits there."""
+    """A group starts at the offsets of Kafka's consumer group of the same name, and commits its own offsets there."""
     name = topic(2)
     fill(name, 2, 10)
     assert topics.commit_group_offsets(group.name, name, {0: 3}) is None
@@ -205,7 +205,7 @@ def test_kafkas_group_offsets(group: Group, topic: MakeTopic, topics: Topics, fi
     assert topics.group_offsets(group.name, name) == {0: 5, 1: 5}
 
 
-# What retention deleted
+# Messages that retention deleted
 
 
 def delete_before(kafka: str, topic: str, partition: int, offset: int) -> None:
@@ -220,7 +220,10 @@ def delete_before(kafka: str, topic: str, partition: int, offset: int) -> None:
 def test_messages_that_retention_deleted(
     group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode, accept: bool | None
 ) -> None:
-    """Read on, with the exact range told as lost, or an error and nothing done: as the mode says, or as told."""
+    """The batch continues and reports the exact lost range, or it fails and does nothing.
+
+    The mode decides which, unless `allow_data_loss` is set.
+    """
     name = topic(1)
     fill(name, 1, 4)
     group.drain(group.open(mode), name)
@@ -243,7 +246,7 @@ def test_messages_that_retention_deleted(
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_an_open_plan_whose_start_was_deleted(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode) -> None:
-    """What is left of the plan is read, its end is committed."""
+    """The rest of the plan is read, and its end is committed."""
     name = topic(1)
     fill(name, 1, 10)
     with pytest.raises(KilledError):
@@ -263,7 +266,7 @@ def test_an_open_plan_whose_start_was_deleted(group: Group, topic: MakeTopic, fi
 @pytest.mark.parametrize("most", [1, 2, 3, 100])
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_transactions(group: Group, topic: MakeTopic, kafka: str, mode: DeliveryMode, most: int) -> None:
-    """Aborted messages and markers anywhere in a range, at its end too: read right, committed, drained afterwards."""
+    """Ranges with aborted messages and markers anywhere are read correctly, committed and drained."""
     name = topic(1)
     writer = Writer(kafka, name, 1)
     writer.aborted(1)  # 0, marker 1
@@ -280,7 +283,7 @@ def test_transactions(group: Group, topic: MakeTopic, kafka: str, mode: Delivery
 
 
 def test_an_open_transaction(group: Group, topic: MakeTopic, kafka: str) -> None:
-    """No plan goes beyond it, and the group waits for its end without an error, wherever it starts."""
+    """No plan extends beyond an open transaction. The group waits for its end without an error, wherever it starts."""
     name = topic(1)
     writer = Writer(kafka, name, 1)
     writer.plain(2)
@@ -297,7 +300,7 @@ def test_an_open_transaction(group: Group, topic: MakeTopic, kafka: str) -> None
     assert group.topics.commit_group_offsets(late.name, name, {0: 4}) is None
     assert late.drain(late.open(), name) == []
     other.commit_transaction(30)
-    # The broker reports the end of a transaction before its marker is written.
+    # The broker reports the end of a transaction before it writes the marker.
     wait_until(lambda: group.topics.offsets(name, [0])[0].end > 2, "the marker is written", 30)
     assert [spans(batch) for batch in group.drain(delivery, name)] == [{0: (2, 6)}]
     assert group.processed == {(0, at): 1 for at in range(5)}
@@ -306,7 +309,7 @@ def test_an_open_transaction(group: Group, topic: MakeTopic, kafka: str) -> None
 
 
 def test_compacted_gaps(group: Group, topic: MakeTopic, kafka: str) -> None:
-    """Ranges that begin, lie and end where messages were compacted away: every offset passed, each message once."""
+    """Ranges that start or end at compacted offsets, or contain them, pass every offset and read each message once."""
     name = topic(
         1,
         {
@@ -341,13 +344,13 @@ def test_compacted_gaps(group: Group, topic: MakeTopic, kafka: str) -> None:
     assert group.key(name).offset == end
 
 
-# Topics made anew
+# Re-created topics
 
 
 @pytest.mark.parametrize("messages", [0, 4, 6])
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_data_topic_made_anew(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode, messages: int) -> None:
-    """An error in every mode, with fewer, as many or more messages in the new one: nothing is processed."""
+    """Every mode fails and processes nothing, whether the new topic has fewer messages, as many or more."""
     name = topic(1)
     fill(name, 1, 4)
     group.drain(group.open(mode), name)
@@ -368,7 +371,10 @@ def test_a_data_topic_made_anew(group: Group, topic: MakeTopic, fill: Fill, mode
 def test_a_data_topic_made_anew_while_a_batch_reads(
     group: Group, topic: MakeTopic, topics: Topics, fill: Fill, mode: DeliveryMode
 ) -> None:
-    """`check` finds out before an output is touched; nothing is committed but at most once's own step before."""
+    """`check` detects it before the output is changed.
+
+    Only at-most-once mode has committed by then, before it processes.
+    """
     name = topic(1)
     fill(name, 1, 4)
     batch = group.batch(group.open(mode), name)
@@ -386,7 +392,7 @@ def test_a_data_topic_made_anew_while_a_batch_reads(
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_the_coordination_topic_made_anew(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode) -> None:
-    """Kafka knows the group's offsets, the log does not: only at least once goes on by itself, from there."""
+    """Kafka knows the group's offsets, but the log does not. Only at-least-once mode continues there by itself."""
     name = topic(2)
     fill(name, 2, 8)
     delivery = group.open(mode)
@@ -398,17 +404,17 @@ def test_the_coordination_topic_made_anew(group: Group, topic: MakeTopic, fill: 
     if mode in STRICT_MODES:
         with pytest.raises(StartPositionError, match="perhaps it was deleted and re-created"):
             group.work(group.open(mode), name)
-        group.sink.stored.clear()  # another output, as the error asks for
+        group.sink.stored.clear()  # another output, as the error requests
     group.drain(group.open(mode), name, allow_log_reset=mode in STRICT_MODES)
 
     assert group.counts(mode) == {(partition, offset): 1 for partition in range(2) for offset in range(4)}
 
 
 def test_the_coordination_topic_made_anew_in_the_middle(group: Group, topic: MakeTopic, fill: Fill) -> None:
-    """The batch ends with that error and counts as not committed.
+    """The batch fails with that error and counts as not committed.
 
-    In the new log the group has no settings, so a record that was under way is judged as a Go consumer's. Members find
-    that there, and nothing more is written until a person decides.
+    The group has no settings in the new log, so a record that was in flight is interpreted as a Go consumer's. Members
+    detect that, and write nothing more until an operator decides.
     """
     name = topic(1)
     fill(name, 1, 4)
@@ -420,7 +426,7 @@ def test_the_coordination_topic_made_anew_in_the_middle(group: Group, topic: Mak
     assert not batch.committed
     assert group.key(name).offset == 4
     with pytest.raises(GoGroupError), group.batch(group.open(), name):
-        pytest.fail("entered")
+        pytest.fail("the batch was entered")
 
 
 def recreate(group: Group) -> None:
@@ -430,11 +436,14 @@ def recreate(group: Group) -> None:
     assert group.topics.create(group.coordination_topic, 4, 1, settings)
 
 
-# Pauses, rivals, settings
+# Pauses, competing members, settings
 
 
 def test_a_paused_group(group: Group, topic: MakeTopic, fill: Fill) -> None:
-    """It says until when; a batch in hand is finished; once the pause is over the next run goes on."""
+    """The idle result reports the end of the pause.
+
+    A current batch is finished, and later runs continue after the pause.
+    """
     name = topic(1)
     fill(name, 1, 8)
     delivery = group.open()
@@ -453,7 +462,7 @@ def test_a_paused_group(group: Group, topic: MakeTopic, fill: Fill) -> None:
 
 
 def pause(group: Group, until_s: int) -> None:
-    """Pause a group, as a person's tool does."""
+    """Pause a group, as an operator's tool does."""
     message = ReleaseGroup(instance="ops.1", client="ops", group=group.name, time_s=0, expiry_s=until_s)
     log = KafkaLog(group.connection, group.coordination_topic)
     acks = log.append([Append(partition, render(message)) for partition in range(log.identity().partitions)])
@@ -462,7 +471,7 @@ def pause(group: Group, until_s: int) -> None:
 
 
 def test_a_lost_claim_names_who_holds_it(group: Group, topic: MakeTopic, fill: Fill) -> None:
-    """A claim that was revoked and won by another: the commit is refused, and the error names the other."""
+    """If a claim was revoked and won by another member, the commit is rejected and the error names that member."""
     name = topic(1)
     fill(name, 1, 4)
     batch = group.batch(group.open(), name)
@@ -479,7 +488,7 @@ def test_a_lost_claim_names_who_holds_it(group: Group, topic: MakeTopic, fill: F
 
 
 def revoke(group: Group, topic: str, partition: int = 0) -> None:
-    """Take the claim of a key from its owner."""
+    """Revoke the claim of a key."""
     owner = group.key(topic, partition).owner
     assert owner is not None
     assert owner.epoch is not None
@@ -493,7 +502,7 @@ def revoke(group: Group, topic: str, partition: int = 0) -> None:
 
 
 def test_settings_that_differ(group: Group, topic: MakeTopic, fill: Fill) -> None:
-    """A member that is configured otherwise claims nothing, and says in what it differs."""
+    """A member with other settings claims nothing and reports the difference."""
     name = topic(1)
     fill(name, 1, 4)
     group.work(group.open(), name, max_records=1)
@@ -505,7 +514,7 @@ def test_settings_that_differ(group: Group, topic: MakeTopic, fill: Fill) -> Non
 
 
 def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
-    """One process holds batches on two topics over more than one heartbeat, and commits both."""
+    """One process holds batches on two topics for more than one heartbeat, and commits both."""
     names = [topic(1), topic(1)]
     delivery = group.open(interval_ms=1_500)
     for name in names:
@@ -523,11 +532,11 @@ def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
     assert two.committed
 
 
-# A broker that is not there
+# An unreachable broker
 
 
 def test_no_broker_at_the_start(free_port: int, capfd: pytest.CaptureFixture[str]) -> None:
-    """One clear error within the time-out, and no flood of lines on stderr."""
+    """Without a broker there is one clear error within the timeout, and no flood of lines on stderr."""
     nowhere = KafkaConnection(bootstrap_servers=f"127.0.0.1:{free_port}", timeout_s=2)
     began_s = time.monotonic()
     delivery = BatchSession(
@@ -543,7 +552,7 @@ def test_no_broker_at_the_start(free_port: int, capfd: pytest.CaptureFixture[str
         pytest.raises(UnavailableError, match=f"127.0.0.1:{free_port}"),
         delivery.claimed_batch(BatchRequest(topic="orders")),
     ):
-        pytest.fail("entered")
+        pytest.fail("the batch was entered")
     assert time.monotonic() - began_s < 8
     delivery.close()
     assert len(lines_about(f"127.0.0.1:{free_port}", capfd.readouterr().err)) <= 2
@@ -551,14 +560,17 @@ def test_no_broker_at_the_start(free_port: int, capfd: pytest.CaptureFixture[str
 
 @pytest.fixture
 def free_port() -> int:
-    """A port on which nothing listens."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def test_a_broker_that_goes_away_in_the_middle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The member stops by itself when its lease ends and says why; the next run, with the broker back, does it all."""
+    """The member stops when its lease ends and reports why.
+
+    The next run, with the broker back, processes all messages.
+    """
     with running_kafka(tmp_path / "kafka") as cluster:
         connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=5)
         with Topics(connection) as topics:
@@ -588,7 +600,7 @@ def fill_with(connection: KafkaConnection, topic: str, partitions: int, messages
 
 
 def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> None:
-    """Be at work in a batch when the broker dies, until the batch itself says that it is over."""
+    """Process a batch while the broker dies, until the batch itself reports the lost claim."""
     with group.batch(group.open(interval_ms=2_000), "orders") as batch:
         batch.begin_processing()
         kill_broker(1)
@@ -597,7 +609,7 @@ def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> 
 
 
 def wait_for_drained(group: Group, timeout_s: float = 150) -> None:
-    """Have later runs try until the topic is drained."""
+    """Start later runs until the topic is drained."""
 
     def is_drained() -> bool:
         idle = group.work(group.open(interval_ms=2_000), "orders").idle

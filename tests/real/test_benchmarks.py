@@ -1,4 +1,4 @@
-"""The benchmarks in their short form: each measures on a broker of its own and leaves nothing behind."""
+"""The benchmarks in their short form: each measures on its own broker, which it stops and removes."""
 
 import json
 import signal
@@ -100,8 +100,8 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def run(name: str, sizes: Sequence[str]) -> Any:  # noqa: ANN401 - whatever was printed
-    """Run a benchmark and give the object that it printed."""
+def run(name: str, sizes: Sequence[str]) -> Any:  # noqa: ANN401 - the printed JSON
+    """Run a benchmark and return the object that it printed."""
     with start(name, "--json", *sizes) as process:
         try:
             printed, told = process.communicate(timeout=WITHIN_S)
@@ -113,7 +113,7 @@ def run(name: str, sizes: Sequence[str]) -> Any:  # noqa: ANN401 - whatever was 
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_benchmark_measures_every_case(name: str) -> None:
-    """A benchmark prints one object of the agreed form with figures for each of its cases."""
+    """A benchmark prints one object of the specified form, with figures for each of its cases."""
     found = run(name, SHORT[name])
     check_form(found)
     assert found["benchmark"] == name
@@ -122,7 +122,7 @@ def test_a_benchmark_measures_every_case(name: str) -> None:
 
 
 def test_the_measured_log_is_the_one_asked_for() -> None:
-    """The world state is built from as many records about as many keys as were asked for, 0.5 % of them invalid."""
+    """The log has the requested number of records and keys, and 0.5 % of the records are invalid."""
     log = run("world_state", ["--records=40000", "--keys=1000", "--alternations=1"])["conditions"]["log"]
     assert log["keys"] == 1000
     assert log["invalid_records"] == pytest.approx(200, rel=0.3)
@@ -130,7 +130,7 @@ def test_the_measured_log_is_the_one_asked_for() -> None:
 
 
 def test_a_benchmark_that_is_stopped_stops_its_broker() -> None:
-    """SIGTERM in the middle of its work leaves no broker behind."""
+    """SIGTERM during the measurement leaves no broker running."""
     with start("claim", "--json", "--single-rounds=1000000") as process:
         try:
             broker = broker_of(process.pid)
@@ -147,7 +147,7 @@ def broker_of(pid: int) -> psutil.Process:
 
     def broker() -> psutil.Process | None:
         for child in psutil.Process(pid).children():
-            with suppress(psutil.NoSuchProcess):  # others end meanwhile
+            with suppress(psutil.NoSuchProcess):  # other processes may end meanwhile
                 if "kafka.Kafka" in child.cmdline():
                     return child
         return None

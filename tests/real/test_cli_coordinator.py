@@ -1,4 +1,4 @@
-"""`coordinator ...` as processes, on a broker."""
+"""The `coordinator` commands, run as processes, on a real broker."""
 
 import json
 import os
@@ -26,13 +26,13 @@ Call = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def name() -> str:
-    """Name topics of a coordinator that no other test has."""
+    """The name of a coordinator's topics, which no other test uses."""
     return f"coordinator-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def call(connection: KafkaConnection, name: str) -> Iterator[Call]:
-    """Start `coordinator ...`; what is left is killed."""
+    """A function that starts `coordinator ...`. Processes that still run at the end are killed."""
     environment = {
         **os.environ,
         "MARSHAL_BOOTSTRAP_SERVERS": connection.bootstrap_servers,
@@ -53,7 +53,7 @@ def call(connection: KafkaConnection, name: str) -> Iterator[Call]:
 
 
 def settled(members: Sequence[CoordinatedMember], partitions: int) -> list[int]:
-    """Wait until so many partitions are assigned; give how many each member has."""
+    """Wait until this number of partitions is assigned, and return how many each member has."""
     wait_until(
         lambda: sum(len(each.places) for each in members) >= partitions,
         f"{partitions} partitions are assigned",
@@ -63,19 +63,19 @@ def settled(members: Sequence[CoordinatedMember], partitions: int) -> list[int]:
 
 
 def said(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """Wait for a process; give its exit code, stdout and stderr."""
+    """Wait for a process, and return its exit code, stdout and stderr."""
     out, err = process.communicate(timeout=WITHIN_S)
     return process.returncode, out, err
 
 
 def run_cli(*arguments: str, environment: Mapping[str, str]) -> int:
-    """Run another command; give its exit code."""
+    """Run another command and return its exit code."""
     command = [sys.executable, "-m", "marshal_dagster.cli", *arguments]
     return subprocess.run(command, env={**os.environ, **environment}, check=False, timeout=WITHIN_S).returncode
 
 
 def member(connection: KafkaConnection, name: str, who: str, topic: str) -> CoordinatedMember:
-    """Make a member that does nothing."""
+    """Return a member without any processing."""
     return CoordinatedMember(
         connection,
         "etl",
@@ -88,7 +88,7 @@ def member(connection: KafkaConnection, name: str, who: str, topic: str) -> Coor
 
 
 def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, call: Call, topic: MakeTopic) -> None:
-    """From topics that are missing to a group without members, each step as its user sees it."""
+    """The commands work from missing topics to a group without members, step by step as a user runs them."""
     wanted = topic(7)
     code, _, err = said(call("run"))
     assert (code, "`marshal-dagster coordinator init` creates" in err) == (ExitCode.TOPIC_MISSING, True)
@@ -138,7 +138,7 @@ def test_what_is_unread_is_shared(  # noqa: PLR0917 - fixtures
     coordination_topic: str,
     fill: Callable[[str, int, int], None],
 ) -> None:
-    """One member has the partition with much to read and the one with nothing, at most; the other the rest."""
+    """With the weighted strategy, one member gets the partition with many unread records and at most an empty one."""
     wanted = topic(6)
     fill(wanted, 6, 60)
     fill(wanted, 1, 400)
@@ -156,7 +156,7 @@ def test_what_is_unread_is_shared(  # noqa: PLR0917 - fixtures
 
 
 def test_a_log_to_weigh_by_must_be_there(call: Call) -> None:
-    """It is said what creates it."""
+    """If the coordination log for the weights is missing, the error names the command that creates it."""
     assert said(call("init", "--partitions", "1"))[0] == ExitCode.OK
     code, _, err = said(call("run", "--strategy", "weighted", "--coordination-topic", "missing"))
     assert (code, "`marshal-dagster topic create --name missing`" in err) == (ExitCode.TOPIC_MISSING, True)

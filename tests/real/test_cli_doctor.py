@@ -1,4 +1,4 @@
-"""`doctor` on a real broker: what only one can show of data topics, brokers and quotas."""
+"""`doctor` on a real broker: findings about data topics, brokers and quotas that only a broker can show."""
 
 import subprocess
 import time
@@ -38,13 +38,13 @@ Fill = Callable[[str, int, int], None]
 
 
 def about(kind: type[Message], topic: str, **fields: int | str) -> Message:
-    """Make a record of group g on partition 0 of a data topic, sent now."""
+    """Return a record of group g on partition 0 of a data topic, with the current time."""
     now_s = time.time_ns() // 1_000_000_000
     return kind(instance=f"i-{topic}", client="c", group="g", topic=topic, partition=0, time_s=now_s, **fields)  # type: ignore[arg-type]
 
 
 def stand_at(connection: KafkaConnection, coordination_topic: str, offsets: dict[str, tuple[str, int]]) -> None:
-    """Have group g claim partition 0 of each topic, of the incarnation with that id, and stand at that offset."""
+    """Have group g claim partition 0 of each topic, with the given topic id and position."""
     log = KafkaLog(connection, coordination_topic)
     messages = [
         message
@@ -63,7 +63,11 @@ def stand_at(connection: KafkaConnection, coordination_topic: str, offsets: dict
 def test_what_becomes_of_data_is_found(
     connection: KafkaConnection, topics: Topics, coordination_topic: str, topic: MakeTopic, fill: Fill
 ) -> None:
-    """Of one log: a topic deleted unread, one that soon will be, one made anew, a compacted one, and a good one."""
+    """`doctor` finds for each data topic of a log what happens to its unread messages.
+
+    One topic has deleted unread messages, and retention will soon delete those of another. The others are a re-created
+    topic, a compacted one and a good one.
+    """
     lost, old = topic(), topic(1, {"retention.ms": str(HOUR_MS)})
     anew, compacted, fine = topic(), topic(1, {"cleanup.policy": "compact"}), topic()
     for name in (lost, anew, fine):
@@ -92,7 +96,7 @@ def test_what_becomes_of_data_is_found(
 
 
 def doctor(connection: KafkaConnection, coordination_topic: str) -> list[dict[str, str]]:
-    """Call it, with a connection of their own for the data topics, and give its findings."""
+    """Run `doctor` with a separate connection for the data topics, and return its findings."""
     environment = {
         "MARSHAL_BOOTSTRAP_SERVERS": connection.bootstrap_servers,
         "MARSHAL_COORDINATION_TOPIC": coordination_topic,
@@ -106,14 +110,14 @@ def doctor(connection: KafkaConnection, coordination_topic: str) -> list[dict[st
 
 
 def delete_up_to(connection: KafkaConnection, topic: str, offset: int) -> None:
-    """Have the broker delete the records before `offset`, as retention does."""
+    """Delete the records before `offset`, as retention does."""
     client, _ = clients.admin(connection, client_id="test")
     (future,) = client.delete_records([TopicPartition(topic, 0, offset)]).values()
     future.result(WITHIN_S)
 
 
 def write_aged(connection: KafkaConnection, topic: str, ages_s: list[int]) -> None:
-    """Write a record of each age, by its sender's time."""
+    """Write a record of each age, with the sender's timestamp."""
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
     now_ms = time.time_ns() // 1_000_000
     for age_s in ages_s:
@@ -123,7 +127,7 @@ def write_aged(connection: KafkaConnection, topic: str, ages_s: list[int]) -> No
 
 @contextmanager
 def open_transaction(connection: KafkaConnection, topic: str, messages: int) -> Iterator[None]:
-    """Write so many messages in a transaction that is open meanwhile."""
+    """Write messages in a transaction that stays open during the block."""
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": f"open-{topic}"})
     producer.init_transactions(WITHIN_S)
     producer.begin_transaction()
@@ -137,7 +141,7 @@ def open_transaction(connection: KafkaConnection, topic: str, messages: int) -> 
 
 
 def test_a_broker_tells_of_itself(connection: KafkaConnection, topic: MakeTopic, topics: Topics) -> None:
-    """Rights, replicas, version and offsets by time, as the client library hands them on."""
+    """The inspector returns rights, replicas, version and offsets by time, as the client library reports them."""
     name = topic(2)
     write_aged(connection, name, [100, 10])
     now_ms = time.time_ns() // 1_000_000
@@ -151,7 +155,7 @@ def test_a_broker_tells_of_itself(connection: KafkaConnection, topic: MakeTopic,
 
 
 def test_a_client_hears_that_a_quota_holds_it_back(connection: KafkaConnection, topic: MakeTopic) -> None:
-    """A quota on requests, set for this client id alone, is felt after some questions."""
+    """A request quota, set only for this client id, causes a reported throttle time after some requests."""
     name, client_id = topic(), f"held-back-{time.time_ns()}"
     set_quota(connection, client_id, "request_percentage=1")
     patient = replace(connection, timeout_s=WITHIN_S)
@@ -165,7 +169,7 @@ def test_a_client_hears_that_a_quota_holds_it_back(connection: KafkaConnection, 
 
 
 def set_quota(connection: KafkaConnection, client_id: str, quota: str) -> None:
-    """Set it with Kafka's own tool: the client library has no request for quotas."""
+    """Set a quota with Kafka's own tool, because the client library has no request for quotas."""
     java = find_java()
     classpath = ":".join(map(str, ensure_jars(java)))
     tool = [str(java.executable), "-Xmx64m", "-cp", classpath, "kafka.admin.ConfigCommand"]

@@ -1,4 +1,4 @@
-"""`kafka up`, `status` and `down` as a user calls them, each in a process of its own."""
+"""`kafka up`, `status` and `down` as a user calls them, each in its own process."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.cli import start
 
 
 def test_a_kafka_is_started_looked_at_stopped_and_wiped(tmp_path: Path) -> None:
-    """One broker comes up on a free port, keeps its topics over a stop, and leaves nothing behind when wiped."""
+    """One broker starts on a free port, keeps its topics over a stop, and is removed completely by `--wipe`."""
     directory = tmp_path / "kafka"
     try:
         first = start("kafka", "up", "--port", "0", "--directory", directory, "--json")
@@ -46,7 +46,7 @@ def test_a_kafka_is_started_looked_at_stopped_and_wiped(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_one_line(kafka: str, tmp_path: Path) -> None:
-    """A port that another process has is named, and nothing is started."""
+    """If another process has the port, the error names the port, and nothing is started."""
     port = kafka.rpartition(":")[2]
     answer = start("kafka", "up", "--port", port, "--directory", tmp_path)
     assert (answer.code, answer.out) == (3, "")
@@ -55,7 +55,7 @@ def test_a_port_in_use_is_one_line(kafka: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("java_home", ["missing", "old"])
 def test_a_java_that_will_not_do_is_one_line(tmp_path: Path, java_home: str) -> None:
-    """Without Java, or with an old one, nothing is started and the line says what is needed."""
+    """Without Java, or with an old one, nothing is started and the error states the required version."""
     launcher = tmp_path / "old" / "bin" / "java"
     launcher.parent.mkdir(parents=True)
     launcher.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n", encoding="utf-8")

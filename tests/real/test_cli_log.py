@@ -1,4 +1,4 @@
-"""The command line on a real broker, as its user calls it: in a process of its own."""
+"""The command line on a real broker, as a user calls it: in its own process."""
 
 import json
 import re
@@ -40,13 +40,13 @@ Call = Callable[..., Answer]
 
 @pytest.fixture
 def call(kafka: str, coordination_topic: str) -> Call:
-    """Calls the command line with the environment naming the suite's broker and the test's coordination topic."""
+    """A function that runs the command line with the suite's broker and the test's coordination topic."""
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
     return lambda *arguments, given="": start(*arguments, given=given, environment=environment)
 
 
 def message(kind: type[Message], topic: str, number: int = 0, **fields: int) -> Message:
-    """Make a record of instance i in group g."""
+    """Return a record of instance i in group g."""
     return kind(instance="i", client="c", group="g", topic=topic, partition=number, time_s=1, **fields)
 
 
@@ -67,7 +67,7 @@ def write_raw(kafka: str, topic: str, records: list[tuple[int, bytes | None]]) -
 
 
 def test_a_stored_tail_is_what_status_shows(call: Call, kafka: str, topics: Topics, coordination_topic: str) -> None:
-    """`tail --json | replay` leads to the world state that `status` has, over a log with all kinds of values."""
+    """`tail --json | replay` builds the world state that `status` shows, from a log with all kinds of values."""
     grow(topics, coordination_topic, 8)
     rows = [json.loads(line) for line in VECTOR.read_text().splitlines()]
     written = [(row["partition"], row["value"].encode()) for row in rows]
@@ -100,7 +100,7 @@ def test_status_shows_owner_plan_and_lag(
     topic: MakeTopic,
     fill: Callable[[str, int, int], None],
 ) -> None:
-    """A partition that is claimed and planned is shown with owner, freshness, plan, and the lag to the topic's end."""
+    """A claimed and planned partition is shown with owner, freshness, plan, and lag to the end of the topic."""
     data = topic(2)
     fill(data, 2, 20)
     write(
@@ -130,7 +130,7 @@ def test_status_shows_owner_plan_and_lag(
 
 
 def test_what_is_only_observed_is_said(call: Call, connection: KafkaConnection, coordination_topic: str) -> None:
-    """When the log's beginning is gone, status and tail say that it is only observed, doctor that this is wrong."""
+    """If the log's beginning is deleted, status and tail report that it is only observed. Doctor reports a problem."""
     write(connection, coordination_topic, message(ClaimingPartition, "orders"), message(ClaimingPartition, "orders"))
     home = coordination_partition("orders", PARTITIONS)
     delete_up_to(connection, coordination_topic, home, 1)
@@ -145,14 +145,14 @@ def test_what_is_only_observed_is_said(call: Call, connection: KafkaConnection, 
 
 
 def delete_up_to(connection: KafkaConnection, topic: str, partition: int, offset: int) -> None:
-    """Have the broker delete a partition's records before `offset`, as retention does."""
+    """Delete a partition's records before `offset`, as retention does."""
     client, _ = clients.admin(connection, client_id="test")
     (future,) = client.delete_records([TopicPartition(topic, partition, offset)]).values()
     future.result(30)
 
 
 def test_tail_follows_until_it_is_interrupted(connection: KafkaConnection, kafka: str, coordination_topic: str) -> None:
-    """`tail --follow` shows each record as it comes, judged, and Ctrl-C ends it quietly with 130."""
+    """`tail --follow` shows each new record with its result, and Ctrl-C ends it with code 130 and no message."""
     write(connection, coordination_topic, message(ClaimingPartition, "orders"))
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
     process = subprocess.Popen(
@@ -174,7 +174,7 @@ def test_tail_follows_until_it_is_interrupted(connection: KafkaConnection, kafka
 
 
 def test_a_follower_ends_when_nobody_reads(connection: KafkaConnection, kafka: str, coordination_topic: str) -> None:
-    """`tail --follow | head` ends although no further record comes."""
+    """`tail --follow | head` ends although no further record is written."""
     write(connection, coordination_topic, message(ClaimingPartition, "orders"))
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
     process = subprocess.Popen(
@@ -190,7 +190,7 @@ def test_a_follower_ends_when_nobody_reads(connection: KafkaConnection, kafka: s
 
 
 def test_the_last_lines_are_shown(call: Call, connection: KafkaConnection, coordination_topic: str) -> None:
-    """`tail` shows 10 records, `-n` as many as asked for, `--from-start` all."""
+    """`tail` shows 10 records, `-n` the given number, `--from-start` all."""
     write(connection, coordination_topic, *(message(ClaimingPartition, f"t{number}") for number in range(15)))
     assert len(call("tail").out.splitlines()) == 10
     assert len(call("tail", "-n", "12").out.splitlines()) == 12
@@ -199,7 +199,7 @@ def test_the_last_lines_are_shown(call: Call, connection: KafkaConnection, coord
 
 
 def test_the_topic_is_created_once_and_checked(kafka: str, topics: Topics) -> None:
-    """`topic create` makes a topic that `topic check` and `doctor` find right; again it changes nothing."""
+    """`topic create` creates a topic that `topic check` and `doctor` accept. A second call changes nothing."""
     name = f"cli-{time.time_ns()}"
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": name}
     missing = start("topic", "check", environment=environment)
@@ -223,10 +223,10 @@ def test_the_topic_is_created_once_and_checked(kafka: str, topics: Topics) -> No
 
 
 def test_a_topic_with_dangerous_settings_is_refused(kafka: str, topic: MakeTopic) -> None:
-    """An existing topic with senders' timestamps and retention is refused with both reasons, the first always.
+    """A topic with senders' timestamps and retention is rejected with both reasons.
 
-    Once the timestamps are the broker's, the retention can be allowed. Then the topic has one for snapshots beside it,
-    with which a week of retention is no more than a warning.
+    `--allow-unsafe` never allows senders' timestamps. Once the topic has the broker's timestamps, the option allows the
+    retention. The topic then has a snapshot topic, with which a week of retention is only a warning.
     """
     name = topic(2)
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": name}
@@ -255,7 +255,7 @@ def test_a_topic_with_dangerous_settings_is_refused(kafka: str, topic: MakeTopic
 
 
 def test_a_pause_in_one_place_is_told(call: Call, kafka: str, coordination_topic: str) -> None:
-    """A half-written pause is shown by status and found by the doctor."""
+    """`status` shows a half-written pause, and `doctor` reports it as a problem."""
     pause = ReleaseGroup(instance="p", client="c", group="g", time_s=1, expiry_s=4_000_000_000)
     write_raw(kafka, coordination_topic, [(3, render(pause))])
     group = call("status", "--json").json["groups"]["g"]
@@ -266,7 +266,7 @@ def test_a_pause_in_one_place_is_told(call: Call, kafka: str, coordination_topic
 
 @pytest.mark.parametrize("command", [["status"], ["tail", "--follow"], ["topic", "create"], ["topic", "check"]])
 def test_a_broker_that_is_down_is_one_line_in_time(command: list[str], unused_port: int) -> None:
-    """Where nothing listens the command ends in time, with 3 and one line that says where and what to do."""
+    """Without a broker the command ends in time, with code 3 and one line that names the address and what to do."""
     began = time.monotonic()
     answer = start(*command, "--bootstrap-servers", f"127.0.0.1:{unused_port}", "--timeout", "2")
     assert time.monotonic() - began < 2 + 28
@@ -276,7 +276,7 @@ def test_a_broker_that_is_down_is_one_line_in_time(command: list[str], unused_po
 
 
 def test_a_connection_file_names_the_broker(kafka: str, coordination_topic: str, tmp_path: Path) -> None:
-    """`--connection` takes the place of the environment."""
+    """`--connection` replaces the environment."""
     path = tmp_path / "connection.toml"
     path.write_text(f'bootstrap_servers = "{kafka}"\n', encoding="utf-8")
     answer = start("status", "--connection", path, "--coordination-topic", coordination_topic)
@@ -286,7 +286,7 @@ def test_a_connection_file_names_the_broker(kafka: str, coordination_topic: str,
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port on which nothing listens."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""`outbox ...` on a real Kafka and a real Postgres; what publishes or asks is a process of its own."""
+"""The `outbox` commands on a real Kafka and PostgreSQL. Commands that publish or prompt run in their own process."""
 
 import json
 import queue
@@ -25,12 +25,15 @@ from tests.sink_outputs import own_schema
 
 WITHIN_S = 20.0
 HANDED_OVER_MS = 4_500
-"""A leader that ends without a word is given up later: 6 s after its last heartbeat, which come each second."""
+"""The maximum time of a handover.
+
+A leader that dies is replaced only 6 s after its last heartbeat. It sends one each second.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """An outbox in a schema of its own, and a topic for its rows."""
+    """An outbox in its own schema, and a topic for its rows."""
 
     dsn: str
     kafka: str
@@ -40,27 +43,27 @@ class Stand:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What names the database and the cluster."""
+        """The environment variables of the database and the cluster."""
         return {"MARSHAL_OUTBOX_DSN": self.dsn, "MARSHAL_BOOTSTRAP_SERVERS": self.kafka}
 
     def ask(self, *arguments: str) -> Answer:
-        """Carry out `outbox ...` in this process, which starts sooner."""
+        """Run `outbox ...` in this process, which is faster."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.environment.items():
                 patch.setenv(name, value)
             return call(self.capsys, "outbox", *arguments, "--schema", self.schema)
 
     def call(self, *arguments: str, given: str = "") -> Answer:
-        """Carry out `outbox ...` in a process of its own."""
+        """Run `outbox ...` in its own process."""
         return start("outbox", *arguments, "--schema", self.schema, given=given, environment=self.environment)
 
     def stash(self, *records: OutboxRecord) -> None:
-        """Write records, and commit them."""
+        """Write records and commit them."""
         with psycopg.connect(self.dsn) as connection:
             Outbox(schema=self.schema).stash(connection, records)
 
     def read(self, count: int) -> list[tuple[bytes | None, bytes | None]]:
-        """Read that many committed records, keys and values, of the topic's only partition."""
+        """Read this number of committed records, as key and value, from the topic's only partition."""
         settings = {"bootstrap.servers": self.kafka, "group.id": "none", "isolation.level": "read_committed"}
         consumer = Consumer(settings)
         consumer.assign([TopicPartition(self.topic, 0, 0)])
@@ -74,7 +77,7 @@ class Stand:
 
 @pytest.fixture
 def stand(postgres: str, kafka: str, topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> Stand:
-    """An outbox that `outbox init` has made."""
+    """An outbox created by `outbox init`."""
     stand = Stand(postgres, kafka, own_schema(), topic(1), capsys)
     with psycopg.connect(postgres) as connection:
         connection.execute(f"CREATE SCHEMA {stand.schema}".encode())
@@ -86,14 +89,14 @@ def stand(postgres: str, kafka: str, topic: MakeTopic, capsys: pytest.CaptureFix
 
 @dataclass(slots=True)
 class Harvesting:
-    """`outbox harvest` as a process."""
+    """A process of `outbox harvest`."""
 
     process: subprocess.Popen[str]
     events: "queue.Queue[dict[str, Any]]" = field(default_factory=queue.Queue)
     seen: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Take in what it says."""
+        """Start the thread that reads the process's events."""
         threading.Thread(target=self._take, daemon=True).start()
 
     def _take(self) -> None:
@@ -102,7 +105,7 @@ class Harvesting:
             self.events.put(json.loads(line))
 
     def await_event(self, name: str) -> dict[str, Any]:
-        """Give the next event of this name."""
+        """Return the next event with this name."""
         deadline = time.monotonic() + WITHIN_S
         while True:
             event = self.events.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -113,7 +116,7 @@ class Harvesting:
     @classmethod
     @contextmanager
     def begun(cls, stand: Stand) -> Iterator[Self]:
-        """Start one; it is killed at the end if it still runs."""
+        """Start a harvester. It is killed at the end if it still runs."""
         command = [*COMMAND, "outbox", "harvest", "--schema", stand.schema, "--health", "0", "--json"]
         with subprocess.Popen(
             command,
@@ -130,7 +133,7 @@ class Harvesting:
 
 
 def health(address: str) -> tuple[int, dict[str, Any]]:
-    """Ask a harvester how it is."""
+    """Return the health of a harvester: the HTTP status and the reported values."""
     try:
         with urllib.request.urlopen(f"http://{address}/health", timeout=5) as answer:
             return answer.status, json.load(answer)
@@ -139,7 +142,7 @@ def health(address: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
-    """Init, status, drain, parked list, retry and delete, until no row waits or is set aside."""
+    """Init, status, drain, parked list, retry and delete work in turn, until no row waits or is set aside."""
     again = stand.ask("init", "--no-notify")
     assert (again.code, again.err, "the harvester polls for new rows" in again.out) == (0, "", True)
     missing = f"{stand.topic}-missing"
@@ -185,7 +188,7 @@ def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
 
 
 def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
-    """At SIGTERM the one that leads hands over and ends with 0; each says over HTTP how it is."""
+    """On SIGTERM the leader hands over and ends with 0. Both harvesters report their health over HTTP."""
     with Harvesting.begun(stand) as first, Harvesting.begun(stand) as second:
         addresses = [each.await_event("started")["health"] for each in (first, second)]
         leader, standby = _told_apart(first, second, addresses)
@@ -210,7 +213,7 @@ def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
 
 
 def _told_apart(first: Harvesting, second: Harvesting, addresses: Sequence[str]) -> tuple[Harvesting, Harvesting]:
-    """Wait until one leads; give that one first."""
+    """Wait until one harvester leads, and return that one first."""
     wait_until(
         lambda: "leader" in {health(address)[1]["role"] for address in addresses}, "one of the two leads", WITHIN_S
     )
@@ -219,7 +222,7 @@ def _told_apart(first: Harvesting, second: Harvesting, addresses: Sequence[str])
 
 
 def test_what_is_missing_is_one_line(stand: Stand) -> None:
-    """Topics that were not made, an outbox that is not there, a database that does not answer: each has its code."""
+    """Missing topics, a missing outbox and an unreachable database each have their own exit code."""
     without = start(
         "outbox", "init", "--schema", stand.schema, "--name", "two", environment={"MARSHAL_OUTBOX_DSN": stand.dsn}
     )

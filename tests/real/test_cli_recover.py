@@ -1,4 +1,4 @@
-"""`recover` on a real broker, as its user calls it."""
+"""`recover` on a real broker, as a user calls it."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ Call = Callable[..., Answer]
 
 @pytest.fixture
 def call(kafka: str, coordination_topic: str) -> Call:
-    """Calls the command line with the environment naming the suite's broker and the test's coordination topic."""
+    """A function that runs the command line with the suite's broker and the test's coordination topic."""
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
     return lambda *arguments, given="": start(*arguments, given=given, environment=environment)
 
@@ -39,7 +39,7 @@ def test_a_cut_log_is_recovered(  # noqa: PLR0917 - fixtures
     topic: MakeTopic,
     fill: Callable[[str, int, int], None],
 ) -> None:
-    """From a log that can only be observed to one from which a member can claim, with a person who agrees."""
+    """After an operator confirms, `recover` makes the partitions of a cut log claimable again."""
     data = topic(2)
     fill(data, 2, 20)
     home = coordination_partition(data, PARTITIONS)

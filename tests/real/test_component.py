@@ -1,4 +1,4 @@
-"""The component as its user meets it: found and scaffolded by `dg`, and the example's definitions on a real Kafka."""
+"""The component as a user sees it: scaffolded and checked by `dg`, and the example's definitions on a real Kafka."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ TYPE = "marshal_dagster.component.ClaimedTopicComponent"
 
 
 def run_dg(folder: Path, *arguments: str) -> str:
-    """Run `dg` in a project; give what it prints."""
+    """Run `dg` in a project and return its output."""
     command = [str(Path(sys.executable).parent / "dg"), *arguments]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     printed: str = result.stdout
@@ -34,7 +34,7 @@ def run_dg(folder: Path, *arguments: str) -> str:
 
 
 def test_dg_finds_scaffolds_and_checks_it(tmp_path: Path) -> None:
-    """From an empty project to definitions that load, with what was written as it is."""
+    """In an empty project, `dg` lists and scaffolds the component, and the unchanged scaffold loads."""
     for name in ("pyproject.toml", "flights_component/__init__.py", "flights_component/definitions.py"):
         target = tmp_path / name
         target.parent.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def test_dg_finds_scaffolds_and_checks_it(tmp_path: Path) -> None:
     assert "reprocess_orders" in run_dg(tmp_path, "list", "defs", "--json")
 
 
-@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")  # of Dagster's own loader
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")  # raised by Dagster's loader
 @pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")
 def test_the_example_counts_flights(  # noqa: PLR0917 - fixtures
     connection: KafkaConnection,
@@ -56,7 +56,7 @@ def test_the_example_counts_flights(  # noqa: PLR0917 - fixtures
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its job drains a topic of flights, its checks pass."""
+    """The example's job drains a topic of flights, and its checks pass."""
     from confluent_kafka import Producer
 
     name = topic(2)

@@ -1,4 +1,4 @@
-"""The coordination topic on a real cluster: created, looked at, refused; and one reader of it in a process."""
+"""The coordination topic on a real cluster: creation, checks, rejection, and one shared reader in a process."""
 
 from contextlib import closing
 from pathlib import Path
@@ -29,7 +29,7 @@ from tests.real.conftest import MakeTopic
 
 WITHIN_S = 30.0
 API: Any = kafka_admin
-"""For the names that the client library's type hints do not export."""
+"""The module as Any, for names that the client library's type hints do not export."""
 
 
 def alter(connection: KafkaConnection, topic: str, setting: str, value: str) -> None:
@@ -51,7 +51,7 @@ def created(topics: Topics, topic: MakeTopic) -> str:
 
 
 def test_what_is_created_is_safe(topics: Topics, created: str) -> None:
-    """A created topic is found safe, with a warning for its single replica, and creating it again leaves it alone."""
+    """A created topic is safe, with a warning for its single replica. Creating it again changes nothing."""
     problems = check_coordination_topic(topics, topics.describe(created))
 
     assert [(problem.setting, problem.severity) for problem in problems] == [("replication factor", Severity.WARNING)]
@@ -70,7 +70,7 @@ def test_what_is_created_is_safe(topics: Topics, created: str) -> None:
 def test_a_dangerous_topic_is_refused_unless_told(
     connection: KafkaConnection, topics: Topics, created: str, setting: str, value: str
 ) -> None:
-    """A topic that breaks the protocol's promises is not safe, and its danger can be accepted; mended, it is safe."""
+    """A topic that breaks the protocol's promises is not safe. The danger can be accepted, or the setting corrected."""
     alter(connection, created, setting, value)
 
     with pytest.raises(UnsafeTopicError, match=setting):
@@ -82,7 +82,7 @@ def test_a_dangerous_topic_is_refused_unless_told(
 
 
 def test_kafkas_own_defaults_are_refused(topics: Topics, topic: MakeTopic) -> None:
-    """A topic made with the broker's defaults is refused, with each reason."""
+    """A topic with the broker's default settings is rejected, with each reason."""
     name = topic(2)
 
     with pytest.raises(UnsafeTopicError) as refused:
@@ -91,9 +91,9 @@ def test_kafkas_own_defaults_are_refused(topics: Topics, topic: MakeTopic) -> No
 
 
 def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
-    """On three brokers the topic has three replicas, two of which must have a record, and claims go on without one.
+    """On three brokers the topic has three replicas, of which two must be in sync.
 
-    Which are in sync can be looked up.
+    Claims continue without one broker, and the inspector reports which replicas are in sync.
     """
     with running_kafka(tmp_path / "kafka", brokers=3) as cluster:
         connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)
@@ -120,7 +120,10 @@ def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
 
 
 def test_a_second_tick_reads_only_new_records(connection: KafkaConnection, topics: Topics, created: str) -> None:
-    """Readers that come back find the one that has read the log; after the topic was made anew they find another."""
+    """Later readers get the shared reader that has read the log.
+
+    After the topic was re-created they get another one.
+    """
     log = KafkaLog(connection, created)
     log.append([Append(0, b"anything")] * 500)
     rationalizer = shared_rationalizer(connection, created)
@@ -141,7 +144,7 @@ def test_a_second_tick_reads_only_new_records(connection: KafkaConnection, topic
 
 
 def test_a_topic_that_turns_to_senders_timestamps_ends_every_claim(connection: KafkaConnection, created: str) -> None:
-    """A member that has opened the log before finds its own record without the broker's time, and holds nothing."""
+    """A member that opened the log before finds its own record with its sender's timestamp, and loses its claims."""
     with closing(Rationalizer(KafkaLog(connection, created, 20_000), timeout_s=20)) as rationalizer:
         member = Member("etl", "c", new_instance_id("run"))
         claimer = Claimer(rationalizer, member, "orders", GroupSettings(20_000))
@@ -150,7 +153,7 @@ def test_a_topic_that_turns_to_senders_timestamps_ends_every_claim(connection: K
         alter(connection, created, "message.timestamp.type", "CreateTime")
 
         def beat_until_noticed() -> bool:
-            """The broker takes a moment to follow its own setting."""
+            """Return whether the member noticed. The broker applies the changed setting after a moment."""
             try:
                 claimer.beat({0: 5})
             except TimestampTypeError:
@@ -165,7 +168,7 @@ def test_a_topic_that_turns_to_senders_timestamps_ends_every_claim(connection: K
     ("setting", "value"), [("message.timestamp.type", "CreateTime"), ("cleanup.policy", "compact,delete")]
 )
 def test_no_reader_opens_an_unusable_topic(connection: KafkaConnection, created: str, setting: str, value: str) -> None:
-    """Readers refuse it as members do, and name the setting."""
+    """Readers reject the topic as members do, and name the setting."""
     alter(connection, created, setting, value)
 
     with closing(KafkaLog(connection, created)) as log, pytest.raises(UnsafeTopicError, match=setting):

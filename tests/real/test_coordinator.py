@@ -35,7 +35,7 @@ SESSION_MS = 3_000
 
 @pytest.fixture
 def topics_of(connection: KafkaConnection) -> CoordinatorTopics:
-    """A coordinator's topics that no other test has."""
+    """A coordinator's topics, which no other test uses."""
     topics = CoordinatorTopics(f"coordinator-{uuid.uuid4().hex[:8]}")
     topics.create(connection, 2)
     return topics
@@ -43,7 +43,7 @@ def topics_of(connection: KafkaConnection) -> CoordinatorTopics:
 
 @dataclass
 class Member:
-    """A member and what it has been told."""
+    """A member, the partitions that it works on and those that it stopped."""
 
     client: CoordinatedMember
     works_on: set[DataPartitionId] = field(default_factory=set)
@@ -69,7 +69,7 @@ def coordinator(
 def member(
     connection: KafkaConnection, topics: CoordinatorTopics, name: str, wanted: str, group: str = "etl"
 ) -> Iterator[Member]:
-    """Run a member that takes one topic."""
+    """Run a member that requests one topic."""
     works_on: set[DataPartitionId] = set()
     stopped: list[DataPartitionId] = []
 
@@ -92,7 +92,7 @@ def member(
 
 
 def even(members: list[Member], partitions: int) -> Callable[[], bool]:
-    """Tell whether the members share the partitions, with at most one between them."""
+    """Return a function that checks that the members share the partitions, with counts that differ by at most one."""
 
     def look() -> bool:
         counts = [len(each.works_on) for each in members]
@@ -105,7 +105,10 @@ def even(members: list[Member], partitions: int) -> Callable[[], bool]:
 def test_members_come_and_go_and_the_coordinator_is_replaced(
     connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic, topics: Topics
 ) -> None:
-    """What need not move goes on; a second coordinator takes over without a rebalance; partitions are added."""
+    """Only the necessary partitions move.
+
+    A second coordinator takes over without a rebalance, and new partitions are used.
+    """
     wanted = topic(12)
     with ExitStack() as stack:
         first = ExitStack()
@@ -134,7 +137,10 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
 def test_coordinators_share_the_groups(
     connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
 ) -> None:
-    """By the partition that each hashes to, each group by one of them; who stays takes over from who goes."""
+    """Each group is led by one coordinator, by the group's partition.
+
+    The remaining coordinator takes over the other's.
+    """
     wanted = topic(4)
     count = topics_of.partitions(connection)
     groups = [
@@ -163,7 +169,7 @@ def test_coordinators_share_the_groups(
 def test_topics_that_do_not_fit_each_other_are_told(
     connection: KafkaConnection, topics_of: CoordinatorTopics, topics: Topics
 ) -> None:
-    """Groups of a partition that only one of them has would have no coordinator, or two after a restart of some."""
+    """Different partition counts are an error: groups could have no coordinator, or two after a restart."""
     topics_of.check(connection, 2)
     grow(topics, topics_of.member_messages, 4)
     actions = f"'{topics_of.member_messages}' has 4, '{topics_of.coordinator_messages}' has 2.*delete the three topics"
@@ -183,7 +189,7 @@ def test_topics_that_do_not_fit_each_other_are_told(
 def test_a_second_of_the_same_name_is_refused(
     connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
 ) -> None:
-    """It is told why, and gets nothing; the first goes on."""
+    """The second member gets an error and no partitions. The first one continues."""
     wanted = topic(2)
     with coordinator(connection, topics_of), member(connection, topics_of, "m", wanted) as first:
         wait_until(even([first], 2), "the first member has both partitions", 60)
@@ -196,7 +202,7 @@ def test_a_second_of_the_same_name_is_refused(
 def test_nothing_is_kept_of_a_member_that_has_gone(
     connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
 ) -> None:
-    """Neither its share nor the answers to it: they would stay in the topic for ever."""
+    """Neither the share of the member nor the answers to it remain. Compaction would keep them in the topic forever."""
     wanted, partition = topic(4), partition_of("etl", topics_of.partitions(connection))
     with coordinator(connection, topics_of), member(connection, topics_of, "stays", wanted) as stays:
         with member(connection, topics_of, "goes", wanted) as goes:
@@ -220,7 +226,7 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
 def test_a_coordinator_may_be_told_which_topics_there_are(
     connection: KafkaConnection, topics_of: CoordinatorTopics
 ) -> None:
-    """The brokers are not asked then."""
+    """With given topics, the coordinator does not ask the brokers."""
     look = {"nowhere": 7}.copy
     with coordinator(connection, topics_of, look), member(connection, topics_of, "m", "nowhere") as one:
         wait_until(even([one], 7), "the member has all partitions", 60)
@@ -230,7 +236,7 @@ def test_a_coordinator_may_be_told_which_topics_there_are(
 def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     connection: KafkaConnection, topics_of: CoordinatorTopics, commits: bool
 ) -> None:
-    """The last offset is the transaction's own mark, which no reader is given; no coordinator waits for it."""
+    """The last offset is the transaction marker, which readers do not get. No coordinator waits for it."""
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -246,7 +252,7 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
 def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
     connection: KafkaConnection, topics_of: CoordinatorTopics
 ) -> None:
-    """As one that was stopped for longer than members' words are kept."""
+    """This happens to a reader that was stopped for longer than the retention of member messages."""
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for _ in range(3):
         producer.produce(topics_of.member_messages, b"old", partition=0)
@@ -273,7 +279,7 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
 
 
 def test_what_is_missing_or_wrong_is_told(connection: KafkaConnection) -> None:
-    """Topics that are not there, and fields that no record could carry."""
+    """Missing topics and invalid member ids are reported."""
     nowhere = CoordinatorTopics("not-made")
     with pytest.raises(TopicNotFoundError, match="creates the coordinator's topics"):
         Coordinator(connection, nowhere).run()

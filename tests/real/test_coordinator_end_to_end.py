@@ -1,4 +1,4 @@
-"""Deployments of `examples/coordinator` that come and go while their coordinators are killed, and what came of it."""
+"""Deployments of `examples/coordinator` start and stop while coordinators are killed. The output must be exact."""
 
 import logging
 import os
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Depot:
-    """A cluster, a folder for what is written, and the processes that work there."""
+    """A cluster, a folder for the output, and the processes that work there."""
 
     connection: KafkaConnection
     folder: Path
@@ -47,11 +47,11 @@ class Depot:
     began_s: float = field(default_factory=time.monotonic)
 
     def tell(self, what: str) -> None:
-        """Log what has happened, and when."""
+        """Log an event with its time."""
         logger.info("%5.1f s  %s", time.monotonic() - self.began_s, what)
 
     def start(self, name: str, *command: str) -> None:
-        """Start a process; what it says goes to a file of its name."""
+        """Start a process. Its output goes to a file named after it."""
         environment = {
             **os.environ,
             "MARSHAL_BOOTSTRAP_SERVERS": self.connection.bootstrap_servers,
@@ -80,29 +80,29 @@ class Depot:
         process.wait(20)
 
     def stop(self) -> None:
-        """End what is left."""
+        """End the remaining processes."""
         for process in self.processes.values():
             if process.poll() is None:
                 kill_tree(process.pid)
             process.wait(20)
 
     def write(self, count: int) -> None:
-        """Write messages, one to a partition in turn."""
+        """Write messages, round-robin over the partitions."""
         for number in range(count):
             self.producer.produce(TOPIC, f"parcel {number}", partition=number % PARTITIONS)
             self.written[number % PARTITIONS] += 1
         assert self.producer.flush(30) == 0
 
     def view(self) -> GroupAssignments:
-        """Read what is assigned to whom."""
+        """Read the assignments of the group."""
         return read_group(self.connection, CoordinatorTopics(), GROUP)
 
     def shares(self) -> dict[str, int]:
-        """Give how many partitions each member has."""
+        """Return how many partitions each member has."""
         return {name: len(share.places) for name, share in sorted(self.view().shares.items())}
 
     def wait_until_even(self, *members: str) -> None:
-        """Write messages until the members, and no others, share all partitions evenly."""
+        """Write messages until exactly these members share all partitions evenly."""
 
         def is_even() -> bool:
             self.write(PARTITIONS)
@@ -114,14 +114,14 @@ class Depot:
         self.tell(", ".join(f"{name} {count}" for name, count in self.shares().items()))
 
     def taken(self) -> int:
-        """Count the messages of which the group's offsets tell."""
+        """Return the number of messages before the group's offsets."""
         with Topics(self.connection) as topics:
             return sum(topics.group_offsets(GROUP, TOPIC).values())
 
 
 @pytest.fixture
 def depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Depot]:
-    """A cluster with the topic and the coordinator's, and no process yet."""
+    """A cluster with the data topic and the coordinator's topics, and no process yet."""
     with running_kafka(tmp_path / "kafka") as cluster:
         connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)
         monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", cluster.bootstrap_servers)
@@ -135,7 +135,7 @@ def depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Depot]:
 
 
 def history(depot: Depot) -> list[str]:
-    """Give what was assigned, order by order, as lines."""
+    """Return the assignments of each generation as lines."""
     topics = CoordinatorTopics()
     number = partition_of(GROUP, topics.partitions(depot.connection))
     reader = Reader(depot.connection, topics.coordinator_messages)
@@ -159,7 +159,7 @@ def history(depot: Depot) -> list[str]:
 
 
 def test_deployments_come_and_go_and_coordinators_are_killed(depot: Depot, spark: "SparkSession") -> None:
-    """Three share 24 partitions, five do, two do; each message is in the output once."""
+    """Three deployments, then five, then two share 24 partitions. Each message is in the output once."""
     depot.start_coordinator("coordinator-1")
     depot.start_coordinator("coordinator-2")
     for name in FIRST:
@@ -176,13 +176,13 @@ def test_deployments_come_and_go_and_coordinators_are_killed(depot: Depot, spark
     depot.kill("south")
     depot.start_coordinator("coordinator-3")
     depot.kill("coordinator-2")
-    depot.tell("asked a deployment to end, killed two, and the other coordinator")
+    depot.tell("terminated a deployment, killed two, and the other coordinator")
     depot.wait_until_even("centre", "west")
     assert depot.processes.pop("east").wait(WAIT_S) == 0
 
     depot.write(PARTITIONS)
-    wait_until(lambda: depot.taken() == depot.written.total(), "all is taken", WAIT_S)
-    depot.tell(f"{depot.written.total()} messages are taken")
+    wait_until(lambda: depot.taken() == depot.written.total(), "all messages are committed", WAIT_S)
+    depot.tell(f"{depot.written.total()} messages are committed")
     found = FileSink(depot.folder / "out").read(spark).select("partition", "offset").collect()
     wanted = [(number, offset) for number, count in depot.written.items() for offset in range(count)]
     assert sorted((row.partition, row.offset) for row in found) == sorted(wanted)

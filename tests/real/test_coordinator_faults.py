@@ -1,6 +1,6 @@
-"""A coordinated group under faults on three real brokers: a few seeds with the worst of them.
+"""A coordinated group under faults on three real brokers, with a few seeds that contain the worst faults.
 
-`make soak-coordinator` runs 200.
+`make soak-coordinator` runs 200 seeds.
 """
 
 import pytest
@@ -21,13 +21,13 @@ WORST = {
 
 
 def test_the_seeds_have_the_worst_faults() -> None:
-    """The short form leaves none of them out."""
+    """The few seeds contain each of the worst faults."""
     assert {fault.kind for seed in SEEDS for fault in scenario(seed).faults} >= WORST
 
 
 @pytest.mark.timeout(400)
 def test_a_coordinated_group_keeps_its_promises_under_faults() -> None:
-    """Never two owners, no offset lost or committed by a stranger; soon all is worked on again, and evenly."""
+    """A partition never has two owners, no offset is lost or committed by another member, and work resumes evenly."""
     with SUITE.bed() as bed:
         rows = list(bed.rows(SEEDS))
     assert [(row.seed, row.violations) for row in rows if row.violations] == []

@@ -16,7 +16,7 @@ __all__ = ["site"]
 
 
 def test_an_asset_from_new_messages_to_its_checks(site: Site, spark: "SparkSession") -> None:
-    """Observed, materialized by batches into files, checked; with nothing more to do, said so."""
+    """A topic is observed, then materialized by batches into files and checked. A second run materializes nothing."""
     sink = marshal.FileSink(site.folder / "out")
 
     @marshal.marshal_asset(topic=site.topic, sink=sink, max_records=15, spark_key="spark")

@@ -1,4 +1,4 @@
-"""The job that drains an outbox, on a real Postgres and a real Kafka."""
+"""The job that drains an outbox, on a real PostgreSQL and a real Kafka."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ from tests.sink_outputs import own_schema
 
 @pytest.fixture
 def outbox(postgres: str, connection: KafkaConnection) -> OutboxResource:
-    """An outbox in a schema of its own."""
+    """An outbox in its own schema."""
     resource = OutboxResource(
         connection=KafkaConnectionConfig(bootstrap_servers=connection.bootstrap_servers),
         dsn=postgres,
@@ -35,7 +35,7 @@ def outbox(postgres: str, connection: KafkaConnection) -> OutboxResource:
 
 @pytest.fixture
 def instance() -> Iterator[DagsterInstance]:
-    """An instance of its own."""
+    """A Dagster instance for this test."""
     with DagsterInstance.ephemeral() as instance:
         yield instance
 
@@ -43,7 +43,7 @@ def instance() -> Iterator[DagsterInstance]:
 def test_a_run_publishes_what_is_there_and_ends(
     outbox: OutboxResource, instance: DagsterInstance, postgres: str, topic: MakeTopic
 ) -> None:
-    """How much stands in its metadata; a second run finds nothing; rows that were set aside fail it."""
+    """The metadata reports the number of rows. A second run publishes nothing, and a run that parks rows fails."""
     wanted = topic(2)
     box = Outbox(schema=outbox.database_schema)
     with psycopg.connect(postgres) as connection:

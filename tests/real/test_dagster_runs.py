@@ -1,4 +1,4 @@
-"""Runs on a real Kafka and Spark: what they record, how they end, and how a dead one's work is found and redone."""
+"""Runs on a real Kafka and Spark: what they record, how they end, and how a dead run's work is found and redone."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ PARTITIONS, MESSAGES = 2, 40
 
 @dataclass(slots=True)
 class Site:
-    """One group on a topic, and a Dagster instance of its own, on disk."""
+    """One group on a topic, and its own Dagster instance, on disk."""
 
     connection: KafkaConnection
     coordination_topic: str
@@ -66,11 +66,11 @@ class Site:
 
     @property
     def mark(self) -> Path:
-        """The file by which a run tells that it holds a batch."""
+        """The file by which a run shows that it holds a batch."""
         return self.folder / "mark"
 
     def claimer(self, **settings: Any) -> ClaimerResource:  # noqa: ANN401 - any field
-        """Give a claimer of the group."""
+        """Return a claimer of the group."""
         return ClaimerResource(
             **{
                 "connection": KafkaConnectionConfig(bootstrap_servers=self.connection.bootstrap_servers),
@@ -82,7 +82,7 @@ class Site:
         )
 
     def rationalizer(self) -> RationalizerResource:
-        """Give a reader of the log."""
+        """Return a reader of the log."""
         return RationalizerResource(
             connection=KafkaConnectionConfig(bootstrap_servers=self.connection.bootstrap_servers),
             coordination_topic=self.coordination_topic,
@@ -102,7 +102,7 @@ class Site:
         heartbeat_interval_s: float = 30,
         claim_ranges: bool = False,
     ) -> "subprocess.Popen[bytes]":
-        """Start a run in a run worker of its own."""
+        """Start a run in its own run worker."""
         environment = {
             "DAGSTER_HOME": str(self.folder),
             "PYTHONPATH": str(ROOT),
@@ -133,7 +133,7 @@ class Site:
         return process
 
     def run(self) -> dg.DagsterRun:
-        """Give the newest run."""
+        """Return the newest run."""
         return self.instance.get_runs(limit=1)[0]
 
     def tick(self, job: dg.JobDefinition) -> dg.SensorResult:
@@ -143,7 +143,7 @@ class Site:
         return cast("dg.SensorResult", sensor(context))
 
     def react(self, run: dg.DagsterRun, delivery: DeliveryMode) -> dg.SensorResult | dg.SkipReason:
-        """Let the sensor for failed runs see `run`."""
+        """Evaluate the run-failure sensor for `run`."""
         sensor, _ = build_run_failure_sensors(group=self.group)
         with dg.build_run_status_sensor_context(
             sensor_name=sensor.name,
@@ -155,7 +155,7 @@ class Site:
             return cast("dg.SensorResult | dg.SkipReason", sensor(context))
 
     def close(self) -> None:
-        """Stop what is left of the runs, and let go of the log."""
+        """Kill the remaining runs and close the log."""
         for process in self.started:
             for each in _tree(process.pid):
                 each.kill()
@@ -207,7 +207,7 @@ def _error(result: dg.ExecuteInProcessResult, node: str) -> str:
 
 
 def test_flights_are_counted_once_each(site: Site, spark: "SparkSession", connection: KafkaConnection) -> None:
-    """The deployment's own op drains a topic of flights in several batches; the sink's rows add up to the truth."""
+    """The deployment's own op drains a topic of flights in several batches, and the sink has the correct totals."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
@@ -237,7 +237,7 @@ def test_flights_are_counted_once_each(site: Site, spark: "SparkSession", connec
 
 
 def test_a_second_tick_reads_only_new_records(site: Site) -> None:
-    """Though resources are built anew for each tick, the log is read once; after that only what came since."""
+    """Although each tick creates its resources, the log is read once. Later ticks read only new records."""
     job = build_reprocess_job(build_claimed_batch_op(lambda *_: None, name="work", topic=site.topic))
     member = Member(site.group, "client", "run.1")
     with site.rationalizer().world():
@@ -261,7 +261,7 @@ def test_a_second_tick_reads_only_new_records(site: Site) -> None:
 
 
 def test_an_unsafe_coordination_topic_is_refused_unless_told(site: Site, topic: MakeTopic) -> None:
-    """A coordination topic with a dangerous setting fails the run with the reason; accepted, it is used."""
+    """A dangerous setting of the coordination topic fails the run with the reason, unless the claimer accepts it."""
     settings = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
     unsafe = topic(1, {**settings, "unclean.leader.election.enable": "true"})
 
@@ -287,7 +287,10 @@ def test_an_unsafe_coordination_topic_is_refused_unless_told(site: Site, topic: 
 def test_a_log_that_was_cut_after_a_run_is_read_on_by_the_next(
     site: Site, connection: KafkaConnection, topics: Topics
 ) -> None:
-    """A run leaves snapshots at its end; retention takes the whole log; the next run goes on where the first was."""
+    """A run writes snapshots at its end.
+
+    After retention deleted the whole log, the next run continues at that position.
+    """
     seen: list[tuple[int, int, int]] = []
 
     @dg.op
@@ -318,7 +321,10 @@ def test_a_log_that_was_cut_after_a_run_is_read_on_by_the_next(
 
 
 def test_a_broker_that_is_down_fails_the_run_in_one_line(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
-    """Without a broker a run fails within the time-out, saying so and what to do; the client floods nothing."""
+    """Without a broker a run fails within the timeout with the cause and what to do.
+
+    The client does not flood stderr.
+    """
     op = build_claimed_batch_op(lambda *_: None, name="work", topic=site.topic)
     nowhere = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9", timeout_s=1)
     began_s = time.monotonic()
@@ -330,18 +336,18 @@ def test_a_broker_that_is_down_fails_the_run_in_one_line(site: Site, capfd: pyte
     assert not [line for line in lines_about("127.0.0.1:9", capfd.readouterr().err) if line.startswith("%")]
 
 
-# Canceled while Spark is at work
+# Canceled while Spark works
 
 
 @dataclass(slots=True)
 class Slow:
-    """A function whose rows Spark takes a while for, in the first run that it is called in."""
+    """A function whose rows take Spark a while, in the first run that calls it."""
 
     is_at_work: threading.Event = field(default_factory=threading.Event)
     seen: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def rows(self, _: dg.OpExecutionContext, __: ClaimedBatch, frame: "DataFrame") -> "DataFrame":
-        """Give them: one in a second, on each task."""
+        """Return the rows. In the first run each takes a second on its task."""
         rows = frame.select("partition", "offset")
         if self.is_at_work.is_set():
             return rows
@@ -349,12 +355,12 @@ class Slow:
         return rows.where("reflect('java.lang.Thread', 'sleep', 1000L) is not null")
 
     def read(self, context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> None:
-        """Read them, and note which."""
+        """Read the rows and record them."""
         self.seen.update((row.partition, row.offset) for row in self.rows(context, batch, frame).collect())
 
 
 def _cancel_at_work(site: Site, slow: Slow, spark: "SparkSession") -> None:
-    """Terminate the run of this process as the button in the UI does, once a task of Spark's is at work."""
+    """Terminate the run of this process as the button in the UI does, once a Spark task runs."""
     tracker = spark.sparkContext.statusTracker()
 
     def is_at_work() -> bool:
@@ -368,7 +374,10 @@ def _cancel_at_work(site: Site, slow: Slow, spark: "SparkSession") -> None:
 
 @pytest.mark.parametrize("phase", ["reading", "writing", "processing at most once"])
 def test_a_run_canceled_while_spark_works_commits_nothing_more(site: Site, spark: "SparkSession", phase: str) -> None:
-    """It ends as canceled and lets go, Spark stops; the next run does the work, or what was dropped has been told."""
+    """The run ends as canceled and releases, and Spark stops.
+
+    The next run does the work; in at-most-once mode, the canceled run has reported the dropped ranges.
+    """
     slow, sink = Slow(), FileSink(site.folder / "out")
     delivery = {"reading": "at_least_once", "writing": "effectively_once"}.get(phase, "at_most_once")
     is_writing, is_dropping = phase == "writing", delivery == "at_most_once"
@@ -408,7 +417,7 @@ def test_a_run_canceled_while_spark_works_commits_nothing_more(site: Site, spark
 
 
 def _told_dropped(site: Site, run: dg.DagsterRun) -> set[tuple[Any, Any, Any]]:
-    """Give the ranges that a run itself said were possibly dropped."""
+    """Return the ranges that a run itself reported as possibly dropped."""
     found = set()
     for entry in site.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION):
         assert entry.asset_observation is not None
@@ -423,7 +432,10 @@ def _told_dropped(site: Site, run: dg.DagsterRun) -> set[tuple[Any, Any, Any]]:
 
 
 def test_runs_share_partitions_by_ranges(site: Site, spark: "SparkSession") -> None:
-    """While one run holds a range of each partition another does the rest; what the killed one left comes last."""
+    """While one run holds a range of each partition, another run processes the rest.
+
+    After the first run was killed, its ranges are processed last.
+    """
     settings: dict[str, Any] = {
         "delivery": DeliveryMode.EFFECTIVELY_ONCE,
         "claim_ranges": True,
@@ -460,7 +472,7 @@ def test_runs_share_partitions_by_ranges(site: Site, spark: "SparkSession") -> N
 def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_messages(
     site: Site, spark: "SparkSession", fill: Callable[[str, int, int], None]
 ) -> None:
-    """What is done ahead waits for what comes before; then the offset moves over both, and each row is there once."""
+    """A range processed ahead waits for the ranges before it. Then the offset passes both, and each row exists once."""
 
     def ranges() -> list[tuple[int, int, Phase]]:
         return [(range_.start, range_.end, range_.phase) for range_ in site.key().ranges]
@@ -503,7 +515,7 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
 
 @pytest.mark.parametrize("job", ["spark_in_process", "spark_multiprocess"])
 def test_a_terminated_run_releases_at_once(site: Site, job: str) -> None:
-    """SIGTERM while Spark is at work ends the run and releases its partitions at once, with the plan still open."""
+    """SIGTERM while Spark works ends the run and releases its partitions at once, with the plan still open."""
     worker = site.start_and_wait(job)
     assert site.key().owner is not None
     tree = _tree(worker.pid)
@@ -515,7 +527,7 @@ def test_a_terminated_run_releases_at_once(site: Site, job: str) -> None:
 
 
 def test_a_step_whose_run_worker_is_killed_stops_and_releases(site: Site) -> None:
-    """When the run worker alone is killed, its orphaned step notices, stops, and releases without a commit."""
+    """If only the run worker is killed, its orphaned step notices, stops, and releases without a commit."""
     worker = site.start_and_wait("hold", heartbeat_interval_s=3)
     step = psutil.Process(int(site.mark.read_text()))
     assert step.pid != worker.pid
@@ -527,7 +539,10 @@ def test_a_step_whose_run_worker_is_killed_stops_and_releases(site: Site) -> Non
 
 
 def test_an_announcement_outlives_a_kill(site: Site) -> None:
-    """A run that dies by SIGKILL right behind its announcement has it in Dagster's storage; nothing was committed."""
+    """If a run dies by SIGKILL right after its announcement, Dagster's storage has the announcement.
+
+    Nothing is committed.
+    """
     worker = site.start("kill_after_announcing", delivery=DeliveryMode.AT_MOST_ONCE)
     assert worker.wait(RUN_S) == -signal.SIGKILL
     found = [(row.partition, row.start, row.end) for row, _ in announced_ranges(site.instance, site.run().run_id)]
@@ -536,7 +551,10 @@ def test_an_announcement_outlives_a_kill(site: Site) -> None:
 
 
 def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession") -> None:
-    """A run is killed whole while Spark works; the sensor asks for its partitions, and that run replays the plan."""
+    """A run is killed while Spark works.
+
+    The sensor requests a run for its partitions, and that run replays the plan.
+    """
     worker = site.start_and_wait("spark_in_process", heartbeat_interval_s=2)
     dead = site.key().owner
     assert dead is not None
@@ -561,7 +579,7 @@ def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession
 
 
 def test_a_run_that_dagster_says_is_over_is_taken_over_without_waiting(site: Site, spark: "SparkSession") -> None:
-    """Once Dagster has marked a killed run as failed, the next run revokes its claims and works at once."""
+    """After Dagster has marked a killed run as failed, the next run revokes its claims and works at once."""
     worker = site.start_and_wait("hold")
     for each in reversed(_tree(worker.pid)):
         each.kill()
@@ -577,7 +595,7 @@ def test_a_run_that_dagster_says_is_over_is_taken_over_without_waiting(site: Sit
 
 
 def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
-    """When Dagster reports that a run failed, the sensor frees its partitions; one that held nothing is passed over."""
+    """If Dagster reports a failed run, the sensor frees its partitions. A run without claims is skipped."""
     worker = site.start_and_wait("hold")
     run = site.run()
     for each in reversed(_tree(worker.pid)):
@@ -593,7 +611,7 @@ def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
 
 
 def test_what_a_failed_at_most_once_run_dropped_is_reported(site: Site) -> None:
-    """A run killed right behind its commit is revoked, and what it possibly dropped becomes an observation."""
+    """A run killed right after its commit is revoked, and its possibly dropped messages become an observation."""
     worker = site.start("kill_after_commit", delivery=DeliveryMode.AT_MOST_ONCE)
     assert worker.wait(RUN_S) == -signal.SIGKILL
     told = site.react(site.run(), DeliveryMode.AT_MOST_ONCE)

@@ -40,7 +40,7 @@ HI_MS = 30_000
 
 @dataclass(slots=True)
 class Site:
-    """A group on a topic, and a Dagster instance of its own, on disk."""
+    """A group on a topic, and its own Dagster instance, on disk."""
 
     connection: KafkaConnection
     coordination_topic: str
@@ -50,17 +50,17 @@ class Site:
     logs: list[KafkaLog] = field(default_factory=list)
 
     def close(self) -> None:
-        """Let go of the connections of those who claimed."""
+        """Close the connections of the runs that claimed."""
         for log in self.logs:
             log.close()
 
     def job(self, *, reprocess: bool = False) -> dg.JobDefinition:
-        """Give a job on the topic."""
+        """Return a job on the topic."""
         op = build_claimed_batch_op(lambda *_: None, name="work", topic=self.topic)
         return build_reprocess_job(op) if reprocess else build_claimed_batch_job(op)
 
     def evaluate(self, sensor: dg.SensorDefinition, cursor: str | None = None) -> SensorExecutionData:
-        """Evaluate a sensor, its resources made anew as a code server does."""
+        """Evaluate a sensor with newly created resources, as a code server does."""
         kafka = KafkaConnectionConfig(
             bootstrap_servers=self.connection.bootstrap_servers, timeout_s=self.connection.timeout_s
         )
@@ -73,7 +73,7 @@ class Site:
             return sensor.evaluate_tick(context)
 
     def claim(self, run_id: str, offsets: Mapping[int, int]) -> Claimer:
-        """Let a run hold partitions, with everything before these offsets done."""
+        """Claim partitions for a run, with the given offsets as the group's positions."""
         log = KafkaLog(self.connection, self.coordination_topic, HI_MS)
         self.logs.append(log)
         settings = GroupSettings(HI_MS, RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE, ())
@@ -105,7 +105,10 @@ def site(connection: KafkaConnection, coordination_topic: str, topic: MakeTopic,
 
 
 def test_the_lag_sensor_sees_what_is_unread_and_how_old_it_is(site: Site) -> None:
-    """By the topic's offsets alone: it asks, stops when the group has read, and is in no consumer group."""
+    """The sensor requests runs and stops after the group has read.
+
+    It uses only offsets, and joins no consumer group.
+    """
     many = build_lag_sensor(site.job(), group=site.group, max_lag_records=4)
     old = build_lag_sensor(site.job(), group=site.group, max_lag_age_s=600)
     site.write(0, [900, 500, 10])
@@ -129,7 +132,7 @@ def test_the_lag_sensor_sees_what_is_unread_and_how_old_it_is(site: Site) -> Non
 
 
 def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None:
-    """Runs that were asked for, by real run records, are not asked for again; what is given up fails a stored check."""
+    """Requested runs with a run record are not requested again, and an exhausted plan fails a stored check."""
     site.write(0, [0, 0])
     job = site.job(reprocess=True)
     told: list[object] = []
@@ -153,7 +156,7 @@ def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None
 
 
 def test_all_that_failed_runs_held_is_free_after_one_tick(site: Site) -> None:
-    """Two runs fail at once and Dagster shows the sensor one of them: both partitions can be claimed at once."""
+    """Two runs fail at once and Dagster shows the sensor only one of them. Both partitions can be claimed at once."""
     failed, _ = build_run_failure_sensors(group=site.group)
     started = site.evaluate(failed)
     runs = [site.instance.create_run_for_job(site.job(), status=dg.DagsterRunStatus.STARTED) for _ in range(2)]
@@ -178,13 +181,13 @@ def _sensors(site: Site) -> dict[str, dg.SensorDefinition]:
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[KafkaCluster]:
-    """A broker of this test's own, to be stopped."""
+    """A separate broker, which the test stops."""
     with running_kafka(tmp_path / "kafka") as cluster:
         yield cluster
 
 
 def test_a_broker_that_stops_fails_ticks_and_harms_nothing(own_cluster: KafkaCluster, tmp_path: Path) -> None:
-    """While it is down each tick fails in time and in one line; once it is back the same sensors go on."""
+    """While the broker is down, each tick fails in time and in one line. Once it is back, the same sensors continue."""
     connection = KafkaConnection(bootstrap_servers=own_cluster.bootstrap_servers, timeout_s=2)
     with Topics(KafkaConnection(bootstrap_servers=own_cluster.bootstrap_servers, timeout_s=30)) as topics:
         topics.create("coordination", 4, 1, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"})
@@ -222,7 +225,7 @@ def _check_failure(tick: Callable[[], object]) -> None:
 
 
 def _until_it_answers(site: Site, before: Mapping[str, SensorExecutionData]) -> dict[str, SensorExecutionData]:
-    """Tick on as the daemon does, until no tick fails any more."""
+    """Evaluate the sensors as the daemon does, until no tick fails any more."""
 
     def tick() -> dict[str, SensorExecutionData]:
         return {name: site.evaluate(_sensors(site)[name], before[name].cursor) for name in ("stale claims", "lag")}
@@ -231,7 +234,7 @@ def _until_it_answers(site: Site, before: Mapping[str, SensorExecutionData]) -> 
 
 
 def test_a_port_where_nothing_listens_fails_every_sensor_in_one_line(site: Site) -> None:
-    """A broker that never was there is the same."""
+    """A broker that never existed has the same effect."""
     with closing(socket.socket()) as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]

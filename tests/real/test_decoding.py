@@ -1,4 +1,4 @@
-"""Decoding: each record of a batch is a good row or a bad record, with what the writer meant or why not."""
+"""Decoding: each record of a batch becomes a good row with its exact value, or a bad record with the reason."""
 
 import json
 import re
@@ -40,7 +40,7 @@ NOW = datetime(2026, 11, 22, tzinfo=UTC)
 
 
 def batch(spark: "SparkSession", values: Sequence[bytes | str | None]) -> "DataFrame":
-    """A batch of topic `orders`, its values at offsets 100 and on in turn in two partitions."""
+    """Return a batch of topic `orders`: the values alternate between two partitions, from offset 100."""
     rows = [
         (
             f"k{number}".encode(),
@@ -57,12 +57,12 @@ def batch(spark: "SparkSession", values: Sequence[bytes | str | None]) -> "DataF
 
 
 def place(row: "Row") -> int:
-    """The number of a record of `batch`."""
+    """Return the number of a record of `batch`."""
     return int((row["offset"] - 100) * 2 + row["partition"])
 
 
 def outcome(decoded: DecodedBatch, count: int) -> list[Any]:
-    """For each record its value as a dict, or the reason why it is bad; each must be in exactly one of both."""
+    """Return for each record its value as a dict, or its reason. Check that it is either good or bad."""
     good, bad = decoded.split()
     found: dict[int, Any] = {}
     for row in good.collect():
@@ -121,7 +121,7 @@ JSONS: list[tuple[bytes | str | None, Any]] = [
 
 
 def test_each_json_value_is_good_or_bad_for_a_reason(spark: "SparkSession") -> None:
-    """Nothing is cut, guessed or left out: more than one value, a wrong type, bytes that are no text."""
+    """No value is truncated, guessed or left out. Multiple values, a wrong type and bytes that are not text are bad."""
     frame = batch(spark, [value for value, _ in JSONS])
     decoded = decode_json(frame, "id bigint NOT NULL, name string")
     found = outcome(decoded, len(JSONS))
@@ -146,7 +146,10 @@ HUGES: list[tuple[str, Any]] = [
 
 
 def test_a_number_of_a_billion_digits_is_bad_and_not_written_out(spark: "SparkSession") -> None:
-    """In 13 bytes it would hold up a task for hours, or take all its memory; in a string field it is a text."""
+    """In a decimal such a number of 13 bytes would block a task for hours, or fill its memory.
+
+    In a string it is text.
+    """
     schema = "price decimal(10, 2), note string, lines array<struct<price: decimal(38, 9)>>"
     decoded = decode_json(batch(spark, [value for value, _ in HUGES]), schema)
     found = outcome(decoded, len(HUGES))
@@ -165,7 +168,7 @@ NAMED_E: list[tuple[str, Any]] = [
 def test_a_name_that_looks_like_an_exponent_is_no_number(
     spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, drawn: str
 ) -> None:
-    """Of a field, a key of a map, or the name that is drawn for the end of a value: one in six holds such digits."""
+    """The name may be a field, a map key, or the random name for the end of a value: one in six has such digits."""
     monkeypatch.setattr("marshal_dagster.spark.decoding.json_codec.uuid.uuid4", lambda: UUID(drawn))
     schema = "phase12345 decimal(10, 2), all map<string, decimal(10, 2)>"
     found = outcome(decode_json(batch(spark, [value for value, _ in NAMED_E]), schema), len(NAMED_E))
@@ -173,13 +176,13 @@ def test_a_name_that_looks_like_an_exponent_is_no_number(
 
 
 def test_a_text_that_only_looks_like_days_is_no_date(spark: "SparkSession") -> None:
-    """Spark's fallback would take it for days since 1970, or for the year 57275."""
+    """Spark's fallback would interpret the text as days since 1970, or as the year 57275."""
     values = ['{"day": "2020-01-01"}', '{"day": "7"}', '{"day": "20200101"}']
     assert outcome(decode_json(batch(spark, values), "day date"), 3) == [{"day": date(2020, 1, 1)}, MISFIT, MISFIT]
 
 
 FAR = "a number of more than 11 digits in a timestamp, which takes seconds"
-AT = datetime.fromtimestamp(1_700_000_000)  # noqa: DTZ006 - as Spark gives it
+AT = datetime.fromtimestamp(1_700_000_000)  # noqa: DTZ006 - as Spark returns it
 LATEST = datetime.fromtimestamp(99_999_999_999)  # noqa: DTZ006
 NAMED = {"at": AT, "id": None, "all": {"a1700000000000": [AT]}}
 TIMES: list[tuple[str, Any]] = [
@@ -198,7 +201,7 @@ TIMES: list[tuple[str, Any]] = [
 
 
 def test_a_number_in_a_timestamp_is_seconds_or_bad(spark: "SparkSession") -> None:
-    """Milliseconds would be read as a far year, microseconds as any time: seconds times a million overflow silently."""
+    """Milliseconds would become a far year, and microseconds any time: seconds times a million overflow silently."""
     decoded = decode_json(
         batch(spark, [value for value, _ in TIMES]), "at timestamp, id bigint, all map<string, array<timestamp>>"
     )
@@ -207,20 +210,20 @@ def test_a_number_in_a_timestamp_is_seconds_or_bad(spark: "SparkSession") -> Non
 
 
 def test_a_null_value_is_good_where_it_is_meant(spark: "SparkSession") -> None:
-    """A tombstone is a row without a value then."""
+    """With `NullPolicy.KEEP` a tombstone is a row without a value."""
     decoded = decode_json(batch(spark, [None, '{"id": 1}', ""]), "id int NOT NULL", nulls=NullPolicy.KEEP)
     assert outcome(decoded, 3) == [None, {"id": 1}, "empty value"]
 
 
 def test_fields_of_objects_in_objects_must_be_there_too(spark: "SparkSession") -> None:
-    """NOT NULL holds where the object around it is there."""
+    """NOT NULL applies if the enclosing object exists."""
     values = ['{"a": {"b": 1}}', '{"a": {}}', "{}", '{"a": {"b": [1]}}']
     found = outcome(decode_json(batch(spark, values), "a struct<b: int NOT NULL>"), 4)
     assert found == [{"a": {"b": 1}}, "field a.b is missing or null", {"a": None}, MISFIT]
 
 
 def test_bad_records_fail_the_batch_with_their_count_and_the_first_ones(spark: "SparkSession") -> None:
-    """Before a row is given; and an action that looks at a bad value fails by itself."""
+    """`or_fail` fails before it returns a row. With `or_fail_at_first` the action that reads a bad value fails."""
     decoded = decode_json(batch(spark, ["{", '{"a": 1}', '{"a": 2}', "", "", "x"]), "a int")
     with pytest.raises(DecodeError) as caught:
         decoded.or_fail()
@@ -237,7 +240,7 @@ def test_bad_records_fail_the_batch_with_their_count_and_the_first_ones(spark: "
 
 
 def test_new_fields_are_an_error_where_asked(spark: "SparkSession") -> None:
-    """They are left out otherwise; bad records do not count."""
+    """By default new fields are ignored. Bad records do not count as having new fields."""
     frame = batch(spark, ['{"a": 1, "b": {"c": 1}}', '{"a": 2, "b": {"c": 1, "d x": [{"e": 1}]}}', "[1]", "{", None])
     schema = "a int, b struct<c: int>"
     with pytest.raises(SchemaDriftError, match=r"lacks: b\.d x\. Declare"):
@@ -256,7 +259,7 @@ def test_new_fields_are_an_error_where_asked(spark: "SparkSession") -> None:
 def test_a_json_schema_or_option_that_cannot_be_is_refused(
     spark: "SparkSession", schema: str, options: dict[str, str]
 ) -> None:
-    """In one line, before anything is read."""
+    """The error is one line, and no record is read."""
     with pytest.raises(ConfigurationError, match=r"schema|Mode"):
         decode_json(batch(spark, []), schema, options=options)
 
@@ -264,7 +267,10 @@ def test_a_json_schema_or_option_that_cannot_be_is_refused(
 def test_dead_letters_hold_all_that_the_record_was(
     spark: "SparkSession", connection: KafkaConnection, topic: MakeTopic
 ) -> None:
-    """Its bytes and headers, where it stood and why it is bad; a repeated batch writes the same. No secret is shown."""
+    """A dead letter has the record's bytes, headers, place and the reason. A repeated batch writes equal dead letters.
+
+    No secret is shown.
+    """
     name, dead = topic(1), topic(1)
     servers = connection.bootstrap_servers
     producer = Producer({"bootstrap.servers": servers})
@@ -313,7 +319,7 @@ def test_dead_letters_hold_all_that_the_record_was(
 def test_a_large_bad_record_is_a_dead_letter_too(
     spark: "SparkSession", connection: KafkaConnection, topic: MakeTopic
 ) -> None:
-    """The producer's own limit, of a megabyte, would fail each batch with it."""
+    """The producer's default limit of a megabyte would fail each batch with such a record."""
     dead = topic(1, {"max.message.bytes": str(4 * 1024**2)})
     large = b"{" * (3 * 1024**2)
     decode_json(batch(spark, [large]), "a int").or_dead_letter(dead, connection)
@@ -321,7 +327,7 @@ def test_a_large_bad_record_is_a_dead_letter_too(
 
 
 def messages(servers: str, topic: str, count: int) -> list[tuple[Any, Any, Any]]:
-    """Key, value and headers of the first messages of a topic's partition 0."""
+    """Return key, value and headers of the first messages of a topic's partition 0."""
     settings = {"bootstrap.servers": servers, "group.id": "tests", "enable.auto.commit": False}
     reader = Consumer(settings)
     try:
@@ -344,13 +350,13 @@ NULLS = record("Order", {"note": ["null", "string"]})
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    """A registry of the test's own."""
+    """A schema registry for this test."""
     with running_registry() as registry:
         yield registry
 
 
 def test_avro_of_several_schemas_is_read_by_one(spark: "SparkSession", registry: Registry) -> None:
-    """Writers of an older and a newer schema, poison between them."""
+    """Records of an older and a newer writer schema are decoded, with bad records between them."""
     first = registry.register("orders-value", json.dumps(ORDER_1))
     second = registry.register("orders-value", json.dumps(ORDER_2))
     other = registry.register("other", "{}", kind="JSON")
@@ -381,7 +387,7 @@ def test_avro_of_several_schemas_is_read_by_one(spark: "SparkSession", registry:
 
 
 def test_an_avro_record_of_nulls_alone_is_a_good_one(spark: "SparkSession", registry: Registry) -> None:
-    """It is not taken for one that cannot be read; by the newest schema of a subject."""
+    """Such a record is not mistaken for an unreadable one. The reader's schema is the newest of a subject."""
     number = registry.register("orders-value", json.dumps(NULLS))
     decoded = decode_avro(
         batch(spark, [framed(number, b"\x00"), framed(number, b"\x02"), None]),
@@ -396,7 +402,10 @@ def test_an_avro_record_of_nulls_alone_is_a_good_one(spark: "SparkSession", regi
 
 
 def test_an_avro_record_of_another_name_is_bad(spark: "SparkSession", registry: Registry) -> None:
-    """Its fields may fit, or all have defaults; an alias lets it in. A schema that is none is an error."""
+    """Another record is bad even if its fields fit or all have defaults, unless an alias allows it.
+
+    An invalid schema is an error.
+    """
     order, invoice = (
         registry.register(name, json.dumps(record(name, {"id": "long"}))) for name in ("Order", "Invoice")
     )
@@ -417,7 +426,7 @@ def test_an_avro_record_of_another_name_is_bad(spark: "SparkSession", registry: 
 
 
 class Known:
-    """Knows schemas without asking anybody."""
+    """A source of schemas that needs no registry."""
 
     largest_id = 2**31 - 1
 
@@ -425,16 +434,16 @@ class Known:
         self.schemas = schemas
 
     def by_id(self, number: int, /) -> Schema | None:
-        """Give what it was made with."""
+        """Return the schema that was given for this number."""
         return Schema(SchemaKind.AVRO, json.dumps(self.schemas[number])) if number in self.schemas else None
 
     def latest(self, subject: str, /) -> Schema:
-        """There are no subjects."""
+        """Raise an error, because there are no subjects."""
         raise NotImplementedError(subject)
 
 
 def test_a_thousand_schema_ids_of_garbage_stop_no_batch(spark: "SparkSession") -> None:
-    """Each such record is bad, and the good one among them good."""
+    """Each record with an unknown id is bad, and the good record among them is good."""
     garbage = [framed(number, b"\x02\x00") for number in range(100, 2**32, 2**32 // 1_200)]
     decoded = decode_avro(
         batch(spark, [*garbage, framed(7, b"\x02\x00")]), Known({7: ORDER_1}), schema=json.dumps(ORDER_1)
@@ -446,7 +455,7 @@ def test_a_thousand_schema_ids_of_garbage_stop_no_batch(spark: "SparkSession") -
 
 
 def test_an_avro_string_that_is_not_utf8_is_bad(spark: "SparkSession") -> None:
-    """Spark keeps its bytes, and whatever reads them would replace them without a word."""
+    """Spark keeps such bytes, and readers would silently replace them."""
     schema = json.dumps(record("Order", {"id": "long", "names": {"type": "array", "items": "string"}}))
     good, bad = (long(7) + long(1) + long(2) + name + long(0) for name in ("é".encode(), b"\xff\xfe"))
     found = outcome(decode_avro(batch(spark, [good, bad, good]), None, schema=schema), 3)
@@ -454,9 +463,9 @@ def test_an_avro_string_that_is_not_utf8_is_bad(spark: "SparkSession") -> None:
 
 
 def test_no_number_that_a_broken_avro_record_claims_takes_all_memory(spark: "SparkSession") -> None:
-    """A length or a count of two billion is a bad record; items without bytes are refused, whose number is not bounded.
+    """A length or count of two billion makes a bad record. Schemas whose items take no bytes are rejected.
 
-    Any of these ended the whole JVM, or kept it busy for ever.
+    The number of such items is unlimited. Any of these records ended the whole JVM, or kept it busy forever.
     """
     lists = {"type": "array", "items": "string"}
     sizes = {"string": "string", "bytes": "bytes", "strings": lists}
@@ -483,12 +492,12 @@ def test_no_number_that_a_broken_avro_record_claims_takes_all_memory(spark: "Spa
 
 
 def unbounded_items() -> dict[str, Any]:
-    """An array of a type that is defined elsewhere, by its short name."""
+    """Return an array of a type that is defined elsewhere, by its short name."""
     return {"type": "array", "items": "Empty"}
 
 
 def test_avro_without_a_frame_and_with_schemas_in_files(spark: "SparkSession", tmp_path: Path) -> None:
-    """No registry is needed."""
+    """Decoding works without a registry."""
     one = {"id": 1, "note": "a"}
     bare = decode_avro(batch(spark, [encode(ORDER_1, one), b"", None]), None, schema=json.dumps(ORDER_1))
     assert outcome(bare, 3) == [one, "empty value", "null value"]
@@ -500,7 +509,7 @@ def test_avro_without_a_frame_and_with_schemas_in_files(spark: "SparkSession", t
 
 
 def test_a_registry_that_cannot_be_asked_makes_no_record_bad(spark: "SparkSession", registry: Registry) -> None:
-    """The batch fails."""
+    """The batch fails if the registry is unavailable."""
     frame = batch(spark, [framed(registry.register("a", json.dumps(ORDER_1)), b"\x02\x00")])
     registry.status = 503
     with pytest.raises(UnavailableError, match="503"):
@@ -508,7 +517,7 @@ def test_a_registry_that_cannot_be_asked_makes_no_record_bad(spark: "SparkSessio
 
 
 def test_no_secret_of_the_registry_is_in_the_plan(spark: "SparkSession", registry: Registry) -> None:
-    """Only the driver asks."""
+    """Only the driver connects to the registry."""
     registry.login = "etl:hunter2"
     frame = batch(spark, [framed(registry.register("a", json.dumps(ORDER_1)), b"\x02\x00")])
     schemas = SchemaRegistry(url=registry.url, username="etl", password="hunter2")
@@ -522,13 +531,13 @@ def test_no_secret_of_the_registry_is_in_the_plan(spark: "SparkSession", registr
     "schema", ['"string"', "{", '{"type": "record", "name": "A", "fields": [{"name": "a", "type": "B"}]}']
 )
 def test_an_avro_schema_that_cannot_be_is_refused(spark: "SparkSession", schema: str) -> None:
-    """Before anything is read."""
+    """The schema is rejected before any record is read."""
     with pytest.raises(ConfigurationError, match=r"Undefined schema: B|must be that of a record|no Avro schema"):
         decode_avro(batch(spark, []), None, schema=schema)
 
 
 def test_protobuf_of_several_schemas_is_read_by_one(spark: "SparkSession", registry: Registry) -> None:
-    """Writers of two files, the reader's from the subject; other messages and poison between them."""
+    """Records of two writer files are read by the subject's newest schema. Other messages and broken ones are bad."""
     first = registry.register("orders", "...", kind="PROTOBUF", serialized=orders_file().SerializeToString())
     second = registry.register("orders", "...", kind="PROTOBUF", serialized=orders_file(newer=True).SerializeToString())
     avro = registry.register("a", '"string"')
@@ -537,7 +546,7 @@ def test_protobuf_of_several_schemas_is_read_by_one(spark: "SparkSession", regis
     cases: list[tuple[bytes | None, Any]] = [
         (framed_message(first, [1], b"\x08\x07\x12\x01a"), {**empty, "id": 7, "note": "a"}),
         (framed_message(first, [1], b"\x1a\x03\x0a\x01b"), {**empty, "lines": [{"sku": "b"}]}),
-        (framed_message(first, [1], b"\x22\x02\x08\x01"), {**empty, "at": datetime.fromtimestamp(1)}),  # noqa: DTZ006 - as Spark gives it
+        (framed_message(first, [1], b"\x22\x02\x08\x01"), {**empty, "at": datetime.fromtimestamp(1)}),  # noqa: DTZ006 - as Spark returns it
         (framed_message(second, [1], total), {**empty, "total": 0.5}),
         (framed_message(second, [1], b""), empty),
         (framed_message(second, [0], b""), "it is a shop.Other, not a shop.Order"),
@@ -568,7 +577,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "decoding.md"
 def test_the_examples_of_the_page_do_what_it_says(
     spark: "SparkSession", registry: Registry, connection: KafkaConnection, topic: MakeTopic, tmp_path: Path
 ) -> None:
-    """Each function on a batch with and without bad records."""
+    """Each function of the page works on a batch with and without bad records."""
     name, dead = topic(1), topic(1)
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     code = "\n".join(blocks).replace("http://registry:8081", registry.url).replace("/data/", f"{tmp_path}/")
@@ -600,7 +609,7 @@ def test_the_examples_of_the_page_do_what_it_says(
     assert bad_records == [(name, 1, 100, b"{", MISFIT)]
     assert work("orders_to_tables", [good, "{"]) == [row]
     again = [tuple(each) for each in spark.read.parquet(f"{tmp_path}/orders_bad").collect()]
-    assert again == bad_records * 2, "a repeated batch appends the same"
+    assert again == bad_records * 2, "a repeated batch appends the same records"
     older = record("Order", {"id": "long"})
     avro = registry.register("avro", json.dumps(older))
     protobuf = registry.register("orders-value", "...", kind="PROTOBUF", serialized=orders_file().SerializeToString())

@@ -1,4 +1,4 @@
-"""The Kafka for one machine, for real: brokers are started, looked at, killed and stopped."""
+"""The Kafka for one machine: real brokers are started, inspected, killed and stopped."""
 
 import json
 import os
@@ -32,7 +32,7 @@ TIMEOUT_S = 30.0
 
 @contextmanager
 def cluster_in(directory: Path, brokers: int = 1, settings: Mapping[str, str] | None = None) -> Iterator[KafkaCluster]:
-    """Give a cluster on free ports that the test starts itself, and leave no process of it behind."""
+    """Yield a cluster on free ports, which the test starts itself. Stop its processes and delete it at the end."""
     cluster = KafkaCluster(directory, brokers=brokers, port=0, settings=settings)
     try:
         yield cluster
@@ -46,7 +46,7 @@ def pids(status: KafkaStatus) -> list[int]:
 
 
 def make_topic(cluster: KafkaCluster, topic: str, replicas: int = 1) -> None:
-    """Make a topic of one partition."""
+    """Create a topic with one partition."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     for made in admin.create_topics([NewTopic(topic, 1, replicas)], request_timeout=TIMEOUT_S).values():
         made.result(TIMEOUT_S)
@@ -82,7 +82,10 @@ def read(cluster: KafkaCluster, topic: str, count: int) -> list[bytes]:
 
 
 def in_another_process(program: str, directory: Path) -> str:
-    """Run `program`, to which `cluster` is that of the directory, in a Python of its own; return what it prints."""
+    """Run `program` in another Python process and return its output.
+
+    `cluster` there is the cluster of the directory.
+    """
     start = "import sys; from pathlib import Path; from marshal_dagster.devkafka import KafkaCluster\n"
     start += "cluster = KafkaCluster(Path(sys.argv[1]), port=0)\n"
     done = subprocess.run(
@@ -93,7 +96,7 @@ def in_another_process(program: str, directory: Path) -> str:
 
 
 def test_up_status_and_down_with_the_data_kept_and_wiped(tmp_path: Path) -> None:
-    """What was produced before `down` is there after the next `up`, on the same port; `wipe` leaves nothing."""
+    """Records produced before `down` exist after the next `up`, on the same port. `wipe` leaves nothing."""
     with cluster_in(tmp_path / "kafka") as cluster:
         first = cluster.up()
         assert (first.is_up, first.started) == (True, (1,))
@@ -121,7 +124,7 @@ def test_up_status_and_down_with_the_data_kept_and_wiped(tmp_path: Path) -> None
 
 
 def test_only_what_the_cluster_made_is_wiped(tmp_path: Path) -> None:
-    """A file of someone else's in the directory survives `wipe`."""
+    """A user's file in the directory survives `wipe`."""
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     with cluster_in(tmp_path) as cluster:
         cluster.up()
@@ -130,7 +133,7 @@ def test_only_what_the_cluster_made_is_wiped(tmp_path: Path) -> None:
 
 
 def test_brokers_outlive_their_starter_and_any_process_can_stop_them(tmp_path: Path) -> None:
-    """A broker started by a process that has ended is seen, used and stopped by others."""
+    """A broker whose starting process has ended is found, used and stopped by other processes."""
     with cluster_in(tmp_path) as cluster:
         pid = int(in_another_process("print(cluster.up().brokers[0].pid)", tmp_path))
         status = cluster.status()
@@ -142,7 +145,7 @@ def test_brokers_outlive_their_starter_and_any_process_can_stop_them(tmp_path: P
 
 
 def test_two_that_start_at_once_start_one_cluster(tmp_path: Path) -> None:
-    """Of several `up` at the same time one starts the broker and the others find it up."""
+    """Of several simultaneous `up` calls, one starts the broker and the others find it running."""
     with cluster_in(tmp_path) as cluster:
         found: list[KafkaStatus] = []
         threads = [threading.Thread(target=lambda: found.append(cluster.up())) for _ in range(3)]
@@ -155,7 +158,7 @@ def test_two_that_start_at_once_start_one_cluster(tmp_path: Path) -> None:
 
 
 def test_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
-    """When the pid of a dead broker belongs to another process by now, neither `down` nor `kill` touch it."""
+    """If the pid of a dead broker now belongs to another process, neither `down` nor `kill` affects that process."""
     with cluster_in(tmp_path) as cluster, subprocess.Popen(["sleep", "600"]) as innocent:
         try:
             (broker,) = cluster.up().brokers
@@ -181,7 +184,7 @@ def test_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_said_and_nothing_is_started(tmp_path: Path) -> None:
-    """The message names the port; a later `up` on another one succeeds."""
+    """The message names the port. A later `up` on another port succeeds."""
     with cluster_in(tmp_path) as cluster, closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
@@ -193,7 +196,7 @@ def test_a_port_in_use_is_said_and_nothing_is_started(tmp_path: Path) -> None:
 
 
 def test_a_running_cluster_is_not_moved(tmp_path: Path) -> None:
-    """Other ports or another size than those of the cluster that is up are refused, and it stays up."""
+    """`up` with other ports or another size than the running cluster is rejected, and the cluster keeps running."""
     with cluster_in(tmp_path) as cluster:
         up = cluster.up()
         for other in (KafkaCluster(tmp_path, port=9), KafkaCluster(tmp_path, brokers=3)):
@@ -215,7 +218,7 @@ def test_a_running_cluster_is_not_moved(tmp_path: Path) -> None:
     ],
 )
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path, settings: dict[str, str], words: str) -> None:
-    """The error is one line with Kafka's own reason and the log's path, and no process is left."""
+    """The error is one line with Kafka's reason and the path of the log, and no process is left."""
     with cluster_in(tmp_path, settings=settings) as cluster:
         with pytest.raises(BrokerFailedError) as failed:
             cluster.up()
@@ -229,7 +232,7 @@ def test_a_broker_that_cannot_start_says_why(tmp_path: Path, settings: dict[str,
 
 
 def test_a_broker_that_is_not_ready_in_time_is_stopped_again(tmp_path: Path) -> None:
-    """A time-out of `up` is an error, and leaves no process behind."""
+    """A timeout of `up` is an error and leaves no process running."""
     with cluster_in(tmp_path) as cluster:
         with pytest.raises(BrokerFailedError, match=r"^broker 1 was not ready within 0\.01 s: .*; its log: "):
             cluster.up(timeout_s=0.01)
@@ -238,11 +241,11 @@ def test_a_broker_that_is_not_ready_in_time_is_stopped_again(tmp_path: Path) -> 
 
 
 def test_a_frozen_broker_is_running_but_not_ready(tmp_path: Path) -> None:
-    """A stopped process is seen as one that does not answer, and `down` ends it all the same."""
+    """A stopped process counts as running but not ready, and `down` still ends it."""
     with cluster_in(tmp_path) as cluster:
         (pid,) = pids(cluster.up())
         os.kill(pid, signal.SIGSTOP)
-        # Its threads stop one after another.
+        # The threads of the process stop one after another.
         wait_until(lambda: not cluster.status().is_up, "the frozen broker does not answer", TIMEOUT_S)
         assert cluster.status().is_running
         cluster.down(timeout_s=0.2)
@@ -250,7 +253,7 @@ def test_a_frozen_broker_is_running_but_not_ready(tmp_path: Path) -> None:
 
 
 def test_settings_and_loopback(tmp_path: Path) -> None:
-    """Extra settings hold, topics are not made by accident, and all listening is on 127.0.0.1."""
+    """Extra settings apply, topics are not created automatically, and the broker listens only on 127.0.0.1."""
     with running_kafka(tmp_path / "kafka é", settings={"message.max.bytes": "123456"}) as cluster:
         (broker,) = cluster.status().brokers
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
@@ -270,10 +273,10 @@ def test_settings_and_loopback(tmp_path: Path) -> None:
 
 
 def test_logs_are_kept_when_a_test_fails(tmp_path: Path) -> None:
-    """`running_kafka` stops its brokers when the body raises, and leaves their logs to be read."""
+    """If the body raises, `running_kafka` stops its brokers and keeps their logs."""
 
     class FaultError(Exception):
-        """What the body raises."""
+        """Raised by the body."""
 
     seen: list[KafkaStatus] = []
 
@@ -290,7 +293,7 @@ def test_logs_are_kept_when_a_test_fails(tmp_path: Path) -> None:
 
 
 def test_three_brokers_live_on_without_one(tmp_path: Path) -> None:
-    """With a broker killed records are still taken and read; started again it catches up to all replicas in sync."""
+    """With one broker killed, records are still written and read. After its restart all replicas are in sync again."""
     with cluster_in(tmp_path, brokers=3) as cluster:
         up = cluster.up()
         assert (up.is_up, up.started) == (True, (1, 2, 3))

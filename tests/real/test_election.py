@@ -1,4 +1,4 @@
-"""Elections over a real Kafka, whose members are killed, stopped and ended in order."""
+"""Elections over a real Kafka, with members that are killed, stopped or ended in order."""
 
 import json
 import os
@@ -25,34 +25,34 @@ from tests.real.secured_kafka import PLAIN_PASSWORD, PLAIN_USER, SecuredKafka, s
 
 SESSION_S = 6.0
 FEW_S = 4.0
-"""What a takeover takes beside the session's time-out, on a busy machine."""
+"""The duration of a takeover in addition to the session timeout, on a busy machine."""
 WITHIN_S = 30.0
 
 
 @dataclass(slots=True)
 class Member:
-    """A member in a process of its own."""
+    """A member in its own process."""
 
     process: subprocess.Popen[bytes]
     journal: Path
 
     def lines(self) -> list[dict[str, Any]]:
-        """Give what it has written."""
+        """Return the lines of the member's journal."""
         return [json.loads(line) for line in self.journal.read_text().splitlines()] if self.journal.exists() else []
 
     @property
     def fence(self) -> int | None:
-        """The fence of the term in which it leads, as it believes."""
+        """The fence of the term in which the member believes that it leads."""
         answers = [line for line in self.lines() if "fence" in line]
         return answers[-1]["fence"] if answers else None
 
     @property
     def is_there(self) -> bool:
-        """Whether it stands."""
+        """Whether the member has started to write its journal."""
         return bool(self.lines())
 
     def leads(self) -> bool:
-        """Tell whether it believes that it leads."""
+        """Return whether the member believes that it leads."""
         return self.fence is not None
 
 
@@ -74,17 +74,17 @@ class Election:
         return self.members[-1]
 
     def start_both(self) -> tuple[Member, Member]:
-        """Start two; give the one that leads, and the other."""
+        """Start two members. Return the leader first."""
         for _ in range(2):
             self.start()
-        wait_until(lambda: all(member.is_there for member in self.members), "all members are there", WITHIN_S)
+        wait_until(lambda: all(member.is_there for member in self.members), "all members are started", WITHIN_S)
         wait_until(lambda: any(member.leads() for member in self.members), "a member leads", WITHIN_S)
         leader, other = sorted(self.members, key=Member.leads, reverse=True)
         assert not other.leads()
         return leader, other
 
     def terms(self) -> list[tuple[int, float, float]]:
-        """Give each term: its fence, and the first and the last moment at which its leader believed in it."""
+        """Return each term: its fence, and the first and last moment at which its leader believed in it."""
         times: dict[int, list[float]] = {}
         for member in self.members:
             for line in member.lines():
@@ -93,7 +93,7 @@ class Election:
         return sorted((fence, min(at), max(at)) for fence, at in times.items())
 
     def close(self) -> None:
-        """End all."""
+        """End all members."""
         for member in self.members:
             if member.process.poll() is None:
                 member.process.kill()
@@ -102,14 +102,14 @@ class Election:
 
 @pytest.fixture
 def election(kafka: str, topic: MakeTopic, tmp_path: Path) -> Iterator[Election]:
-    """An election of the test's own."""
+    """An election for this test."""
     election = Election(kafka, topic(1, LEADER_SETTINGS), tmp_path)
     yield election
     election.close()
 
 
 def check_terms(election: Election, count: int) -> None:
-    """Terms follow each other, in the order of their fences, with no moment at which two lead."""
+    """Check that terms follow each other in the order of their fences, and that two members never lead at once."""
     terms = election.terms()
     assert len(terms) == count
     for (_, _, last_ms), (_, first_ms, _) in pairwise(terms):
@@ -117,7 +117,7 @@ def check_terms(election: Election, count: int) -> None:
 
 
 def test_another_leads_when_the_leader_is_killed(election: Election) -> None:
-    """Within the session's time-out and a little."""
+    """The other member leads within the session timeout and a few seconds."""
     leader, other = election.start_both()
     os.kill(leader.process.pid, signal.SIGKILL)
     wait_until(other.leads, "another member leads", SESSION_S + FEW_S)
@@ -125,7 +125,7 @@ def test_another_leads_when_the_leader_is_killed(election: Election) -> None:
 
 
 def test_a_leader_that_ends_hands_over_at_once(election: Election) -> None:
-    """It says that it resigns, leaves the group, and the other leads, long before a session's time-out."""
+    """The leader reports its resignation and leaves the group. The other leads long before a session timeout."""
     leader, other = election.start_both()
     leader.process.terminate()
     wait_until(other.leads, "another member leads", SESSION_S / 2)
@@ -137,7 +137,7 @@ def test_a_leader_that_ends_hands_over_at_once(election: Election) -> None:
 
 
 def test_a_leader_that_was_stopped_does_not_believe_that_it_leads(election: Election) -> None:
-    """Another leads meanwhile; the first one, when it goes on, knows from its first moment that its term is over."""
+    """Another member leads meanwhile. When the first one continues, it knows at once that its term is over."""
     leader, other = election.start_both()
     fence = leader.fence
     os.kill(leader.process.pid, signal.SIGSTOP)
@@ -159,7 +159,7 @@ def test_a_leader_that_was_stopped_does_not_believe_that_it_leads(election: Elec
 
 
 def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConnection, topic: MakeTopic) -> None:
-    """By itself, by its own clock, and leads in a later term when its beats arrive again."""
+    """The leader steps down by its own clock. It leads in a later term when its beats arrive again."""
     name, events = topic(1, LEADER_SETTINGS), list[Event]()
     timing = Timing(receive_deadline_ms=1_000)
     with Elector(
@@ -168,7 +168,7 @@ def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConne
         first = elector.wait_for_term(WITHIN_S)
         assert first is not None
         with Topics(connection) as topics:
-            # The broker takes no beat any more.
+            # The broker rejects all beats from now on.
             set_largest(connection, name, 1)
             wait_until(lambda: not elector.leads(first), "the elector has lost the first term", WITHIN_S)
             wait_until(lambda: len(events) == 2, "two events were reported", WITHIN_S)
@@ -185,8 +185,8 @@ def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConne
 
 
 def set_largest(connection: KafkaConnection, topic: str, size: int) -> None:
-    """Let a topic take batches of so many bytes."""
-    from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints do not export what it offers
+    """Set the maximum size of a topic's batches."""
+    from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its type hints lack these exports
         AdminClient,
         AlterConfigOpType,
         ConfigEntry,
@@ -201,7 +201,7 @@ def set_largest(connection: KafkaConnection, topic: str, size: int) -> None:
 
 
 def test_each_partition_has_a_leader_of_its_own(connection: KafkaConnection, topic: MakeTopic) -> None:
-    """One that gives a term up stands again, in a later term; the other partition's goes on."""
+    """If a leader gives up its term, it leads again in a later term. The term of the other partition continues."""
     name = topic(2, LEADER_SETTINGS)
     with Elector(connection, name, f"group-{name}") as elector:
         terms = [elector.wait_for_term(WITHIN_S, partition) for partition in range(2)]
@@ -209,7 +209,7 @@ def test_each_partition_has_a_leader_of_its_own(connection: KafkaConnection, top
         first, beside = terms
         assert first is not None
         assert beside is not None
-        elector.give_up(first, "told to")
+        elector.give_up(first, "by request")
         assert not elector.leads(first)
         wait_until(lambda: elector.term() is not None, "the elector leads", WITHIN_S)
         later = elector.term()
@@ -219,7 +219,10 @@ def test_each_partition_has_a_leader_of_its_own(connection: KafkaConnection, top
 
 
 def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: KafkaConnection, topic: MakeTopic) -> None:
-    """It leaves the group alone, comes back when its time is over, and leads again when the other one stands aside."""
+    """The elector leaves the group for the given time and then returns.
+
+    It leads again when the other elector steps aside.
+    """
     name = topic(1, LEADER_SETTINGS)
     with Elector(connection, name, f"group-{name}") as one, Elector(connection, name, f"group-{name}") as another:
         wait_until(lambda: one.term() is not None or another.term() is not None, "one of the two leads", WITHIN_S)
@@ -241,7 +244,7 @@ def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: Kafk
 
 
 def test_a_topic_that_is_missing_is_told(connection: KafkaConnection) -> None:
-    """At once, in one line."""
+    """The error comes at once, in one line."""
     with (
         pytest.raises(TopicNotFoundError, match="'no-such-topic'") as told,
         Elector(connection, "no-such-topic", "group"),
@@ -251,7 +254,7 @@ def test_a_topic_that_is_missing_is_told(connection: KafkaConnection) -> None:
 
 
 def test_brokers_that_are_down_are_told() -> None:
-    """In one line, within the connection's time-out."""
+    """The error comes within the connection's timeout, in one line."""
     connection = KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=1)
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1") as told, Elector(connection, "topic", "group"):
         pass
@@ -260,13 +263,16 @@ def test_brokers_that_are_down_are_told() -> None:
 
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[SecuredKafka]:
-    """A broker where whoever has a name needs rights."""
+    """A broker on which authenticated users need rights."""
     with secured_kafka(tmp_path) as secured:
         yield secured
 
 
 def test_a_right_that_is_missing_is_told(secured: SecuredKafka) -> None:
-    """On the topic at once, on the group as soon as it shows; once granted, one leads and another stands by."""
+    """A missing right on the topic is reported at once, one on the group after a moment.
+
+    Once all rights are granted, one elector leads and the other stands by.
+    """
     topic, group = "leader", "group"
     with Topics(KafkaConnection(bootstrap_servers=secured.servers["PLAINTEXT"])) as admin:
         admin.create(topic, 1, 1)
@@ -304,7 +310,7 @@ def test_a_right_that_is_missing_is_told(secured: SecuredKafka) -> None:
 
 
 def enters(elector: Elector) -> bool:
-    """Tell whether it can stand by now: rights get about in a moment."""
+    """Return whether the elector can start. Granted rights take effect after a moment."""
     try:
         with elector:
             return True

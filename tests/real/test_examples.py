@@ -1,4 +1,4 @@
-"""The tutorial's files, carried out as its reader does; the component's example is in `test_component`."""
+"""The tutorial's files, run as a reader runs them. `test_component` has the component's example."""
 
 import importlib
 import re
@@ -26,7 +26,7 @@ TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
 
 @pytest.fixture
 def shop(kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The tutorial's code location, in a folder of its own, behind its first commands."""
+    """The tutorial's code location in its own folder, after the tutorial's first commands."""
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", kafka)
     monkeypatch.syspath_prepend(shutil.copytree(TUTORIAL, tmp_path / "shop"))
     assert run(["topic", "create"]) == 0
@@ -40,7 +40,7 @@ def write_orders(shop: ModuleType) -> None:
 
 
 def totals(shop: ModuleType, capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
-    """Run `totals.py` and read the table that it shows."""
+    """Run `totals.py` and return the table that it prints."""
     capsys.readouterr()
     runpy.run_path(str(Path(str(shop.__file__)).with_name("totals.py")))
     return {name: int(orders) for name, orders in re.findall(r"\| *(\w+)\| *(\d+)\|", capsys.readouterr().out)}
@@ -49,7 +49,7 @@ def totals(shop: ModuleType, capsys: pytest.CaptureFixture[str]) -> dict[str, in
 def test_the_tutorial_counts_each_order_once(
     shop: ModuleType, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that fails in the middle is redone by the one that the sensor asks for, and the totals are right."""
+    """The run that the sensor requests redoes a failed run, and the totals are correct."""
     monkeypatch.setattr(execution, "start_session", lambda _: spark)
     definitions: dg.Definitions = shop.defs
     job, redo = map(definitions.resolve_job_def, ("orders_per_shop_job", "reprocess_orders_per_shop"))
@@ -75,7 +75,10 @@ def test_the_tutorial_counts_each_order_once(
 def test_a_bug_ends_in_a_red_run_that_says_what_to_do(
     shop: ModuleType, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Six red runs, a seventh red one though the bug is fixed, with the command; after that command a green one."""
+    """Six runs fail.
+
+    A seventh fails although the bug is fixed, and names a command. After that command a run succeeds.
+    """
     monkeypatch.setattr(execution, "start_session", lambda _: spark)
     job = shop.defs.resolve_job_def("orders_per_shop_job")
     with dg.DagsterInstance.ephemeral() as instance:
@@ -97,7 +100,7 @@ def test_a_bug_ends_in_a_red_run_that_says_what_to_do(
 
 
 def error_of(result: dg.ExecuteInProcessResult) -> str:
-    """Give the error of a run that failed."""
+    """Return the error of a failed run."""
     assert not result.success
     failed = result.failure_data_for_node("orders_per_shop")
     assert failed is not None

@@ -45,7 +45,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition.environment_vars`:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning"),
 ]
-"""Dagster's own: where it loads a code location with a schedule, and where its daemon begins to follow runs."""
+"""Warnings of Dagster itself when it loads a schedule, and when its daemon starts to follow runs."""
 
 
 @dataclass(slots=True)
@@ -69,17 +69,17 @@ class Site:
         return cast("RunWorkers", self.instance.run_launcher)
 
     def job(self, name: str, location: str = "one") -> RemoteJob:
-        """Give a job as the daemon knows it."""
+        """Return a job as the daemon sees it."""
         (repository,) = self.workspace.create_request_context().get_code_location(location).get_repositories().values()
         return repository.get_full_job(name)
 
-    def start(self, name: str, location: str = "one", *, run_config: Any = None, **tags: str) -> str:  # noqa: ANN401 - Dagster's
-        """Start a run, past the queue; give its id."""
+    def start(self, name: str, location: str = "one", *, run_config: Any = None, **tags: str) -> str:  # noqa: ANN401 - Dagster's type
+        """Start a run without the queue and return its id."""
         run = self.create(name, location, run_config=run_config, **tags)
         self.instance.launch_run(run.run_id, self.workspace.create_request_context())
         return run.run_id
 
-    def create(self, name: str, location: str = "one", *, run_config: Any = None, **tags: str) -> dg.DagsterRun:  # noqa: ANN401 - Dagster's
+    def create(self, name: str, location: str = "one", *, run_config: Any = None, **tags: str) -> dg.DagsterRun:  # noqa: ANN401 - Dagster's type
         """Create a run."""
         from tests.real.executor_location import defs
 
@@ -93,7 +93,7 @@ class Site:
         )
 
     def run(self, run_id: str) -> dg.DagsterRun:
-        """Give a run as it is now."""
+        """Return the current state of a run."""
         run = self.instance.get_run_by_id(run_id)
         assert run is not None
         return run
@@ -124,11 +124,11 @@ class Site:
         assert worker.is_at_work, self.said(run_id)
 
     def said(self, run_id: str) -> str:
-        """Give all that a run logged."""
+        """Return all log messages of a run."""
         return "\n".join(entry.message or entry.user_message for entry in self.instance.all_logs(run_id))
 
     def error(self, run_id: str) -> str:
-        """Give the error of the step that failed in a run."""
+        """Return the error of the failed step of a run."""
         (entry,) = self.instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
         assert entry.dagster_event is not None
         error = entry.dagster_event.step_failure_data.error
@@ -136,16 +136,16 @@ class Site:
         return error.to_string()
 
     def steps(self, run_id: str, kind: dg.DagsterEventType) -> list[str | None]:
-        """Give the steps of which a run has an event."""
+        """Return the steps for which a run has an event."""
         return [entry.step_key for entry in self.instance.all_logs(run_id, of_type=kind)]
 
     def iterate(self, daemon: type[Any], **settings: Any) -> None:  # noqa: ANN401 - the daemon's
-        """Let one of Dagster's daemons make a step."""
+        """Run one iteration of one of Dagster's daemons."""
         made = self._daemons.setdefault(daemon, daemon(**settings))
         list(made.run_iteration(self.workspace))
 
     def tick(self, sensor: str, location: str) -> None:
-        """Let the daemon evaluate the sensors that are switched on; switch one on."""
+        """Switch a sensor on, and have the daemon evaluate all sensors that are on."""
         (repository,) = self.workspace.create_request_context().get_code_location(location).get_repositories().values()
         self.instance.start_sensor(repository.get_sensor(sensor))
         list(execute_sensor_iteration(self.workspace, logging.getLogger("sensors"), None, None))
@@ -158,17 +158,17 @@ class Site:
         return [world.key(self.group, self.topic, number) for number in range(self.partitions)]
 
     def owners(self) -> set[str]:
-        """Give the runs that hold a partition, or a range of one."""
+        """Return the runs that hold a partition or a range."""
         owners = [owner for key in self.states() for owner in (key.owner, *(range_.owner for range_ in key.ranges))]
         return {owner.instance.rpartition(".")[0] for owner in owners if owner is not None}
 
     def plan_ends(self) -> set[int | None]:
-        """Give where the plans of the partitions or of their ranges end."""
+        """Return the ends of all plans, of partitions and of ranges."""
         keys = self.states()
         return {key.plan_end for key in keys if not key.ranges} | {range_.end for key in keys for range_ in key.ranges}
 
     def check_all_done(self, messages: int = MESSAGES) -> None:
-        """Each message is in the output once, all is committed, nothing is held or planned."""
+        """Check that each message is in the output once, that all is committed, and that nothing is held or planned."""
         rows = Counter((partition, offset) for partition, offset, _ in FileOutput(self.folder / "out").rows())
         each = messages // self.partitions
         assert rows == Counter({(number, offset): 1 for number in range(self.partitions) for offset in range(each)})
@@ -177,7 +177,7 @@ class Site:
         ] * self.partitions
 
     def close(self) -> None:
-        """End what is left."""
+        """Kill the remaining processes and close the log."""
         self.workers.dispose()
         if self._reader is not None:
             self._reader.close()
@@ -188,13 +188,13 @@ MakeSite = Callable[..., Site]
 
 @pytest.fixture(scope="module", autouse=True)
 def forked() -> Iterator[None]:
-    """The process from which run workers are forked, with all imported that they need; ended with these tests."""
+    """Start the process from which run workers are forked, with all imports done. Stop it after these tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         FORKED.set_forkserver_preload(["__main__", RunWorkers.__module__])
         multiprocessing.forkserver.ensure_running()
         yield
-        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined] # no public name ends it
+        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined] # no public function stops it
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def make_site(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[MakeSite]:
-    """A maker of the one site of a test."""
+    """A function that creates the test's only site."""
     stack = ExitStack()
 
     def make(
@@ -265,7 +265,7 @@ def _origin(location: str) -> InProcessCodeLocationOrigin:
 
 @pytest.mark.parametrize("job", ["retrying", "multiprocess"])
 def test_a_step_that_fails_is_tried_again_in_its_run(make_site: MakeSite, job: str) -> None:
-    """It failed in its second batch: the retry takes that over at once, and hands on both batches."""
+    """The step fails in its second batch. The retry takes that batch over at once, and reports both batches."""
     site = make_site()
     run = site.work(job, fail="raise")
     assert run.status is SUCCESS, site.said(run.run_id)
@@ -275,7 +275,7 @@ def test_a_step_that_fails_is_tried_again_in_its_run(make_site: MakeSite, job: s
 
 
 def test_a_step_whose_process_is_killed_is_tried_again_in_its_run(make_site: MakeSite) -> None:
-    """The retry gets what it held once that is stale: that it is dead, nobody can say before."""
+    """The retry gets the killed process's claims once they are stale. No process can know before that they are dead."""
     site = make_site(heartbeat_interval_s=2)
     run = site.work("forkserver", fail="kill")
     assert run.status is SUCCESS, site.said(run.run_id)
@@ -305,7 +305,7 @@ def _re_execute(site: Site, parent: dg.DagsterRun) -> dg.DagsterRun:
 
 @pytest.mark.parametrize("range_size", [0, 5], ids=["partitions", "ranges"])
 def test_a_run_re_executed_from_failure_goes_on_where_its_parent_failed(make_site: MakeSite, range_size: int) -> None:
-    """The failed step's plan is taken over at once; what depends on it gets what the parent's step did, too."""
+    """The failed step's plan is taken over at once. The next op also gets the batches of the parent's step."""
     site = make_site(range_size=range_size)
     parent = site.work("plain", fail="raise")
     assert parent.status is FAILURE
@@ -318,7 +318,7 @@ def test_a_run_re_executed_from_failure_goes_on_where_its_parent_failed(make_sit
 
 
 def test_a_run_re_executed_behind_its_batches_claims_nothing(make_site: MakeSite) -> None:
-    """The claimed-batch step had succeeded: only what failed behind it is done again, with the same report."""
+    """The claimed-batch step succeeded, so only the failed op after it is repeated, with the same report."""
     site = make_site()
     parent = site.work("plain", fail="after")
     assert parent.status is FAILURE
@@ -331,7 +331,7 @@ def test_a_run_re_executed_behind_its_batches_claims_nothing(make_site: MakeSite
 
 @pytest.mark.parametrize("range_size", [0, 5], ids=["partitions", "ranges"])
 def test_a_killed_run_is_tried_again_by_dagsters_run_retries(make_site: MakeSite, range_size: int) -> None:
-    """Once Dagster has seen that the run is dead, the retry revokes what it held and goes on without waiting."""
+    """Once Dagster knows that the run is dead, the retry revokes its claims and continues without waiting."""
     site = make_site(range_size=range_size)
     site.iterate(EventLogConsumerDaemon)
     (failed,) = site.wait(site.start("plain", fail="kill", **{"dagster/max_retries": "1"}))
@@ -355,14 +355,14 @@ def test_a_killed_run_is_tried_again_by_dagsters_run_retries(make_site: MakeSite
     [*(("plain", phase) for phase in PHASES), ("retrying", "processing")],
 )
 def test_a_canceled_run_lets_go_at_once(make_site: MakeSite, job: str, phase: str) -> None:
-    """Terminated in the UI, in any phase: the run ends as canceled, nothing is held, and the next run does the rest."""
+    """A run terminated in any phase ends as canceled and holds nothing. The next run does the rest."""
     site = make_site()
     run_id = site.start(job, halt=phase)
     site.wait_until_halted(run_id)
     began_s = time.monotonic()
     site.workers.terminate(run_id)
     wait_until(lambda: not site.owners(), "no claim is left", 20)
-    assert time.monotonic() - began_s < 20, "by a release, not by going stale"
+    assert time.monotonic() - began_s < 20, "the claims were not released, they went stale"
     (canceled,) = site.wait(run_id)
     assert canceled.status is CANCELED, site.said(run_id)
     assert site.steps(run_id, dg.DagsterEventType.STEP_UP_FOR_RETRY) == []
@@ -372,7 +372,7 @@ def test_a_canceled_run_lets_go_at_once(make_site: MakeSite, job: str, phase: st
 
 
 def test_a_run_that_is_canceled_by_force_commits_nothing_more(make_site: MakeSite) -> None:
-    """Marked as canceled while no signal reaches it: heartbeats end, what it writes is refused, nothing is retried."""
+    """Forced cancellation sends no signal. Heartbeats end, later records are rejected, and nothing is retried."""
     site = make_site(heartbeat_interval_s=4)
     run_id = site.start("retrying", halt="processing")
     site.wait_until_halted(run_id)
@@ -391,7 +391,10 @@ def test_a_run_that_is_canceled_by_force_commits_nothing_more(make_site: MakeSit
 
 
 def test_a_run_that_waits_for_its_pool_has_claimed_nothing(make_site: MakeSite) -> None:
-    """A pool with one slot: the second run's step does not begin while the first works, though partitions are free."""
+    """The pool has one slot.
+
+    The second run's step does not start while the first works, although partitions are free.
+    """
     site = make_site()
     site.instance.event_log_storage.set_concurrency_slots(POOL, 1)
     only_one = {"ops": {"pooled_work": {"config": {"partitions": [0]}}}}
@@ -412,7 +415,10 @@ def test_a_run_that_waits_for_its_pool_has_claimed_nothing(make_site: MakeSite) 
 
 
 def test_two_code_locations_share_a_group(make_site: MakeSite) -> None:
-    """Each takes what the other does not hold; and the sensor of one frees what a dead run of the other held."""
+    """Each location processes what the other does not hold.
+
+    The sensor of one frees the claims of a dead run of the other.
+    """
     site = make_site()
     site.tick(sensor_name(site.group, "failed_runs"), "two")
     some = {"ops": {"plain_work": {"config": {"partitions": [0, 1]}}}}
@@ -430,7 +436,7 @@ def test_two_code_locations_share_a_group(make_site: MakeSite) -> None:
 
 
 def test_a_schedule_that_overlaps_its_own_last_run_says_so(make_site: MakeSite) -> None:
-    """The second run finds everything held, says by whom, skips what depends on it, and succeeds."""
+    """The second run finds all partitions held, reports by which run, skips the dependent op and succeeds."""
     site = make_site()
     (repository,) = site.workspace.create_request_context().get_code_location("one").get_repositories().values()
     site.instance.start_schedule(repository.get_schedule("each_minute"))
@@ -454,7 +460,7 @@ def test_a_schedule_that_overlaps_its_own_last_run_says_so(make_site: MakeSite) 
 
 
 def _scheduled(site: Site, at: datetime) -> dg.DagsterRun:
-    """Let the scheduler's daemon come to this time; give the run that it put into the queue."""
+    """Run the scheduler's daemon at this time, and return the run that it queued."""
     list(launch_scheduled_runs(site.workspace, logging.getLogger("scheduler"), at, {}))
     run = site.instance.get_runs(limit=1)[0]
     assert run.status is dg.DagsterRunStatus.QUEUED
@@ -462,7 +468,7 @@ def _scheduled(site: Site, at: datetime) -> dg.DagsterRun:
 
 
 def test_twenty_queued_runs_share_eight_partitions(make_site: MakeSite) -> None:
-    """Each ends well, whether or not something was left for it, and together they do every message once."""
+    """Each run succeeds, whether or not messages are left for it. Together they process every message once."""
     at_once = 6
     site = make_site(partitions=8, messages=160, concurrent=at_once)
     queued = [site.create("one_each", takes_s="0.3") for _ in range(20)]
@@ -476,7 +482,7 @@ def test_twenty_queued_runs_share_eight_partitions(make_site: MakeSite) -> None:
             site.iterate(QueuedRunCoordinatorDaemon, interval_seconds=1)
         return len(workers) == len(queued)
 
-    wait_until(are_begun, "all runs have begun", 120)
+    wait_until(are_begun, "all runs are started", 120)
     runs = site.wait(*(run.run_id for run in queued))
     assert {run.status for run in runs} == {SUCCESS}
     outcomes = Counter(run.tags["marshal/outcome"] for run in runs)

@@ -1,5 +1,5 @@
-# ruff: noqa: PT012 - what raises is the block of a batch
-"""The record by which Spark fails is named, with the command that skips it, whatever the batch does with it."""
+# ruff: noqa: PT012 - the block that raises is a batch
+"""If Spark fails at a record, the error names the record and the command that skips it, for every kind of batch."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -30,13 +30,13 @@ NANOSECONDS = 1_764_000_000_000_000_000
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search ends by itself on a busy machine, too."""
+    """Extend the time limit of the search for busy machines."""
     monkeypatch.setattr(failing_record, "SEARCH_S", 600.0)
 
 
 @pytest.fixture(scope="module")
 def group(connection: KafkaConnection, topics: Topics) -> Iterator[Group]:
-    """A group for all tests here, each of which has a data topic of its own."""
+    """A group for all tests of this module. Each test has its own data topic."""
     name = f"coordination-{time.time_ns()}"
     topics.create(name, 1, 1, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"})
     group = Group(connection, name, topics)
@@ -51,7 +51,7 @@ def session(group: Group) -> BatchSession:
 
 
 def write(kafka: str, topic: str, *, time_ms: int = 0) -> None:
-    """Write 20 numbers into each of three partitions; one is none, or has the time `time_ms`."""
+    """Write 20 numbers into each of three partitions. One value is not a number, or has the timestamp `time_ms`."""
     producer = Producer({"bootstrap.servers": kafka})
     for number in range(60):
         partition, offset = number % 3, number // 3
@@ -67,33 +67,33 @@ def _require(error: object, _: object) -> None:
 
 
 def number(value: bytes) -> int:
-    """Read a number."""
+    """Return the number of a message."""
     return int(value)
 
 
 def by_udf(frame: "DataFrame") -> "DataFrame":
-    """Rows by a function of Python's."""
+    """Return rows computed by a Python function."""
     return frame.select("partition", "offset", f.udf(number, "int")(f.col("value").cast("string")).alias("n"))
 
 
 def by_cast(frame: "DataFrame") -> "DataFrame":
-    """Rows by a cast, which raises in a session with ANSI rules."""
+    """Return rows computed by a cast, which raises in a session with ANSI rules."""
     return frame.selectExpr("partition", "offset", "CAST(CAST(value AS string) AS int) AS n")
 
 
 def by_total(frame: "DataFrame") -> "DataFrame":
-    """One row for each partition, without an offset."""
+    """Return one row for each partition, without an offset."""
     return by_cast(frame).groupBy("partition").agg(f.sum("n").alias("n"))
 
 
 def by_itself(frame: "DataFrame") -> "DataFrame":
-    """Rows by a join of the batch with itself."""
+    """Return rows of a join of the batch with itself."""
     other = by_cast(frame).select(f.col("offset").alias("o"), "n").groupBy("o").agg(f.max("n").alias("most"))
     return frame.select("partition", "offset").join(other, f.col("offset") == f.col("o")).drop("o")
 
 
 def as_it_is(frame: "DataFrame") -> "DataFrame":
-    """Rows of the messages."""
+    """Return rows of the messages."""
     return frame.selectExpr("partition", "offset", "CAST(value AS string) AS value")
 
 
@@ -116,7 +116,7 @@ def test_the_record_that_fails_is_named(  # noqa: PLR0917 - fixtures
     rows: Callable[["DataFrame"], "DataFrame"],
     error: str,
 ) -> None:
-    """In one line: group, topic, partition, offset, the error's own line and the command; nothing is written."""
+    """One line names group, topic, partition, offset, the original error and the command. Nothing is written."""
     name = topic(3)
     write(group.kafka, name)
     sink = FileSink(tmp_path / "output")
@@ -139,7 +139,7 @@ def test_the_record_that_fails_is_named(  # noqa: PLR0917 - fixtures
 def test_the_record_that_fails_is_named_whatever_the_sink(  # noqa: PLR0917 - fixtures
     session: BatchSession, group: Group, topic: MakeTopic, tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """Each sink evaluates the rows in its own way."""
+    """Each sink evaluates the rows in a different way, and all errors name the record."""
     spark: SparkSession = request.getfixturevalue("spark")
     name = topic(3)
     write(group.kafka, name)
@@ -160,7 +160,7 @@ def test_the_record_that_fails_is_named_whatever_the_sink(  # noqa: PLR0917 - fi
 
 
 def test_a_time_that_spark_cannot_hold_is_named(group: Group, spark: "SparkSession", topic: MakeTopic) -> None:
-    """A time in nanoseconds: the message cannot be read at all, whatever is done with it, without a sink too."""
+    """A message with a time in nanoseconds cannot be read at all, even without a sink. The error names it."""
     name = topic(3, {"message.timestamp.after.max.ms": str(2**63 - 1)})
     write(group.kafka, name, time_ms=NANOSECONDS)
     other = Group(group.connection, group.coordination_topic, group.topics)
@@ -177,7 +177,7 @@ def test_a_time_that_spark_cannot_hold_is_named(group: Group, spark: "SparkSessi
 def test_what_is_of_no_record_stays_as_it_is(
     session: BatchSession, group: Group, spark: "SparkSession", topic: MakeTopic, tmp_path: Path
 ) -> None:
-    """A failure without records too, and one of the records together: the first is not touched, the second said so."""
+    """An error without a record is not changed. If only the records together fail, the error states that."""
     name = topic(3)
     write(group.kafka, name)
     with (

@@ -1,6 +1,6 @@
-"""Real members under faults on three real brokers: a few seeds that have every kind of fault between them.
+"""Real members under faults on three real brokers, with a few seeds that together contain every kind of fault.
 
-`make soak-faults` runs 200; `docs/faults.md` tells what is judged.
+`make soak-faults` runs 200 seeds; `docs/faults.md` describes what is judged.
 """
 
 from itertools import product
@@ -15,7 +15,7 @@ SEEDS = (4, 15, 25, 70, 76, 85, 88, 112, 141, 142)
 
 
 def test_the_seeds_have_every_fault() -> None:
-    """The short form leaves out no kind of fault, and no delivery mode, of whole partitions and of ranges."""
+    """The few seeds contain every kind of fault, and every delivery mode with whole partitions and with ranges."""
     chosen = [scenario(seed) for seed in SEEDS]
     assert {fault.kind for of in chosen for fault in of.faults} == set(FaultKind)
     assert {(of.mode, of.ranges is None) for of in chosen} == set(product(DeliveryMode, (True, False)))
@@ -23,7 +23,7 @@ def test_the_seeds_have_every_fault() -> None:
 
 @pytest.mark.timeout(400)
 def test_a_group_keeps_its_promises_under_faults() -> None:
-    """Whatever befalls members and brokers: nothing lost, nothing done twice, no claim or commit believed in vain."""
+    """Under any fault nothing is lost or processed twice, and no member wrongly believes in a claim or a commit."""
     with SUITE.bed() as bed:
         rows = list(bed.rows(SEEDS))
     assert [(row.seed, row.violations) for row in rows if row.violations] == []

@@ -1,4 +1,4 @@
-"""A group's first positions come from a real consumer group, and from a checkpoint that Spark wrote."""
+"""A group's first positions are imported from a real consumer group, or from a checkpoint that Spark wrote."""
 
 import json
 from collections.abc import Callable
@@ -24,10 +24,13 @@ Call = Callable[..., Answer]
 
 @pytest.fixture
 def call(kafka: str, coordination_topic: str) -> Call:
-    """Calls the command line on the suite's broker and the test's coordination topic, where the group has settings."""
+    """A function that runs the command line with the suite's broker and the test's coordination topic.
+
+    The group has settings there.
+    """
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
 
-    def call(*arguments: Any) -> Answer:  # noqa: ANN401 - words
+    def call(*arguments: Any) -> Answer:  # noqa: ANN401 - arguments
         return start(*arguments, environment=environment)
 
     assert call("settings", "set", GROUP, "--new-group", "--yes").code == 0
@@ -36,19 +39,19 @@ def call(kafka: str, coordination_topic: str) -> Call:
 
 @pytest.fixture
 def data(topic: MakeTopic, fill: Callable[[str, int, int], None]) -> str:
-    """A data topic of which two of the three partitions have messages."""
+    """A data topic with messages in two of its three partitions."""
     name = topic(PARTITIONS)
     fill(name, 2, 2 * MESSAGES)
     return name
 
 
 def positions(call: Call, data: str) -> list[int | None]:
-    """Give where the group stands."""
+    """Return the group's positions."""
     return [row["offset"] for row in call("position", "get", GROUP, data, "--json").json["positions"]]
 
 
 def test_a_consumer_group_is_adopted(call: Call, kafka: str, topics: Topics, data: str) -> None:
-    """Not while it is at work; then at what it has committed, and at the start where there is nothing."""
+    """The import is rejected while the consumers run. Later it takes their commits, or the start of a partition."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka,
@@ -85,14 +88,14 @@ def test_a_consumer_group_is_adopted(call: Call, kafka: str, topics: Topics, dat
 
 
 def test_a_group_that_is_not_there_has_no_consumers(topics: Topics) -> None:
-    """Nor is it an error to ask."""
+    """A request about such a group is no error."""
     assert not topics.has_consumers("nobody")
 
 
 def test_a_checkpoint_that_spark_wrote_is_adopted(
     call: Call, kafka: str, data: str, spark: "SparkSession", tmp_path: Path
 ) -> None:
-    """At the end of what its query has committed."""
+    """The positions are the end of the last batch that the query has committed."""
     frame = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", kafka)
@@ -105,7 +108,7 @@ def test_a_checkpoint_that_spark_wrote_is_adopted(
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(int(WITHIN_S))
     progress = query.recentProgress
-    assert len(progress) > 1, "in several batches"
+    assert len(progress) > 1, "the query had several batches"
     (tmp_path / "checkpoint" / "commits" / str(progress[-1].batchId)).unlink()
     answer = call("position", "import", GROUP, data, "--checkpoint", tmp_path / "checkpoint", "--yes")
     assert answer.code == 0, answer.err

@@ -1,4 +1,4 @@
-"""What the broker knows of topics and groups, asked of a real one."""
+"""The admin client: topic and group data of a real broker."""
 
 import base64
 import time
@@ -31,7 +31,7 @@ def transactions(kafka: str) -> Iterator[Producer]:
 
 
 def fill(kafka: str, topic: str, counts: dict[int, int]) -> None:
-    """Write so many records to each partition."""
+    """Write the given number of records to each partition."""
     producer = Producer({"bootstrap.servers": kafka})
     for partition, count in counts.items():
         for number in range(count):
@@ -40,7 +40,7 @@ def fill(kafka: str, topic: str, counts: dict[int, int]) -> None:
 
 
 def test_a_topic_is_described_by_id_and_partitions(topics: Topics, topic: MakeTopic) -> None:
-    """The description names the partitions, the replicas and a URL-safe id of 22 characters."""
+    """The description has the partitions, the replicas and a URL-safe id of 22 characters."""
     name = topic(3)
     found = topics.describe(name)
     assert found.name == name
@@ -51,7 +51,7 @@ def test_a_topic_is_described_by_id_and_partitions(topics: Topics, topic: MakeTo
 
 
 def test_a_topic_id_is_url_safe_whatever_its_bits(topics: Topics, topic: MakeTopic) -> None:
-    """Ids with a slash or a plus in Kafka's own writing come out with `_` and `-`; the client tells the same id."""
+    """Ids that Kafka writes with a slash or a plus are returned with `_` and `-`."""
     names = [topic() for _ in range(12)]
     seen = {topics.describe(name).topic_id for name in names}
     assert len(seen) == len(names)
@@ -59,7 +59,7 @@ def test_a_topic_id_is_url_safe_whatever_its_bits(topics: Topics, topic: MakeTop
 
 
 def test_a_topic_made_anew_has_another_id(kafka: str, topics: Topics, topic: MakeTopic) -> None:
-    """Deleting and creating a topic of the same name gives another id, and offsets that start at 0 again."""
+    """After deletion and re-creation of a topic its id differs, and its offsets start at 0."""
     name = topic(2)
     fill(kafka, name, {0: 1})
     before = topics.describe(name)
@@ -71,7 +71,7 @@ def test_a_topic_made_anew_has_another_id(kafka: str, topics: Topics, topic: Mak
 
 
 def test_a_topic_that_is_missing_is_told(topics: Topics) -> None:
-    """Every question about a topic that does not exist raises, at once, with its name."""
+    """Every request about a missing topic raises at once, with the topic's name."""
     start = time.monotonic()
     for question in (
         lambda: topics.describe("no-such-topic"),
@@ -86,14 +86,14 @@ def test_a_topic_that_is_missing_is_told(topics: Topics) -> None:
 
 
 def test_a_misspelt_topic_is_reported_with_the_nearest_names_first(topics: Topics, topic: MakeTopic) -> None:
-    """The error shows at once which one was meant."""
+    """The error lists the most similar topic names first."""
     name = topic(1)
     with pytest.raises(TopicNotFoundError, match=f"existing topics, nearest names first: '{name}'"):
         topics.describe(f"{name[:-1]}")
 
 
 def test_a_partition_that_is_missing_is_told(topics: Topics, topic: MakeTopic) -> None:
-    """Offsets of partitions that the topic does not have name them, also beside ones that exist."""
+    """Missing partitions are named in the error, also if others of the request exist."""
     name = topic(2)
     for wanted in ([2, 7], [0, 1, 2, 7]):
         with pytest.raises(TopicNotFoundError, match=r"has 2 partitions, and no partition (2, )?7"):
@@ -101,7 +101,7 @@ def test_a_partition_that_is_missing_is_told(topics: Topics, topic: MakeTopic) -
 
 
 def test_nothing_is_made_by_asking_for_it(tmp_path: Path) -> None:
-    """Brokers make topics that are asked for, unless they are told not to, and with settings of their own."""
+    """No request creates a topic, although the brokers create topics on request by default."""
     with (
         running_kafka(tmp_path, settings={"auto.create.topics.enable": "true"}) as cluster,
         Topics(KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)) as topics,
@@ -116,12 +116,12 @@ def test_nothing_is_made_by_asking_for_it(tmp_path: Path) -> None:
         for number, ask in enumerate(asks):
             with pytest.raises(TopicNotFoundError):
                 ask(f"typo-{number}")
-        time.sleep(1)  # one that is made is told of a moment later
+        time.sleep(1)  # a created topic would be listed only a moment later
         assert topics.partition_counts() == {}
 
 
 def test_offsets_are_the_first_and_the_next(kafka: str, topics: Topics, topic: MakeTopic) -> None:
-    """An empty partition has none, a full one those of its records, a cut one starts later."""
+    """An empty partition starts and ends at 0. One with deleted records starts at the first record that is left."""
     name = topic(3)
     fill(kafka, name, {1: 5, 2: 9})
     admin = AdminClient({"bootstrap.servers": kafka})
@@ -136,7 +136,7 @@ def test_offsets_are_the_first_and_the_next(kafka: str, topics: Topics, topic: M
 def test_many_offsets_are_asked_for_in_more_than_one_request(
     kafka: str, topics: Topics, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answers are put together."""
+    """The results of the requests are merged."""
     name = topic(3)
     fill(kafka, name, {0: 1, 2: 2})
     monkeypatch.setattr("marshal_dagster.kafka.offsets.AT_ONCE", 2)
@@ -147,7 +147,7 @@ def test_many_offsets_are_asked_for_in_more_than_one_request(
 def test_the_committed_end_stays_before_an_open_transaction(
     topics: Topics, topic: MakeTopic, transactions: Producer
 ) -> None:
-    """The end is the last stable offset by default, and the next record's offset when asked for all."""
+    """By default the end is the last stable offset; with `committed_only=False` it is the next record's offset."""
     name = topic()
     transactions.begin_transaction()
     transactions.produce(name, "committed")
@@ -162,7 +162,7 @@ def test_the_committed_end_stays_before_an_open_transaction(
 
 
 def test_a_thousand_partitions_are_looked_up_together(topics: Topics, topic: MakeTopic) -> None:
-    """The offsets of 1,000 partitions come in one go, far faster than a request for each could."""
+    """The offsets of 1,000 partitions come together, far faster than with one request for each."""
     name = topic(1000)
     start = time.monotonic()
     found = topics.offsets(name, range(1000))
@@ -171,7 +171,7 @@ def test_a_thousand_partitions_are_looked_up_together(topics: Topics, topic: Mak
 
 
 def test_settings_show_the_brokers_defaults_too(topics: Topics, topic: MakeTopic) -> None:
-    """What was set shows, and what was not shows as the broker has it."""
+    """The result has the topic's own settings and the broker's defaults."""
     settings = topics.settings(topic(1, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}))
     expected = {
         "message.timestamp.type": "LogAppendTime",
@@ -185,7 +185,7 @@ def test_settings_show_the_brokers_defaults_too(topics: Topics, topic: MakeTopic
 
 
 def test_a_topic_that_exists_is_left_alone(topics: Topics, topic: MakeTopic) -> None:
-    """Creating what exists says False and changes nothing, whatever was asked for."""
+    """Creating an existing topic returns False and changes nothing, whatever the arguments."""
     name = topic(2)
     before = topics.describe(name)
     assert topics.create(name, 5, 1, {"retention.ms": "1"}) is False
@@ -213,7 +213,7 @@ def test_a_topic_that_cannot_be_made_is_told(
 
 
 def test_a_groups_offsets_are_set_and_read_without_joining_it(kafka: str, topics: Topics, topic: MakeTopic) -> None:
-    """Offsets that were set are read back, here and by a plain consumer."""
+    """Committed offsets are read back by this client and by a plain consumer."""
     name, other = topic(3), topic(1)
     group = f"group-of-{name}"
     assert topics.group_offsets(group, name) == {}
@@ -231,7 +231,7 @@ def test_a_groups_offsets_are_set_and_read_without_joining_it(kafka: str, topics
 
 
 def test_offsets_of_a_group_with_live_consumers_are_left_alone(kafka: str, topics: Topics, topic: MakeTopic) -> None:
-    """Where Kafka consumers are at work in the group, the commit says so and sets nothing."""
+    """If the group has active Kafka consumers, the commit reports that and sets nothing."""
     name = topic()
     group = f"group-of-{name}"
     reader = Consumer({"bootstrap.servers": kafka, "group.id": group, "enable.auto.commit": False})
@@ -251,7 +251,7 @@ def test_offsets_of_a_group_with_live_consumers_are_left_alone(kafka: str, topic
 
 
 def test_offsets_of_a_topic_that_is_missing_are_not_set(topics: Topics) -> None:
-    """A best-effort commit gives the reason as text."""
+    """A best-effort commit returns the reason as text."""
     text = topics.commit_group_offsets("g", "no-such-topic", {0: 1})
     assert text is not None
     assert text.startswith("the offsets of group 'g' in Kafka were not updated (only lag tools read them): ")
@@ -264,7 +264,7 @@ def test_brokers_are_counted(topics: Topics) -> None:
 
 
 def test_topics_are_shared_by_threads(connection: KafkaConnection, topic: MakeTopic) -> None:
-    """Questions from several threads at once, about several groups too, get their own answers."""
+    """Concurrent requests of several threads, also about several groups, get their own results."""
     names = [topic(number + 1) for number in range(4)]
 
     def ask(number: int) -> tuple[int, dict[int, int]]:
@@ -280,7 +280,7 @@ def test_topics_are_shared_by_threads(connection: KafkaConnection, topic: MakeTo
 
 
 def test_offsets_are_looked_up_by_time(kafka: str, topics: Topics, topic: MakeTopic, transactions: Producer) -> None:
-    """The first record of that time or later; none where no record is that young, or a transaction is still open."""
+    """The result is the first record at this time or later, if there is one and no open transaction hides it."""
     name = topic(3)
     producer = Producer({"bootstrap.servers": kafka})
     for at_ms in (1_000, 2_000, 2_000, 3_000):

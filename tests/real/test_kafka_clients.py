@@ -1,4 +1,4 @@
-"""The clients on a real broker: who reaches it, what they read and write, what they never do."""
+"""The Kafka clients on a real broker: connecting, reading, writing, and what they never do."""
 
 import time
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def consumer(connection: KafkaConnection) -> Iterator[Consumer]:
 
 
 def append(producer: Producer, topic: str, values: list[bytes]) -> list[Message]:
-    """Write to partition 0 and give the acknowledgements."""
+    """Write to partition 0 and return the acknowledgements."""
     acknowledged: list[Message] = []
 
     def note(error: KafkaError | None, message: Message) -> None:
@@ -50,7 +50,7 @@ def append(producer: Producer, topic: str, values: list[bytes]) -> list[Message]
 
 
 def read(consumer: Consumer) -> list[Message]:
-    """Read until the end shows, or another error."""
+    """Read up to the end of the partition, or to another error."""
     found: list[Message] = []
 
     def is_at_end() -> bool:
@@ -62,7 +62,7 @@ def read(consumer: Consumer) -> list[Message]:
 
 
 def code(message: Message) -> int:
-    """Give the code of a message that is an error."""
+    """Return the error code of a message that is an error."""
     error = message.error()
     assert error is not None
     return int(error.code())
@@ -72,7 +72,7 @@ def code(message: Message) -> int:
 def test_each_kind_of_client_reaches_the_broker(
     connection: KafkaConnection, topic: MakeTopic, capfd: pytest.CaptureFixture[str], *, named: bool
 ) -> None:
-    """With and without a topic's name, in a moment, and with nothing on stderr."""
+    """Clients reach the broker quickly, with and without a topic's name, and print nothing to stderr."""
     name = topic() if named else None
     start = time.monotonic()
     for client, log in (
@@ -90,12 +90,12 @@ def test_each_kind_of_client_reaches_the_broker(
 
 
 def test_one_server_of_the_list_is_enough(kafka: str) -> None:
-    """A server that is down does not keep a client from reaching the cluster by another."""
+    """If one server is down, a client reaches the cluster by another."""
     clients.check_reachable(KafkaConnection(bootstrap_servers=f"127.0.0.1:1,{kafka}", timeout_s=5))
 
 
 def test_reaching_makes_no_topic(connection: KafkaConnection, topics: Topics) -> None:
-    """A name that is not there is not made by asking for it."""
+    """Connecting with the name of a missing topic does not create the topic."""
     for client, log in (
         clients.producer(connection, delivery_timeout_ms=1000, client_id="p"),
         clients.consumer(connection, client_id="c"),
@@ -107,7 +107,7 @@ def test_reaching_makes_no_topic(connection: KafkaConnection, topics: Topics) ->
 
 
 def test_an_acknowledgement_names_offset_and_log_time(producer: Producer, topic: MakeTopic) -> None:
-    """In a topic with LogAppendTime each acknowledgement tells where the record lies and when the broker took it."""
+    """With LogAppendTime each acknowledgement has the record's offset and the broker's timestamp."""
     name = topic(1, {"message.timestamp.type": "LogAppendTime"})
     before_ms = time.time() * 1000
     messages = append(producer, name, [b"a", b"b"])
@@ -119,7 +119,7 @@ def test_an_acknowledgement_names_offset_and_log_time(producer: Producer, topic:
 
 
 def test_ten_thousand_records_are_taken_at_once(producer: Producer, consumer: Consumer, topic: MakeTopic) -> None:
-    """The queue takes them without waiting, and they are read back in order, byte for byte."""
+    """The queue takes the records without waiting, and they are read back in order and unchanged."""
     name = topic()
     values = [b"%d" % number for number in range(12_000)]
     assert len(append(producer, name, values)) == len(values)
@@ -130,7 +130,7 @@ def test_ten_thousand_records_are_taken_at_once(producer: Producer, consumer: Co
 
 
 def test_a_consumer_reads_from_where_it_is_told(producer: Producer, consumer: Consumer, topic: MakeTopic) -> None:
-    """Reading starts at the given offset and shows the present end, also where there is nothing to read."""
+    """Reading starts at the given offset and reports the current end, also if there is nothing to read."""
     name = topic()
     append(producer, name, [b"a", b"b", b"c"])
     consumer.assign([TopicPartition(name, 0, 2)])
@@ -145,7 +145,7 @@ def test_a_consumer_reads_from_where_it_is_told(producer: Producer, consumer: Co
 def test_an_offset_outside_the_log_is_an_error_not_a_jump(
     producer: Producer, consumer: Consumer, topic: MakeTopic
 ) -> None:
-    """A reader whose offset is not there is told, and gets no record from anywhere else."""
+    """A reader with an invalid offset gets an error, and no record from another offset."""
     name = topic()
     append(producer, name, [b"a"])
     consumer.assign([TopicPartition(name, 0, 99)])
@@ -164,7 +164,7 @@ def test_an_offset_outside_the_log_is_an_error_not_a_jump(
 def test_isolation_decides_what_shows_of_transactions(
     connection: KafkaConnection, kafka: str, topic: MakeTopic, *, committed_only: bool, expected: list[bytes]
 ) -> None:
-    """Aborted records show to an uncommitted reader alone; either passes over the markers and reaches the end."""
+    """Only an uncommitted reader gets aborted records. Both readers skip the markers and reach the end."""
     name = topic()
     writer = Producer({"bootstrap.servers": kafka, "transactional.id": f"of-{name}", "linger.ms": 0})
     writer.init_transactions(WITHIN_S)
@@ -186,7 +186,7 @@ def test_isolation_decides_what_shows_of_transactions(
 def test_a_reader_commits_nothing(
     producer: Producer, connection: KafkaConnection, topics: Topics, topic: MakeTopic
 ) -> None:
-    """Kafka holds no offset of a consumer that has read and closed."""
+    """Kafka has no offset of a consumer that has read and closed."""
     name = topic()
     append(producer, name, [b"a"])
     reader, log = clients.consumer(connection, client_id="test")
@@ -197,7 +197,7 @@ def test_a_reader_commits_nothing(
 
 
 def test_a_producer_that_reached_the_broker_sends_at_once(connection: KafkaConnection, topic: MakeTopic) -> None:
-    """After `reach` the first record does not wait the half second that a producer id can take to come."""
+    """After `reach` the first record does not wait for a producer id, which can take half a second."""
     name = topic()
     spent_s = []
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""The coordination log over a real Kafka: what every log promises, and what only Kafka can do to it."""
+"""The coordination log over a real Kafka: the contract of every log, and failures that only Kafka has."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ NUMBERS = count()
 
 
 def offset_of_end(topics: Topics, topic: str, partition: int, *, committed_only: bool) -> int:
-    """Look up where a partition ends."""
+    """Return the end of a partition."""
     return topics.offsets(topic, [partition], committed_only=committed_only)[partition].end
 
 
@@ -39,7 +39,7 @@ class KafkaHouse:
     """A topic of a real cluster."""
 
     def __init__(self, connection: KafkaConnection, topics: Topics, topic: str) -> None:
-        """Take a topic that exists."""
+        """Use an existing topic."""
         self.topic = topic
         self.logs: list[KafkaLog] = []
         self._connection = connection
@@ -52,7 +52,7 @@ class KafkaHouse:
         return log
 
     def say(self, partition: int, value: bytes | None) -> int:
-        """Append, with a producer that has nothing in common with the log's."""
+        """Append with a separate producer."""
         offsets: list[int] = []
         producer = Producer({"bootstrap.servers": self._connection.bootstrap_servers})
         producer.produce(
@@ -62,7 +62,7 @@ class KafkaHouse:
         return offsets[0]
 
     def pass_over(self, partition: int) -> None:
-        """Commit a transaction, which leaves a marker behind its record; wait until the marker is there."""
+        """Commit a transaction, so that a marker follows its record, and wait until the marker is written."""
         name = f"marks-{next(NUMBERS)}"
         producer = Producer({"bootstrap.servers": self._connection.bootstrap_servers, "transactional.id": name})
         producer.init_transactions(20)
@@ -83,18 +83,18 @@ class KafkaHouse:
             future.result(20)
 
     def recreate(self, partitions: int) -> None:
-        """Delete and create."""
+        """Delete and re-create the topic."""
         self._topics.delete(self.topic)
         assert self._topics.create(self.topic, partitions, 1, SETTINGS)
 
     def delete(self) -> None:
-        """Delete."""
+        """Delete the topic."""
         self._topics.delete(self.topic)
 
 
 @pytest.fixture
 def house(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> Iterator[KafkaHouse]:
-    """A topic of two partitions; its logs are closed afterwards."""
+    """A topic of two partitions. Its logs are closed afterwards."""
     house = KafkaHouse(connection, topics, topic(2, SETTINGS))
     yield house
     for log in house.logs:
@@ -102,10 +102,10 @@ def house(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> Iter
 
 
 class TestKafkaLog(LogPort):
-    """What every log promises."""
+    """The contract of every log."""
 
     def test_offsets_without_records_do_not_hold_a_reader_up(self, house: House) -> None:
-        """A transaction's marker at the log's end is passed over; the record in the transaction is read."""
+        """The reader skips a transaction marker at the log's end, and reads the record of the transaction."""
         log = house.open()
         log.follow({0: 0})
         house.say(0, b"a")
@@ -119,7 +119,7 @@ class TestKafkaLog(LogPort):
 
 
 def test_a_record_that_is_too_large_is_not_acknowledged(house: KafkaHouse) -> None:
-    """A record that the topic refuses has no offset but the reason; others sent after it get through."""
+    """The result of a rejected record has the reason and no offset. Later records are written."""
     log = house.open()
 
     (large,) = log.append([Append(0, b"x" * 1_200_000)])
@@ -131,7 +131,7 @@ def test_a_record_that_is_too_large_is_not_acknowledged(house: KafkaHouse) -> No
 
 
 def test_a_reader_opens_no_producer(house: KafkaHouse) -> None:
-    """Who only reads needs no right to write, and pays for no producer."""
+    """A reader needs no right to write and no resources of a producer."""
     log = house.open()
     log.follow({0: 0, 1: 0})
     log.bounds([0, 1])
@@ -142,12 +142,12 @@ def test_a_reader_opens_no_producer(house: KafkaHouse) -> None:
 
 
 def test_an_interrupted_append_leaves_nothing_to_be_sent(house: KafkaHouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an interrupt kept from being acknowledged is purged: nothing of it waits to be sent later."""
+    """Records of an interrupted append are purged, so that none is sent later."""
     log = house.open()
     log.append([Append(0, b"a")])
 
     class InterruptError(BaseException):
-        """Comes at any time."""
+        """An exception that can occur at any time."""
 
     def interrupt(_: object) -> None:
         raise InterruptError
@@ -157,12 +157,12 @@ def test_an_interrupted_append_leaves_nothing_to_be_sent(house: KafkaHouse, monk
         with pytest.raises(InterruptError):
             log.append([Append(0, b"b")])
 
-    assert log._producer is None, "what was interrupted is in a producer that is used no more"
+    assert log._producer is None, "the producer of the interrupted append is still used"
     assert log.append([Append(0, b"c")])[0].offset is not None
 
 
 def test_records_behind_a_purge_are_not_purged(house: KafkaHouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a purge, whether or not something waited to be sent, all that is appended next is acknowledged."""
+    """After a purge, with or without pending records, all records of the next append are acknowledged."""
     log = house.open()
     log.append([Append(0, b"a")])
     for number in range(50):
@@ -178,7 +178,7 @@ def test_records_behind_a_purge_are_not_purged(house: KafkaHouse, monkeypatch: p
 
 
 def test_batch_after_batch_claims_what_the_one_before_released(house: KafkaHouse) -> None:
-    """A member that releases and claims again at once, under a new instance id, wins everything."""
+    """A member that releases and at once claims again under a new instance id wins everything."""
     rationalizer = Rationalizer(house.open(), topics=["orders"])
     for _ in range(20):
         claimer = Claimer(rationalizer, Member("etl", "c", new_instance_id("run")), "orders", GroupSettings(20_000))
@@ -188,7 +188,7 @@ def test_batch_after_batch_claims_what_the_one_before_released(house: KafkaHouse
 
 
 def test_a_long_log_is_read_in_large_chunks(house: KafkaHouse) -> None:
-    """A backlog comes in chunks of thousands, not record by record."""
+    """A backlog is read in chunks of thousands of records."""
     log = house.open()
     log.append([Append(0, b"x" * 80)] * 20_000)
     reader = house.open()
@@ -203,7 +203,10 @@ def test_a_long_log_is_read_in_large_chunks(house: KafkaHouse) -> None:
 def test_a_log_on_a_broker_that_is_down_fails_in_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A broker that dies in the middle: bounded waits, errors that say so, no flood on stderr, and on it goes after."""
+    """If the broker dies, calls end in time with an error and stderr is not flooded.
+
+    With the broker back, they work again.
+    """
     with running_kafka(tmp_path / "kafka") as cluster:
         connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=3)
         with Topics(connection) as topics:
@@ -244,7 +247,7 @@ def member(log: KafkaLog, interval_ms: int = 20_000, topic: str = "orders") -> C
 
 
 def beat_until_it_ends(claimer: Claimer) -> None:
-    """Beat as `Heartbeats` does, which tries again when the broker cannot tell for a moment."""
+    """Send heartbeats as `Heartbeats` does, which retries if the broker is briefly unavailable."""
     deadline = time.monotonic() + SOON_S
     while time.monotonic() < deadline:
         with suppress(UnavailableError, TopicNotFoundError):
@@ -253,7 +256,7 @@ def beat_until_it_ends(claimer: Claimer) -> None:
 
 @pytest.mark.parametrize("partitions", [2, 3])
 def test_a_log_made_anew_ends_the_claims(house: KafkaHouse, partitions: int) -> None:
-    """A coordination topic that was deleted and made again ends a member's claims by its next heartbeat."""
+    """If the coordination topic is deleted and re-created, a member's claims end by its next heartbeat."""
     claimer = member(house.open())
     claimer.ensure_group_settings()
     claimer.claim([0, 1])
@@ -268,7 +271,7 @@ def test_a_log_made_anew_ends_the_claims(house: KafkaHouse, partitions: int) -> 
 
 
 def test_a_reader_beyond_the_logs_end_is_not_moved(house: KafkaHouse) -> None:
-    """A position that the log does not have is an error of its own kind, never a jump to another offset."""
+    """A position that the log does not have raises a specific error. The reader never jumps to another offset."""
     log = house.open()
     house.say(0, b"a")
     log.follow({0: 0, 1: 5})
@@ -279,7 +282,7 @@ def test_a_reader_beyond_the_logs_end_is_not_moved(house: KafkaHouse) -> None:
 
 
 def test_threads_share_a_rationalizer(house: KafkaHouse) -> None:
-    """Several threads that catch up at once see every record once."""
+    """If several threads catch up at once, every record is read once."""
     log = house.open()
     rationalizer = Rationalizer(log)
     log.append([Append(0, b"anything")] * 1_000)
@@ -289,7 +292,7 @@ def test_threads_share_a_rationalizer(house: KafkaHouse) -> None:
         try:
             for _ in range(20):
                 rationalizer.catch_up()
-        except Exception as error:  # noqa: BLE001 - told by the test
+        except Exception as error:  # noqa: BLE001 - the test reports it
             errors.append(error)
 
     threads = [threading.Thread(target=catch_up) for _ in range(4)]
@@ -303,7 +306,7 @@ def test_threads_share_a_rationalizer(house: KafkaHouse) -> None:
 
 
 def test_the_world_is_that_of_the_log(house: KafkaHouse) -> None:
-    """A member's world state is what another reader makes of the same records."""
+    """A member's world state equals that of another reader of the same records."""
     claimer = member(house.open())
     claimer.ensure_group_settings()
     claimer.claim(range(50))

@@ -1,4 +1,4 @@
-"""The size of a topic's records, by a sample of what is unread."""
+"""The size of a topic's records, estimated by a sample of unread records."""
 
 import pytest
 from confluent_kafka import Producer
@@ -14,7 +14,7 @@ from tests.real.conftest import MakeTopic
 def test_the_largest_mean_of_what_is_unread_counts(
     connection: KafkaConnection, topics: Topics, topic: MakeTopic
 ) -> None:
-    """Keys, values and headers. Markers and aborted messages do not lower it; what is read already does not count."""
+    """Keys, values and headers count. Markers, aborted messages and records that are already read do not."""
     name, group = topic(3), "sampled"
     plain = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for number in range(10):
@@ -34,13 +34,13 @@ def test_the_largest_mean_of_what_is_unread_counts(
             within.produce(name, value=b"v" * 80, partition=2)
         assert within.flush(30) == 0
         end(30)
-    # Markers come after the answer that the transaction ended.
+    # The broker writes markers after it has answered that the transaction ended.
     wait_until(lambda: topics.offsets(name, [2])[2].end == 2 * (3 + 1), "all messages and markers are there", 10)
     assert bytes_per_offset(topics, connection, group, name) == 80
 
 
 def test_no_more_than_a_sample_is_read(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> None:
-    """The first and the last records that are unread."""
+    """The sample has the first and the last unread records."""
     name = topic(1)
     plain = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for number in range(3 * RECORDS):
@@ -52,7 +52,7 @@ def test_no_more_than_a_sample_is_read(connection: KafkaConnection, topics: Topi
 def test_offsets_without_records_make_batches_smaller_and_never_larger(
     connection: KafkaConnection, topics: Topics, topic: MakeTopic
 ) -> None:
-    """A mean over offsets would take 9 bytes for what becomes 100 behind the gap: batches of eleven times the limit."""
+    """A mean over offsets would be 9 bytes instead of 100 because of the gap, and batches eleven times too large."""
     name = topic(1)
     within = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": name})
     within.init_transactions(30)
@@ -69,7 +69,7 @@ def test_offsets_without_records_make_batches_smaller_and_never_larger(
 def test_where_no_record_is_unread_the_last_ones_count(
     connection: KafkaConnection, topics: Topics, topic: MakeTopic
 ) -> None:
-    """All is read as far as Kafka knows, or all that is not was aborted: what comes next is limited all the same."""
+    """If all records are read, or all unread ones were aborted, the last records are sampled to limit later batches."""
     name, group = topic(2), "sampled"
     assert bytes_per_offset(topics, connection, group, name) is None
     plain = Producer({"bootstrap.servers": connection.bootstrap_servers})
@@ -89,6 +89,6 @@ def test_where_no_record_is_unread_the_last_ones_count(
 
 
 def test_a_topic_that_is_not_there_is_told(connection: KafkaConnection, topics: Topics) -> None:
-    """As everywhere."""
+    """A missing topic is an error, as everywhere."""
     with pytest.raises(TopicNotFoundError):
         bytes_per_offset(topics, connection, "sampled", "none-such")

@@ -1,4 +1,4 @@
-"""What becomes of clients while the broker goes and comes back."""
+"""Clients while the broker stops and restarts."""
 
 import subprocess
 import sys
@@ -46,13 +46,13 @@ with Topics(KafkaConnection(bootstrap_servers=sys.argv[1], timeout_s=0.7)) as to
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[KafkaCluster]:
-    """A broker of this test's own, to be stopped."""
+    """A separate broker, which the test stops."""
     with running_kafka(tmp_path / "kafka") as cluster:
         yield cluster
 
 
 def test_questions_are_answered_again_after_each_restart(cluster: KafkaCluster) -> None:
-    """A process that keeps asking is told of the outage, survives it, and gets answers again with the same client."""
+    """A process with one client reports errors during the outage, survives it, and gets answers afterwards."""
     with Topics(KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)) as topics:
         topics.create("t", 2, 1)
     command = [sys.executable, "-c", ASKS_ON_AND_ON, cluster.bootstrap_servers]
@@ -73,7 +73,7 @@ def test_questions_are_answered_again_after_each_restart(cluster: KafkaCluster) 
 
 
 def test_a_broker_that_is_down_is_told_in_time_and_found_when_it_is_back(cluster: KafkaCluster) -> None:
-    """One client: an answer, the reason while the broker is down, an answer again; offsets of a topic made anew too."""
+    """One client reports the cause while the broker is down, and works afterwards, also for a re-created topic."""
     connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=1)
     with Topics(connection) as topics:
         topics.create("t", 1, 1)
@@ -92,7 +92,7 @@ def test_a_broker_that_is_down_is_told_in_time_and_found_when_it_is_back(cluster
 
 
 def test_a_client_waits_for_a_broker_that_starts(cluster: KafkaCluster) -> None:
-    """`reach` with time enough returns once the broker is up, though nothing listened at first."""
+    """`reach` with enough time returns once the broker is up, although nothing listened at first."""
     cluster.kill(1)
     connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=WITHIN_S)
     client, log = clients.producer(connection, delivery_timeout_ms=1000, client_id="early")

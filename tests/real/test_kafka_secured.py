@@ -1,4 +1,4 @@
-"""TLS, passwords and rights on a real broker: what connects, and in which words the rest is refused."""
+"""TLS, passwords and rights on a real broker: which connections work, and which errors the others get."""
 
 import contextlib
 import logging
@@ -56,13 +56,13 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
 
 @pytest.fixture(scope="module")
 def admin(secured: SecuredKafka) -> Iterator[Topics]:
-    """Somebody who may do everything."""
+    """An admin client with all rights."""
     with Topics(KafkaConnection(bootstrap_servers=secured.servers["PLAINTEXT"])) as topics:
         yield topics
 
 
 def connect(secured: SecuredKafka, protocol: str, *, listener: str | None = None, **fields: str) -> KafkaConnection:
-    """Give a connection to the protocol's own listener, or to another one."""
+    """Return a connection to the protocol's own listener, or to another one."""
     servers = secured.servers[listener or protocol]
     return KafkaConnection.from_settings(
         {"bootstrap_servers": servers, "security_protocol": protocol, "timeout_s": 3, **fields}
@@ -70,17 +70,17 @@ def connect(secured: SecuredKafka, protocol: str, *, listener: str | None = None
 
 
 def trusting(secured: SecuredKafka) -> dict[str, str]:
-    """Give the field with which the broker's certificate is trusted."""
+    """Return the field that makes the client trust the broker's certificate."""
     return {"ssl_ca_location": str(secured.authority)}
 
 
 def known(secured: SecuredKafka) -> dict[str, str]:
-    """Give the fields of a client's own certificate."""
+    """Return the fields of the client's own certificate."""
     return {"ssl_certificate_location": str(secured.certificate), "ssl_key_location": str(secured.key)}
 
 
 def test_each_way_of_connecting_works(secured: SecuredKafka) -> None:
-    """Passwords in both forms, TLS with and without them, and a certificate of the client's own."""
+    """Passwords with PLAIN and SCRAM, TLS with and without them, and a client certificate all work."""
     for connection in (
         connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN),
         connect(secured, "SASL_PLAINTEXT", **WITH_SCRAM),
@@ -120,7 +120,7 @@ WRONG_WAYS: dict[str, tuple[str, str, dict[str, str], str]] = {
 
 @pytest.mark.parametrize("way", WRONG_WAYS)
 def test_a_wrong_way_of_connecting_is_told(secured: SecuredKafka, capfd: pytest.CaptureFixture[str], way: str) -> None:
-    """One line within the time-out says what is wrong; it has no secret, and stderr has nothing."""
+    """One line within the timeout names the problem and contains no secret. Nothing is printed to stderr."""
     protocol, listener, fields, words = WRONG_WAYS[way]
     trust = trusting(secured) if protocol.endswith("SSL") else {}
     connection = connect(secured, protocol, listener=listener, **fields, **trust)
@@ -132,7 +132,7 @@ def test_a_wrong_way_of_connecting_is_told(secured: SecuredKafka, capfd: pytest.
 
 @pytest.mark.parametrize("authority", ["the system's", "another"])
 def test_a_certificate_that_is_not_trusted_is_told(secured: SecuredKafka, authority: str) -> None:
-    """Without the authority that vouches for the broker nothing is sent to it."""
+    """If the client does not trust the broker's authority, it sends nothing to the broker."""
     trust = {} if authority == "the system's" else {"ssl_ca_location": str(secured.certificate)}
     message = refused(connect(secured, "SASL_SSL", **WITH_SCRAM, **trust))
     assert "certificate verify failed" in message
@@ -140,7 +140,7 @@ def test_a_certificate_that_is_not_trusted_is_told(secured: SecuredKafka, author
 
 
 def test_a_certificate_of_ones_own_that_is_not_trusted_is_told(secured: SecuredKafka) -> None:
-    """The server refuses it, and the line names the fields that hold it."""
+    """The server rejects the client's certificate, and the error names the fields that configure it."""
     own = {"ssl_certificate_location": str(secured.unknown), "ssl_key_location": str(secured.unknown)}
     assert "ssl_certificate_location and ssl_key_location" in refused(
         connect(secured, "SSL", **trusting(secured), **own)
@@ -149,7 +149,10 @@ def test_a_certificate_of_ones_own_that_is_not_trusted_is_told(secured: SecuredK
 
 @pytest.mark.parametrize(("which", "words"), [("outdated", "expired on "), ("early", "is not valid before ")])
 def test_a_certificate_of_ones_own_that_is_not_in_date_is_told(secured: SecuredKafka, which: str, words: str) -> None:
-    """The server does not say why it refuses it; one's own look at it does, with the date and the file."""
+    """The server gives no reason for the rejection, so the client checks its own certificate.
+
+    The error has the date and the file.
+    """
     own = getattr(secured, which)
     (said,) = refused(
         connect(secured, "SSL", **trusting(secured), ssl_certificate_location=str(own), ssl_key_location=str(own))
@@ -165,7 +168,7 @@ def test_what_is_wrong_is_one_line_wherever_it_is_met(
     capfd: pytest.CaptureFixture[str],
     way: str,
 ) -> None:
-    """On the command line, in `doctor`, and from a resource of Dagster; the client's own log lines are nowhere."""
+    """The command line, `doctor` and a Dagster resource show the same line. Log lines of the client appear nowhere."""
     protocol, listener, fields, words = WRONG_WAYS[way]
     connection = connect(secured, protocol, listener=listener, **fields, **trusting(secured))
     given = {"security_protocol": protocol, "timeout_s": "3", **fields, **trusting(secured)}
@@ -199,7 +202,7 @@ def test_what_is_wrong_is_one_line_wherever_it_is_met(
 
 
 def refused(connection: KafkaConnection) -> str:
-    """Try to connect and give the one line that tells why not."""
+    """Try to connect and return the error, which is one line."""
     start = time.monotonic()
     with pytest.raises(UnavailableError) as caught:
         clients.check_reachable(connection)
@@ -212,7 +215,7 @@ def refused(connection: KafkaConnection) -> str:
 
 
 def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) -> None:
-    """Each question that is not allowed says which right it takes; a best-effort commit says it as text."""
+    """Each request without permission names the missing right. A best-effort commit returns it as text."""
     admin.create("rights", 1, 1)
     with Topics(connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN)) as topics:
         questions: dict[str, Callable[[], object]] = {
@@ -240,11 +243,11 @@ def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) 
         began_s = time.monotonic()
         with pytest.raises(AuthorizationError, match="grant this user READ on topic 'rights'"):
             bytes_per_offset(topics, connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN), "g", "rights")
-        assert time.monotonic() - began_s < 4  # less than the time-out
+        assert time.monotonic() - began_s < 4  # less than the timeout
 
 
 def test_reading_by_position_takes_no_right_on_a_group(secured: SecuredKafka, admin: Topics) -> None:
-    """With READ on the topic alone all records come, and what the client says of its group is known as harmless."""
+    """With only READ on the topic all records are read. The client's errors about its group are known as harmless."""
     admin.create("readable", 1, 1)
     writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
     for number in range(5):
@@ -274,7 +277,7 @@ def test_reading_by_position_takes_no_right_on_a_group(secured: SecuredKafka, ad
 
 
 def test_offsets_take_the_right_to_describe_alone(secured: SecuredKafka, admin: Topics) -> None:
-    """The client that is asked for offsets needs no right on a group; without DESCRIBE that right is named."""
+    """The client for offsets needs no right on a group. Without DESCRIBE on the topic, the error names that right."""
     admin.create("described", 2, 1)
     connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
     with Topics(connection) as topics:
@@ -288,7 +291,10 @@ def test_offsets_take_the_right_to_describe_alone(secured: SecuredKafka, admin: 
 
 
 def test_a_producer_that_may_write_nowhere_is_told(secured: SecuredKafka) -> None:
-    """Without WRITE on any topic a producer is of no use: it is told in words, and its log keeps why."""
+    """Without WRITE on any topic a producer does not work.
+
+    The error explains it, and the client's log keeps the cause.
+    """
     connection = connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN)
     client, log = clients.producer(connection, delivery_timeout_ms=1000, client_id="test")
 
@@ -306,7 +312,7 @@ def test_a_producer_that_may_write_nowhere_is_told(secured: SecuredKafka) -> Non
 
 
 def test_a_producer_that_polls_itself_finds_the_fatal_error_in_its_log(secured: SecuredKafka) -> None:
-    """The client raises a fatal error only once; the log keeps it for those who come later."""
+    """The client raises a fatal error only once. The log keeps it for later calls."""
     connection = connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN)
     client, log = clients.producer(connection, delivery_timeout_ms=1000, client_id="test")
 
@@ -323,7 +329,7 @@ def test_a_producer_that_polls_itself_finds_the_fatal_error_in_its_log(secured: 
 def test_who_may_not_write_snapshots_goes_without(
     secured: SecuredKafka, admin: Topics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A member that may write to the coordination topic alone ends its run without a snapshot, and says why."""
+    """A member that may write only to the coordination topic ends its run without a snapshot, and logs the reason."""
     assert create_coordination_topic(admin, "log", 1)
     assert create_snapshot_topic(admin, "log")
     writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
@@ -352,7 +358,7 @@ def test_who_may_not_write_snapshots_goes_without(
 def test_doctor_tells_what_this_user_can_do(
     secured: SecuredKafka, admin: Topics, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From no right to a member's: what is missing comes with the command that grants it, and a reader is fine."""
+    """`doctor` reports each missing right with the command that grants it. A user that only reads is no problem."""
     create_coordination_topic(admin, "doctored", 2)
     create_snapshot_topic(admin, "doctored")
     connection = connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN)
@@ -396,7 +402,7 @@ def test_doctor_tells_what_this_user_can_do(
 
 
 def test_spark_reads_through_tls_with_a_password(secured: SecuredKafka, admin: Topics, spark: "SparkSession") -> None:
-    """The options made for Spark let it in, by password and by certificate, and its plan shows no secret."""
+    """Spark connects with the options, by password and by certificate, and its plan shows no secret."""
     admin.create("sparkling", 1, 1)
     writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
     writer.produce("sparkling", "hello", partition=0)
@@ -414,7 +420,7 @@ def test_spark_reads_through_tls_with_a_password(secured: SecuredKafka, admin: T
 
 
 def answers(question: Callable[[], object]) -> bool:
-    """Tell whether it is allowed by now."""
+    """Return whether the request is allowed now."""
     try:
         question()
     except MarshalError:

@@ -1,4 +1,4 @@
-"""Snapshots in a real Kafka topic: large ones, compacted ones, and none."""
+"""Snapshots in a real Kafka topic: large ones, compacted ones, and a missing topic."""
 
 import time
 import uuid
@@ -42,11 +42,11 @@ def kept(connection: KafkaConnection, topic: MakeTopic) -> Iterator[KafkaSnapsho
 
 
 class TestKafkaSnapshotTopic(SnapshotTopicPort):
-    """The topic over Kafka."""
+    """The contract of every snapshot topic."""
 
     @pytest.fixture
     def topic(self, connection: KafkaConnection, topics: Topics) -> Iterator[SnapshotTopic]:
-        """A topic of two partitions, made as the library makes it."""
+        """A topic of two partitions, created as the library creates it."""
         name = f"port-{uuid.uuid4().hex}"
         assert topics.create(name, 2, 1, SNAPSHOT_SETTINGS)
         opened = KafkaSnapshotTopic(connection, name)
@@ -55,7 +55,7 @@ class TestKafkaSnapshotTopic(SnapshotTopicPort):
 
 
 def state(keys: int) -> PartitionWorld:
-    """Give a state with so many keys that have an owner."""
+    """Return a state with this number of keys that have an owner."""
     world = World(1)
     world.apply(0, 0, 1_000, render(about(ClaimingPartition, "run1.0", 0)))
     world.apply(0, 1, 2_000, render(about(Heartbeat, "run1.0", 0, offset=5)))
@@ -66,14 +66,14 @@ def state(keys: int) -> PartitionWorld:
 
 
 def newest(kept: KafkaSnapshotTopic, world: PartitionWorld) -> PartitionWorld | None:
-    """Read it as a fresh process does."""
+    """Read the newest snapshot as a new process does."""
     end = OffsetBounds(world.next_offset, world.next_offset)
     found = Snapshots(KafkaSnapshotTopic(kept._connection, kept.topic)).newest(IDENTITY, {0: end}, world.defaults)
     return found.get(0)
 
 
 def test_a_snapshot_of_several_mb_comes_back(kept: KafkaSnapshotTopic) -> None:
-    """50,000 keys are written in parts that the broker takes with its own limits, and are read back equal."""
+    """50,000 keys are written in parts that fit the broker's default limits, and are read back equal."""
     world = state(50_000)
     Snapshots(kept).write(world, IDENTITY)
     (records,) = kept.read(kept.bounds([0]), 10).values()
@@ -86,7 +86,7 @@ def test_a_snapshot_of_several_mb_comes_back(kept: KafkaSnapshotTopic) -> None:
 
 
 def test_compaction_leaves_the_newest_and_it_is_found(kept: KafkaSnapshotTopic) -> None:
-    """What was deleted is gone from the topic some time later; the newest is read across the gaps."""
+    """Older snapshots are compacted away after some time. The newest is read across the gaps."""
     world = state(10)
     for offset in range(2, 12):
         world.resume_at(offset, 1_000 * offset)
@@ -107,7 +107,7 @@ def test_compaction_leaves_the_newest_and_it_is_found(kept: KafkaSnapshotTopic) 
 def test_the_record_before_a_snapshot_is_looked_at_in_the_log(
     kept: KafkaSnapshotTopic, connection: KafkaConnection, topic: MakeTopic
 ) -> None:
-    """A snapshot that names another last record than the log has is passed over for an older one that does not."""
+    """A snapshot whose last record differs from the log's is rejected, and an older matching one is used."""
     with closing(KafkaLog(connection, topic(1, {"message.timestamp.type": "LogAppendTime"}))) as log:
         snapshots, rationalizer = Snapshots(kept), Rationalizer(log)
         for number in range(3):
@@ -127,7 +127,7 @@ def test_the_record_before_a_snapshot_is_looked_at_in_the_log(
 
 
 def test_a_missing_topic_is_told(connection: KafkaConnection) -> None:
-    """Where there is no snapshot topic the question says so, at once."""
+    """A missing snapshot topic raises an error at once."""
     missing = KafkaSnapshotTopic(connection, "no-such-topic")
     began_s = time.monotonic()
     with pytest.raises(TopicNotFoundError):

@@ -1,8 +1,8 @@
 """Each delivery mode keeps its promise when a member dies before or after any of its appends, or while it processes.
 
-The broker is real. The member dies inside this process: from one moment on nothing of it reaches the log, and it
-neither releases nor beats; its successors wait until its claims are stale. `test_killed_processes` does some of the
-same with processes that end by SIGKILL, `test_kill_points_sinks` with Spark and the real sinks.
+The broker is real. The member dies inside this process: from one moment on none of its calls reaches the log, and it
+neither releases nor sends heartbeats. Its successors wait until its claims are stale. `test_killed_processes` has
+similar tests with processes that end by SIGKILL, `test_kill_points_sinks` with Spark and the real sinks.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ MESSAGES = 60
 APPENDS = ("GroupSettings", "ClaimingPartition", "DataTopic", "Heartbeat", "ClaimingMessages", "ReleasingPartition")
 STEPS = [KillPoint(side, record) for record in APPENDS for side in Side]
 POSITIONS = [KillPoint(side, "Heartbeat", 2) for side in Side]
-"""A group's first claim gives the lowest partition its position last."""
+"""On a group's first claim, the lowest partition gets its position last."""
 COMMITS = [KillPoint(side, "Heartbeat", 3) for side in Side]
 PROCESSING = None
 
@@ -35,7 +35,7 @@ OpenDelivery = Callable[..., tuple[BatchSession, KillableLog]]
 
 @pytest.fixture
 def open_delivery(connection: KafkaConnection, coordination_topic: str, topics: Topics) -> Iterator[OpenDelivery]:
-    """Open members of one group, each dying where it is told to."""
+    """A function that opens members of one group. Each dies at the given step."""
     group = new_instance_id("group")
     opened: list[KillableLog] = []
 
@@ -67,12 +67,12 @@ def filled_topic(topic: MakeTopic, fill: Callable[[str, int, int], None]) -> str
 
 
 def all_messages() -> set[Message]:
-    """Give what `filled_topic` holds."""
+    """Return all messages of `filled_topic`."""
     return {(partition, offset) for partition in range(PARTITIONS) for offset in range(MESSAGES // PARTITIONS)}
 
 
 class Account:
-    """What was processed, by whom: the output of a user's function that cannot be undone."""
+    """The messages processed by a member: an output that cannot be undone."""
 
     def __init__(
         self, connection: KafkaConnection, log: KillableLog | None = None, die_after: int | None = None
@@ -94,14 +94,14 @@ class Account:
 
 
 def planned(batch: ClaimedBatch) -> set[Message]:
-    """Give all messages of the batch's ranges."""
+    """Return all messages of the batch's ranges."""
     return {(range_.partition, offset) for range_ in batch.all_ranges for offset in range(range_.start, range_.end)}
 
 
 def run_and_die(
     delivery: BatchSession, log: KillableLog, topic: str, connection: KafkaConnection, at: KillPoint | None
 ) -> tuple[Account, set[Message]]:
-    """Work one batch of 30 messages, dying at `at`, or after 10 messages."""
+    """Process one batch of 30 messages. Die at `at`, or after 10 messages."""
     account = Account(connection, log, die_after=10 if at is None else None)
     batch = delivery.claimed_batch(BatchRequest(topic=topic, max_records=30))
     with pytest.raises(KilledError), batch:
@@ -113,7 +113,7 @@ def run_and_die(
 def test_at_least_once_loses_nothing(
     open_delivery: OpenDelivery, filled_topic: str, connection: KafkaConnection, at: KillPoint | None
 ) -> None:
-    """Every message is processed; those processed twice are all of the one batch that was not committed."""
+    """Every message is processed. Messages processed twice belong to the one batch that was not committed."""
     first, log = open_delivery(DeliveryMode.AT_LEAST_ONCE, at)
     dead, its_batch = run_and_die(first, log, filled_topic, connection, at)
 
@@ -131,7 +131,7 @@ def test_at_least_once_loses_nothing(
 def test_at_most_once_repeats_nothing(
     open_delivery: OpenDelivery, filled_topic: str, connection: KafkaConnection, at: KillPoint | None
 ) -> None:
-    """No message is processed twice; those never processed are all of the one batch that was committed first."""
+    """No message is processed twice. Messages that are never processed belong to the one batch of the dead member."""
     first, log = open_delivery(DeliveryMode.AT_MOST_ONCE, at)
     dead, its_batch = run_and_die(first, log, filled_topic, connection, at)
 

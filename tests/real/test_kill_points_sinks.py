@@ -1,8 +1,9 @@
-"""Effectively once with the real sinks: a member dies at any step, its successor ends with exactly the right output.
+"""Effectively once with the real sinks: a member dies at any step, and its successor produces the correct output.
 
-One broker, one warm Spark session, one Postgres. The member dies inside this process (`tests.real.kill_points`): from
-one moment on nothing of it reaches the coordination log or the output. Its successor knows that it is dead, as Dagster
-would tell it; members that are waited for until they are stale are in `test_takeover_sinks`.
+The tests share one broker, one warm Spark session and one PostgreSQL. The member dies inside this process
+(`tests.real.kill_points`): from one moment on none of its calls reaches the coordination log or the output. Its
+successor knows that it is dead, as it would from Dagster. `test_takeover_sinks` has members whose successors wait until
+their claims are stale.
 """
 
 import json
@@ -42,7 +43,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 HEARTBEAT_INTERVAL_MS = 60_000
-"""So long that none beats by itself, and no lease ends, while two cores are busy: `COMMITS` counts heartbeats."""
+"""So long that no background heartbeat is sent and no lease ends, even on two busy cores:
+
+`COMMITS` counts heartbeats.
+"""
 PARTITIONS, MESSAGES = 2, 10
 
 APPEND_STEPS = [*(KillPoint(side, record) for record in APPENDS for side in Side), *POSITIONS, *COMMITS]
@@ -50,31 +54,31 @@ PLANS = [KillPoint(side, "ClaimingMessages") for side in (Side.WITHIN, Side.AFTE
 
 
 class Output(Protocol):
-    """One output, as each member opens it, and what it holds."""
+    """An output, as each member opens it, and its contents."""
 
     def open(self, reached: Callable[[str], None] | None = None) -> Sink:
-        """Open it as another process would; `reached` is called at each of the sink's steps."""
+        """Open the output as another process would. `reached` is called at each of the sink's steps."""
         ...
 
     def rows(self) -> list[Row]:
-        """Give what it holds: partition, offset, value, sorted."""
+        """Return the contents: partition, offset and value, sorted."""
         ...
 
 
 class Files:
-    """A folder of JSON lines, read by its commit files alone."""
+    """A folder of JSON lines, read only by its commit files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def open(self, reached: Callable[[str], None] | None = None) -> FileSink:
-        """Open it."""
+        """Open the output."""
         sink = FileSink(self.path, format="json")
         hook(sink, reached)
         return sink
 
     def rows(self) -> list[Row]:
-        """Read the files that count."""
+        """Read the committed files."""
         return sorted(
             (row["partition"], row["offset"], row["value"])
             for path, is_replaced in counting_files(self.path)
@@ -84,19 +88,19 @@ class Files:
 
 
 class HadoopFiles:
-    """A folder of JSON lines in a file system of Hadoop's."""
+    """A folder of JSON lines in a Hadoop file system."""
 
     def __init__(self, uri: str, spark: "SparkSession") -> None:
         self.uri, self._spark = uri, spark
 
     def open(self, reached: Callable[[str], None] | None = None) -> FileSink:
-        """Open it."""
+        """Open the output."""
         sink = FileSink(self.uri, format="json", session=lambda: self._spark)
         hook(sink, reached)
         return sink
 
     def rows(self) -> list[Row]:
-        """Read it by the sink's own reader; none where it has no commit yet."""
+        """Read the output with the sink's own reader. Return no rows if there is no commit yet."""
         sink = self.open()
         if not sink.committed_uris():
             return []
@@ -104,19 +108,19 @@ class HadoopFiles:
 
 
 class DeltaFolder:
-    """A Delta table, read as anybody would."""
+    """A Delta table, read with plain Spark."""
 
     def __init__(self, path: Path, spark: "SparkSession") -> None:
         self.path, self._spark = path, spark
 
     def open(self, reached: Callable[[str], None] | None = None) -> DeltaSink:
-        """Open it."""
+        """Open the output."""
         sink = DeltaSink(str(self.path), session=lambda: self._spark)
         hook(sink, reached)
         return sink
 
     def rows(self) -> list[Row]:
-        """Read the table; none where it is not there yet."""
+        """Read the table. Return no rows if it does not exist yet."""
         if not any(self.path.glob("_delta_log/*.json")):
             return []
         frame = self._spark.read.format("delta").load(str(self.path))
@@ -124,7 +128,7 @@ class DeltaFolder:
 
 
 class Keyed(KafkaSink):
-    """A sink whose records say in their keys which message they come from."""
+    """A sink whose record keys name the source message."""
 
     def _evaluated(  # type: ignore[override]
         self, frame: "DataFrame", done: Sequence[int]
@@ -135,24 +139,24 @@ class Keyed(KafkaSink):
 
 
 class KafkaTopic(KafkaOutput):
-    """A topic, read as anybody would who reads what is committed."""
+    """A topic, read as a read_committed consumer reads it."""
 
     def open(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
-        """Open it."""
+        """Open the output."""
         sink = Keyed(self.connection, self.topic)
         hook(sink, reached)
         return sink
 
 
 class Table:
-    """A table in a schema of its own."""
+    """A table in its own schema."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn, self.schema = dsn, own_schema()
         self._output = PostgresOutput(dsn, self.schema)
 
     def open(self, reached: Callable[[str], None] | None = None) -> PostgresSink:
-        """Open it."""
+        """Open the output."""
         sink = PostgresSink(self.dsn, TABLE, schema=self.schema)
         hook(sink, reached)
         return sink
@@ -176,7 +180,7 @@ def table(postgres: str) -> Table:
 
 @pytest.fixture
 def delta(tmp_path: Path, spark: "SparkSession") -> DeltaFolder:
-    """No table yet."""
+    """A Delta table that does not exist yet."""
     return DeltaFolder(tmp_path / "output", spark)
 
 
@@ -188,7 +192,7 @@ def kafka_topic(connection: KafkaConnection) -> KafkaTopic:
 
 @pytest.fixture(params=["files", "table"])
 def output(request: pytest.FixtureRequest) -> Output:
-    """An empty output of either kind."""
+    """An empty output of the kind in the parameter."""
     found: Output = request.getfixturevalue(request.param)
     return found
 
@@ -219,7 +223,7 @@ def fill_topic(connection: KafkaConnection, topic: str, value: str = "message") 
 
 
 def input_rows() -> list[Row]:
-    """Give what `data_topic` holds, and so what the output must hold."""
+    """Return the rows of `data_topic`, which the output must contain."""
     return sorted((number % PARTITIONS, number // PARTITIONS, f"message {number}") for number in range(MESSAGES))
 
 
@@ -233,7 +237,7 @@ class Members:
         self.topic = topic
 
     def open(self, at: KillPoint | None = None) -> tuple[BatchSession, KillableLog]:
-        """Open a member that dies at `at`; it takes all that came before it for dead."""
+        """Open a member that dies at `at`. It treats all earlier members as dead."""
         log = KillableLog(KafkaLog(self._connection, self._coordination_topic, HEARTBEAT_INTERVAL_MS), at)
         self._logs.append(log)
         delivery = BatchSession(
@@ -249,11 +253,11 @@ class Members:
         return delivery, log
 
     def batch(self, delivery: BatchSession, sink: Sink, most: int | None = None) -> ClaimedBatch:
-        """Give a batch of at most `most` messages."""
+        """Return a batch of at most `most` messages."""
         return delivery.claimed_batch(BatchRequest(topic=self.topic, max_records=most), sink)
 
     def drain(self, sink: Sink, spark: "SparkSession") -> list[ClaimedBatch]:
-        """Have a further member work until the topic is drained."""
+        """Process batches with another member until the topic is drained."""
         delivery, _ = self.open()
         done: list[ClaimedBatch] = []
         while True:
@@ -266,19 +270,19 @@ class Members:
             done.append(batch)
 
     def close(self) -> None:
-        """Let go of all logs."""
+        """Close all logs."""
         for log in self._logs:
             log.close()
 
 
 def result(batch: ClaimedBatch, spark: "SparkSession") -> "DataFrame":
-    """Give what a user's function would make of the batch, in one task."""
+    """Return the rows of a typical user function, computed in one task."""
     return batch.read(spark).selectExpr("partition", "offset", "CAST(value AS STRING) AS value").coalesce(1)
 
 
 @pytest.fixture
 def members(connection: KafkaConnection, coordination_topic: str, topics: Topics, data_topic: str) -> Iterator[Members]:
-    """A group without a past."""
+    """A group without history."""
     members = Members(connection, coordination_topic, topics, data_topic)
     yield members
     members.close()
@@ -288,7 +292,7 @@ def members(connection: KafkaConnection, coordination_topic: str, topics: Topics
 def test_a_member_that_dies_at_an_append(
     members: Members, output: Output, spark: "SparkSession", at: KillPoint
 ) -> None:
-    """Before, within or after any append to the coordination log: the output is the input, record by record."""
+    """If the member dies before, within or after any append to the coordination log, the output equals the input."""
     delivery, _ = members.open(at)
     batch = members.batch(delivery, output.open())
     with pytest.raises(KilledError), batch:
@@ -304,7 +308,7 @@ def test_a_member_that_dies_at_an_append(
 def test_a_member_that_dies_at_its_plan_or_its_commit(
     members: Members, output: Output, spark: "SparkSession", at: KillPoint
 ) -> None:
-    """What it has written is there, and is not written again; the output is the input, record by record."""
+    """Rows that the member has written are kept and not written again. The output equals the input."""
     delivery, _ = members.open(at)
     batch = members.batch(delivery, output.open())
     with pytest.raises(KilledError), batch:
@@ -322,7 +326,7 @@ def test_a_member_that_dies_at_its_plan_or_its_commit(
 def test_a_member_that_dies_beside_its_write(
     members: Members, output: Output, spark: "SparkSession", written: bool
 ) -> None:
-    """After the write the successor finds the ranges done, and only commits them."""
+    """If the member dies after the write, its successor only commits the ranges."""
     delivery, log = members.open()
     batch = members.batch(delivery, output.open())
     with pytest.raises(KilledError), batch:
@@ -344,7 +348,7 @@ def work_and_die(batch: ClaimedBatch, spark: "SparkSession", log: KillableLog, *
 
 
 def die_at_step(members: Members, output: Output, spark: "SparkSession", step: str) -> None:
-    """Have a member die at one of the sink's own steps; what a dead process would have cleared stays."""
+    """Have a member die at one of the sink's steps. Files that the dead process could not delete remain."""
     delivery, log = members.open()
 
     def reached(now: str) -> None:
@@ -365,7 +369,7 @@ def die_at_step(members: Members, output: Output, spark: "SparkSession", step: s
 def test_a_member_that_dies_at_a_step_of_the_file_sink(
     members: Members, files: Files, spark: "SparkSession", step: str
 ) -> None:
-    """Whatever its attempt left behind, the output is the input, record by record."""
+    """Whatever the dead member's attempt left, the output equals the input."""
     die_at_step(members, files, spark, step)
     members.drain(files.open(), spark)
     assert files.rows() == input_rows()
@@ -375,7 +379,7 @@ def test_a_member_that_dies_at_a_step_of_the_file_sink(
 def test_a_member_that_dies_at_a_step_of_the_postgres_sink(
     members: Members, table: Table, spark: "SparkSession", step: str
 ) -> None:
-    """Whether or not its transaction was committed, the output is the input, record by record."""
+    """Whether or not the dead member's transaction was committed, the output equals the input."""
     die_at_step(members, table, spark, step)
     members.drain(table.open(), spark)
     assert table.rows() == input_rows()
@@ -385,7 +389,7 @@ def test_a_member_that_dies_at_a_step_of_the_postgres_sink(
 def test_a_member_that_dies_at_a_step_of_the_delta_sink(
     members: Members, delta: DeltaFolder, spark: "SparkSession", step: str
 ) -> None:
-    """Whether or not Delta has its commit, the output is the input, record by record."""
+    """Whether or not Delta has the dead member's commit, the output equals the input."""
     die_at_step(members, delta, spark, step)
     assert bool(delta.rows()) == (step == "committed")
     members.drain(delta.open(), spark)
@@ -393,7 +397,7 @@ def test_a_member_that_dies_at_a_step_of_the_delta_sink(
 
 
 def test_many_members_die_one_after_the_other(members: Members, output: Output, spark: "SparkSession") -> None:
-    """Members that die at the commit of small batches, each time elsewhere: the output is exact."""
+    """Members die at commits of small batches, each at a different step. The output is exact."""
     for side, count in ((Side.WITHIN, 3), (Side.BEFORE, 2), (Side.AFTER, 2), (Side.WITHIN, 2)):
         delivery, _ = members.open(KillPoint(side, "Heartbeat", count))
         batch = members.batch(delivery, output.open(), most=4)
@@ -406,7 +410,7 @@ def test_many_members_die_one_after_the_other(members: Members, output: Output, 
 def test_a_data_topic_made_anew_while_spark_reads(
     members: Members, output: Output, spark: "SparkSession", topics: Topics, connection: KafkaConnection
 ) -> None:
-    """Spark may read the new topic's messages at these offsets; they never get into the output."""
+    """Spark may read the new topic's messages at these offsets, but they never get into the output."""
     members.topic = new_instance_id("anew")
     assert topics.create(members.topic, PARTITIONS, 1)
     fill_topic(connection, members.topic, "old")
@@ -433,7 +437,7 @@ def recreate(topics: Topics, topic: str) -> None:
 
 
 def rows_or_none(output: Output) -> list[Row]:
-    """Give the rows of an output in which nothing may ever have been committed."""
+    """Return the rows of an output that may have no commit yet."""
     try:
         return output.rows()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Members in processes of their own that are killed or stopped for real: SIGKILL, SIGSTOP, a parent that dies."""
+"""Members in separate processes that are killed or stopped: by SIGKILL, SIGSTOP, or the death of their parent."""
 
 import re
 import signal
@@ -23,14 +23,14 @@ DEADLINE_S = 40
 
 
 class Workers:
-    """Starts members of one group and waits for what they say."""
+    """The members of one group, as processes."""
 
     def __init__(self, base: dict[str, object]) -> None:
         self.base = base
         self.started: list[subprocess.Popen[str]] = []
 
     def orders(self, **extra: object) -> Orders:
-        """Give the orders for one more member."""
+        """Return the parameters of one more member."""
         return Orders.model_validate({**self.base, "run_id": f"run{len(self.started)}", **extra})
 
     def start(self, **extra: object) -> subprocess.Popen[str]:
@@ -41,25 +41,25 @@ class Workers:
         return worker
 
     def run(self, **extra: object) -> tuple[int, str]:
-        """Start a member, wait until it has ended, and give its exit code and what it said."""
+        """Run a member to its end. Return its exit code and its output."""
         worker = self.start(**extra)
         said, _ = worker.communicate(timeout=DEADLINE_S)
         return worker.returncode, said
 
     def output(self) -> Counter[Message]:
-        """Give how often each message is in the output."""
+        """Return how often each message is in the output."""
         path = self.orders().output
         lines = path.read_text().splitlines() if path.exists() else []
         return Counter((int(line.split()[0]), int(line.split()[1])) for line in lines)
 
 
 def all_messages() -> set[Message]:
-    """Give what the data topic holds."""
+    """Return all messages of the data topic."""
     return {(partition, offset) for partition in range(PARTITIONS) for offset in range(MESSAGES // PARTITIONS)}
 
 
 def ranges_claimed(line: str) -> set[str]:
-    """Read which ranges a worker says that it has claimed."""
+    """Return the ranges that a worker reports as claimed."""
     return set(re.findall(r"\S+ \[\d+, \d+\)", line))
 
 
@@ -79,7 +79,7 @@ def workers(
     filled_topic: str,
     tmp_path: Path,
 ) -> Iterator[Workers]:
-    """A group whose mode is the test's parameter (at least once by default), and a filled data topic."""
+    """A group in the mode of the test's parameter (at least once by default), and a filled data topic."""
     base = {
         "bootstrap_servers": kafka,
         "coordination_topic": coordination_topic,
@@ -132,15 +132,15 @@ def test_at_most_once_with_a_killed_process(workers: Workers, kill: dict[str, ob
 
 
 def test_a_stopped_member_is_fenced(workers: Workers) -> None:
-    """A member stopped past its lease and continued commits nothing; it says so, and who holds its claims now."""
+    """A member that is stopped past its lease and continued commits nothing, and reports the lost claim."""
     stopped = workers.start(pause_s=1)
     plan = ranges_claimed(wait_for_line(stopped, "claimed"))
     wait_for_line(stopped, "processing")
     stopped.send_signal(signal.SIGSTOP)
     successor = workers.start(pause_s=0)
     taken = ranges_claimed(wait_for_line(successor, "claimed"))
-    assert taken, "one of its claims is stale at least: each is so from a time of its own"
-    assert taken <= plan, "the successor takes over that very plan"
+    assert taken, "no claim is stale, although each becomes stale at its own time"
+    assert taken <= plan, "the successor does not take over the stopped member's plan"
     assert successor.wait(DEADLINE_S) == 0
     stopped.send_signal(signal.SIGCONT)
     said = wait_for_line(stopped, "failed")
@@ -150,7 +150,7 @@ def test_a_stopped_member_is_fenced(workers: Workers) -> None:
 
 
 def test_an_orphan_stops(workers: Workers) -> None:
-    """A member whose parent process was killed notices, stops and commits nothing more."""
+    """A member whose parent process was killed notices this, stops and commits nothing more."""
     orders = workers.orders(pause_s=5, watch_parent=True).model_dump_json()
     parent = subprocess.Popen([sys.executable, "-c", _PARENT, orders], stdout=subprocess.PIPE, text=True)
     workers.started.append(parent)

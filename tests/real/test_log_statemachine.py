@@ -1,4 +1,4 @@
-"""The log over Kafka under any order of steps, as `tests/fast/test_log_statemachine.py` for the log in memory."""
+"""The log over Kafka under any sequence of steps. `tests/fast/test_log_statemachine.py` tests the log in memory."""
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -21,7 +21,10 @@ FEW = settings(
 def test_any_steps_leave_the_log_as_the_lists_say(
     connection: KafkaConnection, topics: Topics, topic: MakeTopic
 ) -> None:
-    """Members that append, read, begin elsewhere, purge and go away, under retention, each time on a new topic."""
+    """Members append, read, start at other offsets, purge and leave, while retention deletes records.
+
+    Each run has a topic.
+    """
 
     class KafkaLogMachine(LogMachine):
         def make_house(self) -> KafkaHouse:

@@ -50,19 +50,19 @@ MEGABYTE = 1_000_000
 
 @pytest.fixture
 def site(postgres: str, connection: KafkaConnection) -> Site:
-    """An outbox of the test's own."""
+    """An outbox for this test."""
     return Site(postgres, connection)
 
 
 @pytest.fixture
 def named(postgres: str) -> OutboxTables:
-    """Tables that are not made yet."""
+    """Tables that do not exist yet."""
     return OutboxTables(Database(postgres), f"outbox_{time.monotonic_ns()}")
 
 
 @contextmanager
 def running(site: Site) -> Iterator[None]:
-    """Have a harvester lead and harvest."""
+    """Run a harvester that leads and harvests."""
     harvester = site.harvester()
     thread = threading.Thread(target=harvester.run)
     thread.start()
@@ -83,7 +83,7 @@ def running(site: Site) -> Iterator[None]:
 
 
 def test_tables_are_made_once(site: Site) -> None:
-    """Made again they stay the same outbox, with what is in it."""
+    """Creating the tables again keeps the outbox and its rows."""
     site.stash(OutboxRecord("somewhere", "value"))
     again = site.tables.create()
     assert (again.uid, again.version) == (site.uid, outbox_tables.VERSION)
@@ -91,7 +91,7 @@ def test_tables_are_made_once(site: Site) -> None:
 
 
 def test_two_that_make_the_tables_at_once_do_not_hinder_each_other(named: OutboxTables) -> None:
-    """Each finds them made."""
+    """All simultaneous calls succeed and find the same outbox."""
     found: list[str] = []
     threads = [threading.Thread(target=lambda: found.append(named.create().uid)) for _ in range(4)]
     for thread in threads:
@@ -108,7 +108,7 @@ def test_two_that_make_the_tables_at_once_do_not_hinder_each_other(named: Outbox
     ids=["newer", "older"],
 )
 def test_another_version_is_told(site: Site, step: int, said: str) -> None:
-    """What is newer than this code, or not yet brought up to it, is not harvested."""
+    """Tables that are newer than this code, or not upgraded yet, are not harvested."""
     with psycopg.connect(site.dsn) as connection:
         statement = site.tables.named("UPDATE {registry} SET version = version + %s WHERE name = %s")
         connection.execute(statement, (step, site.name))
@@ -120,14 +120,14 @@ def test_another_version_is_told(site: Site, step: int, said: str) -> None:
 
 
 def migrate(monkeypatch: pytest.MonkeyPatch, *steps: tuple[LiteralString, ...]) -> None:
-    """Let there be later versions."""
+    """Add later versions to the schema."""
     migrations = (*outbox_tables.MIGRATIONS, *steps)
     monkeypatch.setattr(outbox_tables, "MIGRATIONS", migrations)
     monkeypatch.setattr(outbox_tables, "VERSION", len(migrations))
 
 
 def test_tables_are_brought_to_a_later_version(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step that is missing is taken, once; what is in the outbox stays."""
+    """Each missing migration runs once, and rows are kept."""
     site.stash(OutboxRecord("somewhere", "value"))
     more: LiteralString = "ALTER TABLE {rows} ADD COLUMN more integer"
     migrate(monkeypatch, (more,), ("ALTER TABLE {rows} RENAME COLUMN more TO yet_more",))
@@ -139,7 +139,7 @@ def test_tables_are_brought_to_a_later_version(site: Site, monkeypatch: pytest.M
 
 
 def test_a_version_is_reached_as_a_whole_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that fails leaves nothing of those before it."""
+    """If a migration fails, the ones before it are rolled back too."""
     with monkeypatch.context() as patch:
         migrate(patch, ("ALTER TABLE {rows} ADD COLUMN more integer",), ("ALTER TABLE {rows} DROP COLUMN nothing",))
         with pytest.raises(ConfigurationError, match='column "nothing"'):
@@ -151,7 +151,7 @@ def test_a_version_is_reached_as_a_whole_or_not_at_all(site: Site, monkeypatch: 
 
 
 def test_outboxes_of_one_database_are_apart(postgres: str, connection: KafkaConnection, topic: MakeTopic) -> None:
-    """Each harvester takes what is in its own; a schema may have one of the same name."""
+    """Each harvester publishes only the rows of its own outbox. Another schema may have an outbox of the same name."""
     with psycopg.connect(postgres) as made:
         made.execute("CREATE SCHEMA IF NOT EXISTS elsewhere")
     sites = [Site(postgres, connection, "Ours 100%"), Site(postgres, connection, "theirs")]
@@ -168,14 +168,14 @@ def test_outboxes_of_one_database_are_apart(postgres: str, connection: KafkaConn
 
 
 def test_an_outbox_that_is_not_there_is_told(named: OutboxTables) -> None:
-    """The error says how it is made."""
+    """The error names the command that creates the outbox."""
     with pytest.raises(ConfigurationError, match="`marshal-dagster outbox init` creates it"):
         PostgresStore(named).begin()
 
 
 @pytest.mark.parametrize("notifies", [True, False])
 def test_rows_wake_the_harvester_where_they_notify(site: Site, notifies: bool) -> None:
-    """Else it looks by itself after a time."""
+    """Without notifications, the harvester polls after some time."""
     site.tables.create(notifies=notifies)
     store = PostgresStore(site.tables)
     store.begin()
@@ -189,7 +189,7 @@ def test_rows_wake_the_harvester_where_they_notify(site: Site, notifies: bool) -
 
 
 def test_dead_rows_are_not_read_again_and_again(site: Site) -> None:
-    """A table whose rows have gone is read by its index, also once PostgreSQL has seen that it is all but empty."""
+    """A table with deleted rows is read by its index, also after PostgreSQL knows that it is almost empty."""
     site.stash(*(OutboxRecord("somewhere", "x" * 200) for _ in range(20_000)))
     with psycopg.connect(site.dsn, autocommit=True) as connection:
         connection.execute(site.tables.named("ALTER TABLE {rows} SET (autovacuum_enabled = off)"))
@@ -204,14 +204,14 @@ def test_dead_rows_are_not_read_again_and_again(site: Site) -> None:
         store.close()
         wait_until(
             lambda: sum(scans(connection, site)) >= sum(before) + 10,
-            "PostgreSQL has counted the scans of ten questions",
+            "PostgreSQL has counted the scans of ten queries",
             WITHIN_S,
         )
         assert scans(connection, site)[0] == before[0]
 
 
 def scans(connection: "psycopg.Connection[tuple[int, int]]", site: Site) -> tuple[int, int]:
-    """Give how often an outbox's table was read as a whole, and by its index."""
+    """Return the number of sequential scans and index scans of an outbox's table."""
     found = connection.execute(
         "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = %s", (site.name,)
     ).fetchone()
@@ -245,7 +245,7 @@ def by_async_psycopg(site: Site, records: Sequence[OutboxRecord], commits: bool)
 
 
 def by_session(site: Site, records: Sequence[OutboxRecord], commits: bool) -> None:
-    """Write over a session of SQLAlchemy's."""
+    """Write over a session of SQLAlchemy."""
     engine = sqlalchemy.create_engine(site.dsn.replace("postgresql://", "postgresql+psycopg://"))
     with OrmSession(engine) as session:
         assert site.outbox.stash_sqlalchemy(session, records) == len(records)
@@ -255,7 +255,7 @@ def by_session(site: Site, records: Sequence[OutboxRecord], commits: bool) -> No
 
 
 def by_sqlalchemy(site: Site, records: Sequence[OutboxRecord], commits: bool) -> None:
-    """Write over a connection of SQLAlchemy's."""
+    """Write over a connection of SQLAlchemy."""
     engine = sqlalchemy.create_engine(site.dsn.replace("postgresql://", "postgresql+psycopg://"))
     with engine.connect() as connection:
         assert site.outbox.stash_sqlalchemy(connection, records) == len(records)
@@ -265,7 +265,7 @@ def by_sqlalchemy(site: Site, records: Sequence[OutboxRecord], commits: bool) ->
 
 
 def by_async_session(site: Site, records: Sequence[OutboxRecord], commits: bool) -> None:
-    """Write over an asynchronous session of SQLAlchemy's."""
+    """Write over an asynchronous session of SQLAlchemy."""
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
     async def write() -> None:
@@ -284,7 +284,7 @@ WAYS: list[Way] = [by_psycopg, by_async_psycopg, by_session, by_sqlalchemy, by_a
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_rows_are_what_was_given(site: Site, way: Way) -> None:
-    """Text and bytes, nothing and emptiness, in the order given, over each kind of connection."""
+    """Text, bytes, null and empty values are stored unchanged and in order, over each kind of connection."""
     records = [
         OutboxRecord("topic.one", "täxt", "key"),
         OutboxRecord("topic_two", b"\x00\xff", b"\x00key", {"one": "ü", "none": None, "bytes": b"\x00"}),
@@ -304,7 +304,7 @@ def test_rows_are_what_was_given(site: Site, way: Way) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_rollback_leaves_nothing(site: Site, way: Way) -> None:
-    """Rows are the caller's transaction's, over each kind of connection; many too."""
+    """Rows belong to the caller's transaction, over each kind of connection, also if there are many."""
     way(site, [OutboxRecord("t", str(number)) for number in range(2_500)], False)
     assert site.rows() == []
     way(site, [OutboxRecord("t", str(number)) for number in range(2_500)], True)
@@ -325,7 +325,7 @@ def test_a_rollback_leaves_nothing(site: Site, way: Way) -> None:
     ids=["large", "space", "empty", "dots", "long", "header", "number"],
 )
 def test_what_cannot_be_published_is_not_written(site: Site, record: OutboxRecord, said: str) -> None:
-    """The error says which record it is and why; nothing of its thousand is written."""
+    """The error names the record and the reason. None of the records is written."""
     outbox = Outbox(site.name, max_bytes=100)
     with psycopg.connect(site.dsn) as connection:
         with pytest.raises(ConfigurationError, match=said):
@@ -345,14 +345,14 @@ def test_what_cannot_be_published_is_not_written(site: Site, record: OutboxRecor
     ],
 )
 def test_no_writer_can_write_what_no_harvester_can_read(site: Site, wrong: LiteralString) -> None:
-    """Whatever it writes with: one such row would stop all others."""
+    """The table rejects such a row from any writer, because it would block all other rows."""
     site.stash(OutboxRecord("t", "good"))
     with psycopg.connect(site.dsn) as connection, pytest.raises(psycopg.errors.CheckViolation):
         connection.execute(site.tables.named("UPDATE {rows} SET {wrong}", wrong=sql.SQL(wrong)), ())
 
 
 def test_no_header_name_is_other_than_utf8(postgres: str, connection: KafkaConnection, topic: MakeTopic) -> None:
-    """A database of the encoding SQL_ASCII takes any bytes for text, and gives none of the batch that has them."""
+    """A SQL_ASCII database accepts any bytes as text. One invalid name would make its whole batch unreadable."""
     name, goal = f"ascii_{time.monotonic_ns()}", topic()
     with psycopg.connect(postgres, autocommit=True) as made:
         statement = sql.SQL("CREATE DATABASE {} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
@@ -372,7 +372,7 @@ def test_no_header_name_is_other_than_utf8(postgres: str, connection: KafkaConne
 
 
 def test_rows_are_published_in_order(site: Site, topic: MakeTopic) -> None:
-    """Keys keep their order and their partition; values, headers and ids arrive as they were, tombstones too."""
+    """Keys keep their order and their partition. Values, headers and ids are unchanged, also those of tombstones."""
     goal = topic(3)
     records = [OutboxRecord(goal, f"{number}", f"k{number % 7}", {"n": str(number)}) for number in range(300)]
     site.stash(*records, OutboxRecord(goal, None, "k0", {"none": None}))
@@ -392,7 +392,7 @@ def test_rows_are_published_in_order(site: Site, topic: MakeTopic) -> None:
 
 
 def test_no_more_than_the_limit_is_in_flight(site: Site, topic: MakeTopic) -> None:
-    """A turn takes that many rows, and the next ones take the rest."""
+    """A turn takes at most the limit of rows, and the next turns take the rest."""
     goal = topic()
     site.stash(*(OutboxRecord(goal, str(number)) for number in range(12)))
     with site.session(max_in_flight_records=5) as session:
@@ -401,7 +401,7 @@ def test_no_more_than_the_limit_is_in_flight(site: Site, topic: MakeTopic) -> No
 
 
 def test_rows_that_are_rolled_back_are_not_published(site: Site, topic: MakeTopic) -> None:
-    """Nor are those that are not committed yet: they are when they are."""
+    """Uncommitted rows are published only after their commit, and rolled-back ones never."""
     goal = topic()
     with psycopg.connect(site.dsn) as slow, psycopg.connect(site.dsn) as gone, site.session() as session:
         site.outbox.stash(slow, [OutboxRecord(goal, "late", "k1")])
@@ -420,7 +420,7 @@ def test_rows_that_are_rolled_back_are_not_published(site: Site, topic: MakeTopi
 
 
 def test_a_value_too_large_for_the_client_is_set_aside(site: Site, topic: MakeTopic) -> None:
-    """What comes after it in its lane waits until it is; the rest flows on."""
+    """Later rows of the same ordering key wait until it is set aside. All other rows are published."""
     goal = topic()
     site.stash(
         OutboxRecord(goal, "x" * (MEGABYTE + 100_000), "k1"),
@@ -448,7 +448,7 @@ def test_a_value_too_large_for_the_client_is_set_aside(site: Site, topic: MakeTo
 
 
 def test_a_batch_too_large_for_its_topic_is_published_in_parts(site: Site, topic: MakeTopic) -> None:
-    """Where no row by itself is too large, nothing is set aside, and the order holds."""
+    """If no single row is too large, nothing is set aside, and the order is kept."""
     goal = topic(1, {"max.message.bytes": "5000"})
     site.stash(*(OutboxRecord(goal, f"{number:04}".ljust(1_000), f"k{number % 2}") for number in range(20)))
     counts = site.harvest(max_attempts=1)
@@ -457,7 +457,7 @@ def test_a_batch_too_large_for_its_topic_is_published_in_parts(site: Site, topic
 
 
 def test_a_row_too_large_for_its_topic_is_set_aside(site: Site, topic: MakeTopic) -> None:
-    """It is found among the others, which are published."""
+    """Only the rows that are too large are set aside. The others of the batch are published."""
     goal = topic(1, {"max.message.bytes": "5000"})
     sizes = [100, 100, 6_000, 100, 100, 100, 7_000]
     site.stash(*(OutboxRecord(goal, f"{n}".ljust(size), "k") for n, size in enumerate(sizes)))
@@ -467,7 +467,7 @@ def test_a_row_too_large_for_its_topic_is_set_aside(site: Site, topic: MakeTopic
 
 
 def test_rows_of_a_missing_topic_are_set_aside_while_the_rest_flows(site: Site, topic: MakeTopic) -> None:
-    """They wait for it first; made later, they are published when they are put back."""
+    """The rows first wait for the topic. If it is created later and they are put back, they are published."""
     goal, missing = topic(), f"missing-{site.name}"
     site.stash(OutboxRecord(missing, "first", "k"), OutboxRecord(goal, "flows"), OutboxRecord(missing, "second", "k"))
     with site.session(max_attempts=3) as session:
@@ -503,7 +503,7 @@ COPY_BACK = """
 
 
 def test_a_row_that_was_copied_back_is_set_aside_again(site: Site) -> None:
-    """By somebody who did not delete it there: it has its first reason, and the outbox goes on."""
+    """The copy was not deleted from the parked rows. It keeps its first reason, and the outbox continues."""
     site.stash(OutboxRecord(f"missing-{site.name}", "value", "k", {"none": None}))
     with site.session(max_attempts=1) as session:
         session.turns()
@@ -515,7 +515,7 @@ def test_a_row_that_was_copied_back_is_set_aside_again(site: Site) -> None:
 
 
 def test_another_row_under_the_id_of_one_set_aside_waits(site: Site, topic: MakeTopic) -> None:
-    """Neither is lost: it is published once it can be, and the one that is set aside stays there."""
+    """Neither row is lost: the new one is published once possible, and the one that is set aside stays there."""
     missing, goal = f"missing-{site.name}", topic()
     site.stash(OutboxRecord(missing, "before", "k"))
     with site.session(max_attempts=1) as session:
@@ -541,7 +541,7 @@ def test_another_row_under_the_id_of_one_set_aside_waits(site: Site, topic: Make
 
 
 def test_rows_set_aside_can_be_dropped(site: Site) -> None:
-    """Those that are named, and no others."""
+    """Exactly the given rows are deleted."""
     site.stash(*(OutboxRecord(f"missing-{site.name}", str(number)) for number in range(3)))
     site.harvest(max_attempts=1)
     ids = [parked.id for parked in site.parked()]
@@ -552,7 +552,7 @@ def test_rows_set_aside_can_be_dropped(site: Site) -> None:
 
 
 def test_a_row_that_the_broker_refuses_is_set_aside(site: Site, topic: MakeTopic) -> None:
-    """A compacted topic takes no record without a key; the others are published."""
+    """A compacted topic rejects records without a key. The other rows are published."""
     goal = topic(1, {"cleanup.policy": "compact"})
     site.stash(OutboxRecord(goal, "1", "k"), OutboxRecord(goal, "2"), OutboxRecord(goal, "3", "k"))
     site.harvest(max_attempts=2)
@@ -563,7 +563,7 @@ def test_a_row_that_the_broker_refuses_is_set_aside(site: Site, topic: MakeTopic
 
 
 def test_large_values_respect_the_limit_of_bytes(site: Site, topic: MakeTopic) -> None:
-    """Rows in flight have no more than that together; a row that has more by itself is in flight alone."""
+    """The rows in flight stay below the limit in total. A row above the limit is in flight alone."""
     large = {"message.max.bytes": str(12 * MEGABYTE)}
     site.connection = replace(site.connection, client_settings=large)
     goal = topic(1, {"max.message.bytes": str(12 * MEGABYTE)})
@@ -577,7 +577,7 @@ def test_large_values_respect_the_limit_of_bytes(site: Site, topic: MakeTopic) -
 
 
 def test_the_status_tells_the_backlog(site: Site, topic: MakeTopic) -> None:
-    """How many rows wait and since when, how many are set aside, and who harvests."""
+    """The status has the number of waiting rows, the oldest age, the parked rows, and the harvester."""
     empty = site.status()
     assert (empty.rows, empty.oldest_age_s, empty.parked, empty.led_since) == (0, None, 0, None)
     site.stash(OutboxRecord(f"missing-{site.name}", "1"))
@@ -594,7 +594,7 @@ def test_the_status_tells_the_backlog(site: Site, topic: MakeTopic) -> None:
 
 
 def test_a_drain_ends(site: Site, topic: MakeTopic) -> None:
-    """When all is published or set aside; it says how much it has published."""
+    """The drain ends when all rows are published or set aside, and returns the number of published rows."""
     goal = topic()
     records = [OutboxRecord(goal, str(number)) for number in range(50)]
     site.stash(*records, OutboxRecord(f"missing-{site.name}", "x"))
@@ -607,7 +607,7 @@ def test_a_drain_ends(site: Site, topic: MakeTopic) -> None:
 
 
 def test_a_drain_ends_while_another_leads(site: Site, topic: MakeTopic) -> None:
-    """It waits for what that one publishes."""
+    """The drain waits for the rows that the leader publishes."""
     goal = topic()
     with running(site):
         site.stash(*(OutboxRecord(goal, str(number)) for number in range(500)))
@@ -617,7 +617,7 @@ def test_a_drain_ends_while_another_leads(site: Site, topic: MakeTopic) -> None:
 
 
 def test_a_harvester_that_cannot_reach_the_database_says_so(connection: KafkaConnection) -> None:
-    """At its beginning."""
+    """The error comes at the start of the harvester."""
     site = object.__new__(Site)
     site.tables, site.connection = OutboxTables(Database("postgresql://u:hush@127.0.0.1:1/x")), connection
     with pytest.raises(UnavailableError, match="PostgreSQL of outbox 'outbox'") as raised:
@@ -627,7 +627,7 @@ def test_a_harvester_that_cannot_reach_the_database_says_so(connection: KafkaCon
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_harvester_is_killed_at_its_worst(site: Site, topic: MakeTopic, tmp_path: Path, step: str) -> None:
-    """Whether its batch was committed or not, the next session publishes what is left, and nothing again."""
+    """Whether or not the batch was committed, the next session publishes the remaining rows, and none twice."""
     goal = topic(2)
     site.stash(*(OutboxRecord(goal, str(number), f"k{number % 3}") for number in range(20)))
     orders = Orders(
@@ -651,7 +651,7 @@ def test_a_harvester_is_killed_at_its_worst(site: Site, topic: MakeTopic, tmp_pa
 
 
 def test_ids_that_a_restored_database_gives_again_are_not_struck(site: Site, topic: MakeTopic) -> None:
-    """The newest note names the ids, and until when its rows were written: these are younger, and are published."""
+    """The newest note has the ids and the time range of its rows. Later rows with these ids are published."""
     goal = topic()
     site.stash(*(OutboxRecord(goal, str(number), "k") for number in range(3)))
     with site.session() as before:
@@ -672,7 +672,7 @@ def test_ids_that_a_restored_database_gives_again_are_not_struck(site: Site, top
 def test_a_row_with_an_id_that_truncate_gave_again_is_published(
     site: Site, topic: MakeTopic, is_same_session: bool
 ) -> None:
-    """Neither what the session itself remembers of its last batch strikes it, nor the note that another one reads."""
+    """Neither the session's memory of its last batch nor the note that another session reads deletes such a row."""
     goal = topic()
     site.stash(*(OutboxRecord(goal, str(number), "k") for number in range(5)))
     with site.session() as first, site.session() as second:
@@ -692,7 +692,7 @@ def test_a_row_with_an_id_that_truncate_gave_again_is_published(
 
 
 def test_a_row_with_the_id_of_one_that_was_refused_is_not_set_aside(site: Site) -> None:
-    """It was given the id again, and was never tried."""
+    """The row got the same id again and was never tried."""
     site.stash(OutboxRecord("t", "before"))
     with site.session() as session:
         number = session.store.begin()
@@ -711,7 +711,7 @@ def test_a_row_with_the_id_of_one_that_was_refused_is_not_set_aside(site: Site) 
 
 
 def test_a_row_of_any_time_is_published_and_struck(site: Site, topic: MakeTopic) -> None:
-    """From the first year to the last that PostgreSQL knows, whose microseconds do not fit into a bigint."""
+    """This holds from PostgreSQL's first year to its last one, whose microseconds do not fit into a bigint."""
     goal = topic()
     times = ["4713-01-01 00:00:00+00 BC", "0001-01-01+00", "1970-01-01+00", "9999-12-31+00", "294276-12-31+00"]
     with psycopg.connect(site.dsn) as connection:
@@ -730,7 +730,7 @@ def test_a_row_of_any_time_is_published_and_struck(site: Site, topic: MakeTopic)
 def test_a_foreign_record_among_the_notes_stops_no_harvester(
     site: Site, topic: MakeTopic, value: bytes | None, has_own_key: bool
 ) -> None:
-    """It is passed over: the note before it counts, and nothing is published twice."""
+    """The record is skipped, the note before it applies, and nothing is published twice."""
     goal = topic()
     site.stash(*(OutboxRecord(goal, str(number), "k") for number in range(3)))
     with site.session() as before:
@@ -745,7 +745,7 @@ def test_a_foreign_record_among_the_notes_stops_no_harvester(
 
 
 def test_a_topic_of_notes_that_forgets_in_time_is_refused(site: Site) -> None:
-    """What is published and not struck yet would be published again; which harvester leads may be forgotten."""
+    """Without the notes, published rows would be published again, and the leader could be forgotten."""
     with Topics(site.connection) as topics:
         topics.delete(site.topics.notes)
         topics.create(site.topics.notes, 1, 1, {"cleanup.policy": "compact,delete"})
@@ -755,7 +755,7 @@ def test_a_topic_of_notes_that_forgets_in_time_is_refused(site: Site) -> None:
 
 
 def test_a_zombie_can_do_nothing(site: Site, topic: MakeTopic) -> None:
-    """Once a later session has begun: neither strike nor take rows, nor publish what it has taken."""
+    """After a later session has started, an old one can neither delete nor take rows, nor publish rows that it took."""
     goal = topic()
     site.stash(OutboxRecord(goal, "1", "k"), OutboxRecord(goal, "2", "k"))
     with site.session() as old, site.session() as new:
@@ -778,7 +778,7 @@ def test_a_zombie_can_do_nothing(site: Site, topic: MakeTopic) -> None:
 
 
 def test_a_fenced_publisher_says_so_whatever_it_has_sent(site: Site, topic: MakeTopic) -> None:
-    """With many records on the way, whose ends are told in the same poll as the client's fatal error."""
+    """This holds with many records in flight, whose results arrive in the same poll as the client's fatal error."""
     goal = topic(3)
     site.stash(*(OutboxRecord(goal, "x" * 10_000, str(number)) for number in range(2_000)))
     with site.session() as old, site.session() as new:
@@ -790,7 +790,7 @@ def test_a_fenced_publisher_says_so_whatever_it_has_sent(site: Site, topic: Make
 
 
 def test_a_patient_connection_may_wait_longer_than_a_transaction_lasts(site: Site, topic: MakeTopic) -> None:
-    """The time-outs of both need not be fitted to each other."""
+    """The timeouts of connection and transaction need not be coordinated."""
     goal = topic()
     site.connection = replace(site.connection, timeout_s=60.0)
     site.stash(OutboxRecord(goal, "value"))
@@ -799,7 +799,7 @@ def test_a_patient_connection_may_wait_longer_than_a_transaction_lasts(site: Sit
 
 
 def test_a_leader_that_is_frozen_in_a_turn_holds_nobody_up_for_long(site: Site, topic: MakeTopic) -> None:
-    """The database ends its transaction, and it may not go on with that session."""
+    """The database ends the frozen leader's transaction, and that session cannot continue."""
     goal = topic()
     site.stash(OutboxRecord(goal, "value"))
     with site.session() as frozen, site.session() as next_one:
@@ -821,7 +821,10 @@ def test_a_leader_that_is_frozen_in_a_turn_holds_nobody_up_for_long(site: Site, 
 def test_a_zombie_that_begins_anew_at_kafka_is_stopped_by_the_database(
     site: Site, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a refusal it publishes nothing more, though its producer is the newest then; the other session goes on."""
+    """After the rejection the old session publishes nothing, although its producer is the newest.
+
+    The other one continues.
+    """
     goal = topic()
     site.stash(OutboxRecord(goal, "x" * 2 * MEGABYTE, "k1"), OutboxRecord(goal, "good", "k2"))
     with site.session() as old, site.session(max_attempts=1) as new:

@@ -1,4 +1,4 @@
-"""What docs/outbox.md has a database's owner run: the rights are enough for each role, and ids are moved on."""
+"""The SQL of docs/outbox.md for the database's owner: each role's rights are sufficient, and ids are advanced."""
 
 import re
 from collections.abc import Iterator
@@ -27,14 +27,14 @@ ROLES = ("outbox_writer", "outbox_harvester", "outbox_operator")
 
 
 def block(start: str) -> str:
-    """Give the block of SQL that begins so."""
+    """Return the SQL block that starts with `start`."""
     (found,) = [each for each in BLOCKS if each.startswith(start)]
     return str(found)
 
 
 @pytest.fixture
 def schema(postgres: str, connection: KafkaConnection) -> Iterator[str]:
-    """A schema with an outbox, and the roles with the rights that the page gives them."""
+    """A schema with an outbox, and roles with the rights that the page grants."""
     schema = own_schema()
     with psycopg.connect(postgres, autocommit=True) as owner:
         owner.execute(f"CREATE SCHEMA {schema}".encode())
@@ -50,7 +50,7 @@ def schema(postgres: str, connection: KafkaConnection) -> Iterator[str]:
 
 
 def test_each_role_can_do_its_work(postgres: str, connection: KafkaConnection, schema: str, topic: MakeTopic) -> None:
-    """Rows are written, published, set aside, put back and dropped; a writer cannot read what others wrote."""
+    """Rows are written, published, set aside, put back and deleted. A writer cannot read the rows of others."""
     wanted = topic()
     writer, harvester, operator = (make_conninfo(postgres, user=role) for role in ROLES)
     with psycopg.connect(writer) as writing:
@@ -74,7 +74,7 @@ def test_each_role_can_do_its_work(postgres: str, connection: KafkaConnection, s
 
 
 def test_ids_are_moved_on(postgres: str, schema: str) -> None:
-    """Behind the statement for a restored database the next row's id is beyond all that can have been given."""
+    """After the statement for a restored database, the next id is higher than any id that may have been used."""
     move = block("SELECT setval").replace("public", schema)
     with psycopg.connect(postgres) as owner:
         Outbox(schema=schema).stash(owner, [OutboxRecord("t", "a"), OutboxRecord("t", "b")])
@@ -87,7 +87,7 @@ def test_ids_are_moved_on(postgres: str, schema: str) -> None:
 
 
 def test_the_page_shows_the_settings_that_the_table_has(postgres: str, schema: str) -> None:
-    """Of autovacuum."""
+    """The page shows the table's autovacuum settings."""
     shown = dict(re.findall(r"(autovacuum_\w+) = (\d+)", block("ALTER TABLE")))
     with psycopg.connect(postgres) as owner:
         found = owner.execute("SELECT reloptions FROM pg_class WHERE oid = %s::regclass", (f"{schema}.outbox",))

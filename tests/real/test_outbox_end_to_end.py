@@ -1,4 +1,4 @@
-"""From a topic to a topic through the example of `examples/outbox`, while its processes and a broker are killed."""
+"""From a topic to another one through the example of `examples/outbox`, while its processes and a broker are killed."""
 
 import importlib
 import json
@@ -46,7 +46,7 @@ FLIGHTS, BATCH, PARTITIONS = 12_000, 3_000, 4
 WAIT_S = 240.0
 MOST_RUNS = 5
 SECOND, LAST = 1, 3
-"""Batches before whose events are written the test can make a run wait; the first is 0."""
+"""Numbers of batches, from 0. The test can make a run wait before it writes the events of these batches."""
 
 HOLD = f"""
     CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -55,7 +55,7 @@ HOLD = f"""
     END $$;
     CREATE TRIGGER hold BEFORE INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION hold();
     """
-"""Behind the rows of a batch, and before its events, its writer asks for the lock with the batch's number."""
+"""After it wrote the rows of a batch, and before its events, the writer requests the lock with the batch's number."""
 HELD = """
     SELECT pid FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
     WHERE d.datname = current_database() AND locktype = 'advisory' AND mode = 'ShareLock' AND NOT granted
@@ -64,19 +64,19 @@ STRIKING = r"""
     SELECT pid FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ~ '^\s*DELETE FROM'
     """
-END_HELD = f"SELECT pg_terminate_backend(held.pid) FROM ({HELD}) AS held"  # noqa: S608 - all of it stands here
+END_HELD = f"SELECT pg_terminate_backend(held.pid) FROM ({HELD}) AS held"  # noqa: S608 - the text is constant
 
 Flight = tuple[int, int]
 """A flight's partition and offset."""
 Delay = tuple[str, int, float | None]
-"""Carrier, flight, and by how many minutes it was late."""
+"""Carrier, flight, and delay in minutes."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a reader of `delays` has of a flight."""
+    """The event of a flight, as a reader of `delays` gets it."""
 
     id: str
     key: str
@@ -85,7 +85,7 @@ class Event:
 
     @classmethod
     def of(cls, number: str, key: str, value: str) -> "Event":
-        """Read one."""
+        """Parse an event."""
         told = json.loads(value)
         flight = told["kafka_partition"], told["kafka_offset"]
         return cls(number, key, flight, (told["carrier"], told["flight"], told["arr_delay"]))
@@ -93,7 +93,7 @@ class Event:
 
 @dataclass(slots=True)
 class Circle:
-    """The example in a database and on a cluster of its own, with a Dagster instance in `folder`."""
+    """The example in its own database and cluster, with a Dagster instance in `folder`."""
 
     folder: Path
     cluster: KafkaCluster
@@ -107,11 +107,11 @@ class Circle:
     runs: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     def tell(self, what: str) -> None:
-        """Log what has happened, and when."""
+        """Log an event with its time."""
         logger.info("%5.1f s  %s", time.monotonic() - self.began_s, what)
 
     def ask(self, statement: str) -> list[tuple[Any, ...]]:
-        """Ask the database."""
+        """Query the database."""
         return self.asking.execute(statement.encode()).fetchall()
 
     def rows(self) -> int:
@@ -119,11 +119,11 @@ class Circle:
         return cast("int", self.ask("SELECT count(*) FROM flight_delays")[0][0])
 
     def status(self) -> OutboxStatus:
-        """Look at the outbox."""
+        """Return the status of the outbox."""
         return self.backlog.status()
 
     def start(self, name: str, *command: str | Path) -> "subprocess.Popen[bytes]":
-        """Start a process; what it says goes to `name` in the folder."""
+        """Start a process. Its output goes to the log file `name` in the folder."""
         with (self.folder / f"{name}.log").open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, *command],
@@ -142,7 +142,7 @@ class Circle:
         return self.runs[-1]
 
     def work_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until `condition` holds; a run that has ended before is followed by another one."""
+        """Wait until `condition` holds. If a run ends before that, start another one."""
 
         def goes_on() -> bool:
             ended = self.runs[-1].poll() is not None
@@ -157,7 +157,10 @@ class Circle:
 
     @contextmanager
     def caught_at_work(self) -> Iterator[psutil.Process]:
-        """Within the block the harvester that leads has published a batch, and cannot strike it in the database."""
+        """Lock the outbox so that the leader has published a batch and cannot delete its rows.
+
+        Yield the leader's process.
+        """
         with psycopg.connect(self.dsn) as locking:
 
             def has_work() -> bool:
@@ -170,7 +173,7 @@ class Circle:
             yield psutil.Process(int(str(self.status().registration.leader).rpartition(":")[2]))
 
     def notes_leader(self) -> int:
-        """Give the broker that every transaction of the harvester's goes through."""
+        """Return the broker that takes part in every transaction of the harvester."""
         notes = OutboxTopics.of(self.status().registration.uid).notes
         found = AdminClient({"bootstrap.servers": self.cluster.bootstrap_servers}).list_topics(notes, timeout=20)
         return found.topics[notes].partitions[0].leader
@@ -192,13 +195,13 @@ class Circle:
         return found
 
     def seen(self) -> list[tuple[int, Event]]:
-        """Give what the example's consumer has, in its order, each with how often it was delivered."""
+        """Return the events of the example's consumer in order, each with its number of deliveries."""
         with closing(sqlite3.connect(self.folder / "delays.db", timeout=30)) as table:
             found = table.execute("SELECT deliveries, id, carrier, event FROM delays ORDER BY place").fetchall()
         return [(deliveries, Event.of(*event)) for deliveries, *event in found]
 
     def stop(self) -> None:
-        """End what is left."""
+        """End the remaining processes."""
         for process in self.started:
             if process.poll() is None:
                 kill_tree(process.pid)
@@ -206,7 +209,7 @@ class Circle:
 
 
 def decoded(messages: Sequence[Message]) -> list[Event]:
-    """Give the events of topic `delays`, in the order of each partition."""
+    """Return the events of topic `delays`, in the order of each partition."""
     return [
         Event.of(*(str(part, "utf-8") for part in (dict(each.headers() or ())[ID_HEADER], each.key(), each.value())))  # type: ignore[arg-type] # all are bytes
         for each in messages
@@ -217,7 +220,7 @@ def decoded(messages: Sequence[Message]) -> list[Event]:
 def module(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[KafkaCluster, str, ModuleType]]:
-    """Three brokers, a database, and in them what the example's reader makes first."""
+    """Three brokers and a database, prepared by the example's first scripts."""
     database = f"delays_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(postgres, autocommit=True) as made:
         made.execute(f"CREATE DATABASE {database}".encode())
@@ -241,7 +244,7 @@ def module(
 
 @pytest.fixture
 def circle(module: tuple[KafkaCluster, str, ModuleType], tmp_path: Path) -> Iterator[Circle]:
-    """All of it, with no process of the example's yet."""
+    """The prepared example, without any of its processes."""
     cluster, dsn, delays = module
     with (
         dg.DagsterInstance.local_temp(str(tmp_path)) as instance,
@@ -255,14 +258,14 @@ def circle(module: tuple[KafkaCluster, str, ModuleType], tmp_path: Path) -> Iter
 
 
 def break_it(circle: Circle) -> None:
-    """Have the example do its work, and kill a harvester, a run and a broker in the midst of theirs."""
+    """Run the example, and kill a harvester, a run and a broker during their work."""
     circle.ask(f"SELECT pg_advisory_lock({SECOND}), pg_advisory_lock({LAST})")
     harvesters = [circle.start(f"harvester-{each}", "-m", "tests.real.outbox_harvester") for each in range(2)]
     first = circle.start_run()
 
     with circle.caught_at_work() as leader:
         leader.kill()
-        circle.tell(f"killed the harvester that led; {circle.status().rows} rows of its backlog are left")
+        circle.tell(f"killed the leading harvester; {circle.status().rows} rows of its backlog are left")
     wait_until(lambda: circle.ask(HELD), "the run has moved the rows of its second batch", WAIT_S)
     circle.tell(f"killed the run within its second transaction: {kill_tree(first.pid)} processes")
     circle.ask(END_HELD)
@@ -280,16 +283,16 @@ def break_it(circle: Circle) -> None:
     (other,) = (harvester for harvester in harvesters if harvester.poll() is None)
     other.terminate()
     assert other.wait(WAIT_S) == 0
-    circle.tell(f"the other harvester was asked to end; {circle.status().rows} rows wait")
+    circle.tell(f"terminated the other harvester; {circle.status().rows} rows wait")
     circle.ask(f"SELECT pg_advisory_unlock({LAST})")
     circle.cluster.start(broker)
     circle.tell("the broker is back")
-    circle.work_until(lambda: circle.runs[-1].poll() == 0 and circle.rows() == FLIGHTS, "all flights are taken")
-    circle.tell(f"all flights are taken, by {len(circle.runs)} runs, and {circle.status().rows} rows wait")
+    circle.work_until(lambda: circle.runs[-1].poll() == 0 and circle.rows() == FLIGHTS, "all flights are processed")
+    circle.tell(f"all flights are processed, by {len(circle.runs)} runs, and {circle.status().rows} rows wait")
 
 
 def drain(circle: Circle) -> None:
-    """Have the sensor ask for the job that publishes what is left."""
+    """Evaluate the sensor, which must request a run, and run the job that publishes the remaining rows."""
     assert circle.status().rows >= BATCH
     sensor = circle.defs.resolve_sensor_def("outbox_backlog")
     resources = {"outbox": (circle.defs.resources or {})["outbox"]}
@@ -302,7 +305,7 @@ def drain(circle: Circle) -> None:
 
 
 def flights(circle: Circle) -> dict[Flight, Delay]:
-    """Give what was to be done."""
+    """Return all flights of the input topic."""
     found = {}
     for message in circle.messages("flights"):
         told = json.loads(message.value() or b"")
@@ -312,7 +315,7 @@ def flights(circle: Circle) -> dict[Flight, Delay]:
 
 
 def assert_in_order(events: Sequence[Event]) -> None:
-    """Of each key, what comes later is of a later message."""
+    """Check that the events of each key are in the order of their messages."""
     by_key: dict[str, list[Flight]] = {}
     for event in events:
         by_key.setdefault(event.key, []).append(event.flight)
@@ -321,9 +324,9 @@ def assert_in_order(events: Sequence[Event]) -> None:
         assert all(one < other for one, other in pairwise(places)), key
 
 
-@pytest.mark.filterwarnings("ignore:Parameter `owners`")  # Dagster's own, where it gives a sensor's job its resources
+@pytest.mark.filterwarnings("ignore:Parameter `owners`")  # Dagster's own warning, for a sensor's job with resources
 def test_each_delay_is_seen_once_and_in_order(circle: Circle) -> None:
-    """Rows, ranges and events agree with the flights; a harvester, a run and a broker were killed on the way."""
+    """Rows, ranges and events match the flights, although a harvester, a run and a broker were killed."""
     consumer = circle.start("consumer", EXAMPLE / "consumer.py")
     break_it(circle)
     drain(circle)
@@ -354,7 +357,7 @@ def test_each_delay_is_seen_once_and_in_order(circle: Circle) -> None:
 
 
 def assert_ranges_are_whole(circle: Circle, wanted: dict[Flight, Delay]) -> None:
-    """The ranges taken of each partition follow one another from 0 to its end; each row is in its own."""
+    """Check that each partition's ranges are contiguous from 0 to its end, and that each row is in its range."""
     ranges = circle.ask(
         "SELECT partition, start_offset, end_offset, row_count FROM marshal_taken_ranges "
         "ORDER BY partition, start_offset"

@@ -1,4 +1,4 @@
-"""Events that a claimed batch writes into an outbox, in the transaction that takes its ranges."""
+"""Events that a claimed batch writes into an outbox, in the same transaction as its ranges."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class KilledError(BaseException):
 
 @pytest.fixture
 def output(postgres: str) -> PostgresOutput:
-    """A schema of its own, with an outbox."""
+    """A separate schema with an outbox."""
     output = PostgresOutput(postgres, own_schema())
     OutboxTables(Database(postgres), schema=output.schema).create()
     return output
@@ -33,7 +33,7 @@ def output(postgres: str) -> PostgresOutput:
 def sink_of(
     output: PostgresOutput, events: OutgoingEvents | None = None, reached: Callable[[str], None] | None = None
 ) -> FakePostgresSink:
-    """Open the output with events of its rows: the value is the key, the whole row the event."""
+    """Open the output with events of its rows: the column `value` is the key, and the whole row is the event."""
     events = events or OutgoingEvents("orders.done", key="value", schema=output.schema)
     sink = FakePostgresSink(output.dsn, TABLE, schema=output.schema, companion=events, lock_timeout_s=30)
     hook(sink, reached)
@@ -41,19 +41,19 @@ def sink_of(
 
 
 def stashed(output: PostgresOutput) -> list[Event]:
-    """Give what is in the outbox."""
+    """Return the events in the outbox."""
     with psycopg.connect(output.dsn, options=f"-c search_path={output.schema}") as connection:
         found = connection.execute("SELECT id, topic, key, value FROM outbox ORDER BY id").fetchall()
     return [(number, topic, key and key.decode(), json.loads(value)) for number, topic, key, value in found]
 
 
 def offsets(output: PostgresOutput) -> list[tuple[int, int]]:
-    """Give of which messages events are in the outbox, in its order."""
+    """Return the source messages of the events in the outbox, in order."""
     return [(event["kafka_partition"], event["kafka_offset"]) for *_, event in stashed(output)]
 
 
 def test_each_row_is_an_event_in_the_order_of_its_partition(output: PostgresOutput) -> None:
-    """The whole row is the event, without what is the sink's own; a delivery that is repeated stashes nothing more."""
+    """The event is the row without the sink's own columns. A repeated delivery stashes nothing more."""
     ranges = part(0, 0, 3), part(1, 5, 7)
     backwards = rows_of("a", *ranges)[::-1]
 
@@ -67,7 +67,7 @@ def test_each_row_is_an_event_in_the_order_of_its_partition(output: PostgresOutp
 
 @pytest.mark.parametrize("step", POSTGRES_STEPS)
 def test_rows_and_events_are_there_together_or_not_at_all(output: PostgresOutput, step: str) -> None:
-    """A writer dies at a step; the next one writes what is missing, and nothing twice."""
+    """A writer dies at a step. The next one writes the missing rows and events, and nothing twice."""
 
     def die(reached: str) -> None:
         if reached == step:
@@ -83,7 +83,7 @@ def test_rows_and_events_are_there_together_or_not_at_all(output: PostgresOutput
 
 
 def test_what_another_took_meanwhile_stashes_nothing(output: PostgresOutput) -> None:
-    """A range that was taken between the look and the write has its events from who took it."""
+    """The events of a range that another writer took before this write are those of the other writer."""
     mine, others = part(0, 0, 3), part(1, 5, 7)
 
     def meanwhile(reached: str) -> None:
@@ -96,7 +96,7 @@ def test_what_another_took_meanwhile_stashes_nothing(output: PostgresOutput) -> 
 
 
 def test_a_new_generation_stashes_anew(output: PostgresOutput) -> None:
-    """Rows that are replaced have events once more: consumers of the events see the second result."""
+    """Replaced rows produce events again, so consumers of the events get the second result."""
     deliver(output, "a", part(0, 0, 3), sink=sink_of(output))
     deliver(output, "b", part(0, 1, 3, generation=7), sink=sink_of(output))
 
@@ -107,7 +107,7 @@ def test_a_new_generation_stashes_anew(output: PostgresOutput) -> None:
 
 
 def test_a_column_can_be_the_event(output: PostgresOutput) -> None:
-    """Its text is the value; without a key there is none."""
+    """The event's value is the column's text. Without a key column the event has no key."""
     events = OutgoingEvents("orders.done", value="value", schema=output.schema)
     deliver(output, "5", part(0, 0, 1), sink=sink_of(output, events))
 
@@ -132,7 +132,7 @@ _HOSTILE = {
 
 
 def with_hostile_settings(output: PostgresOutput) -> str:
-    """Return the connection string of a role that has, in this database, settings that change how values look."""
+    """Return the connection string of a role with settings, in this database, that change how values are shown."""
     role = f"r{output.schema}"
     with psycopg.connect(output.dsn) as connection:
         connection.execute(sql.SQL("CREATE ROLE {} LOGIN SUPERUSER").format(sql.Identifier(role)))
@@ -150,7 +150,7 @@ def with_hostile_settings(output: PostgresOutput) -> str:
 
 
 def event_of(output: PostgresOutput, kind: str, literal: str, **events: Any) -> bytes:  # noqa: ANN401 - the fields of the events
-    """Give the event of one row with a column `it`, written by a role whose settings change how values look."""
+    """Return the event of a row with a column `it`, written by a role with such settings."""
     schema = sql.Identifier(output.schema)
     with Database(with_hostile_settings(output)).connect(is_one_transaction=True) as connection:
         connection.execute(sql.SQL(_TYPES).format(schema=schema))
@@ -197,7 +197,7 @@ def event_of(output: PostgresOutput, kind: str, literal: str, **events: Any) -> 
 def test_each_type_of_a_column_is_one_text_or_its_bytes(
     output: PostgresOutput, field: str, kind: str, literal: str, content: bytes
 ) -> None:
-    """Whatever role and database have set; a domain is as what it is of."""
+    """Settings of role and database do not change the result. A domain behaves like its base type."""
     assert event_of(output, kind, literal, **{field: "it"}) == content
 
 
@@ -218,7 +218,7 @@ def test_each_type_of_a_column_is_one_text_or_its_bytes(
     ],
 )
 def test_each_type_of_a_row_is_one_json(output: PostgresOutput, kind: str, literal: str, content: object) -> None:
-    """Whatever role and database have set."""
+    """Settings of role and database do not change the result."""
     row = json.loads(event_of(output, kind, literal))
     assert row == {"kafka_partition": 0, "kafka_offset": 5, "it": content}
 
@@ -229,13 +229,13 @@ def test_each_type_of_a_row_is_one_json(output: PostgresOutput, kind: str, liter
 )
 @pytest.mark.parametrize("field", ["key", "value"])
 def test_a_column_of_several_values_is_no_event(output: PostgresOutput, field: str, kind: str, literal: str) -> None:
-    """Their text is PostgreSQL's own: no consumer could know what it is."""
+    """Their text has PostgreSQL's own format, which consumers do not know."""
     with pytest.raises(SinkRejectedError, match=f"^{field}: column 'it' has type .*, so nothing was written. Use a"):
         event_of(output, kind, literal, **{field: "it"})
 
 
 def test_an_event_too_large_refuses_the_batch(output: PostgresOutput) -> None:
-    """Nothing is written, neither rows nor events."""
+    """Neither rows nor events are written."""
     events = OutgoingEvents("orders.done", schema=output.schema, max_bytes=100)
     with pytest.raises(SinkRejectedError, match="max_bytes=100"):
         deliver(output, "x" * 101, part(0, 0, 1), sink=sink_of(output, events))
@@ -254,7 +254,7 @@ def test_an_event_too_large_refuses_the_batch(output: PostgresOutput) -> None:
 def test_what_is_missing_is_told_before_the_frame_is_evaluated(
     output: PostgresOutput, events: Callable[[str], OutgoingEvents], match: str
 ) -> None:
-    """The error names the field, or the command that makes the outbox."""
+    """The error names the field, or the command that creates the outbox."""
     reached: list[str] = []
     with pytest.raises(ConfigurationError, match=match):
         deliver(output, "a", part(0, 0, 1), sink=sink_of(output, events(output.schema), reached.append))

@@ -1,6 +1,6 @@
-"""An outbox under faults on three real brokers and a real PostgreSQL: a few seeds with the worst of them.
+"""An outbox under faults on three real brokers and a real PostgreSQL, with a few seeds that contain the worst faults.
 
-`make soak-outbox` runs 200.
+`make soak-outbox` runs 200 seeds.
 """
 
 import pytest
@@ -21,7 +21,7 @@ WORST = {
 
 
 def test_the_seeds_have_the_worst_faults() -> None:
-    """The short form leaves none of them out; it is the leader that is killed and stopped."""
+    """The few seeds contain each of the worst faults, and kill and stop the leader."""
     faults = [fault for seed in SEEDS for fault in scenario(seed).faults]
     assert {fault.kind for fault in faults} >= WORST
     of_harvesters = [fault for fault in faults if fault.kind in {FaultKind.KILLED, FaultKind.STOPPED}]
@@ -30,7 +30,7 @@ def test_the_seeds_have_the_worst_faults() -> None:
 
 @pytest.mark.timeout(300)
 def test_an_outbox_keeps_its_promises_under_faults() -> None:
-    """Nothing committed is lost, nothing else is published, nothing twice, and each key keeps its order."""
+    """All committed rows are published exactly once, no other records are published, and each key keeps its order."""
     with SUITE.bed() as bed:
         rows = list(bed.rows(SEEDS))
     assert [(row.seed, row.violations) for row in rows if row.violations] == []

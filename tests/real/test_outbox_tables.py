@@ -1,4 +1,4 @@
-"""What an outbox does when its tables do not do what is asked, on a real PostgreSQL."""
+"""Outbox tables with triggers that skip statements, on a real PostgreSQL."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -28,7 +28,7 @@ class Site(NamedTuple):
     rows: list[Row]
 
     def add_trigger(self, before: LiteralString, when: LiteralString = "true") -> None:
-        """Add a trigger that skips rows; `before` names the statement and the table."""
+        """Add a trigger that skips rows. `before` has the statement and the table."""
         self.connection.execute(
             "CREATE OR REPLACE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$"
         )
@@ -51,7 +51,7 @@ class Site(NamedTuple):
 
 @pytest.fixture
 def site(postgres: str) -> Iterator[Site]:
-    """An outbox in a schema of its own."""
+    """An outbox in its own schema."""
     schema = own_schema()
     with psycopg.connect(postgres, autocommit=True, options=f"-c search_path={schema}") as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
@@ -67,7 +67,7 @@ def site(postgres: str) -> Iterator[Site]:
 
 
 def test_a_trigger_that_keeps_published_rows_is_an_error(site: Site) -> None:
-    """They would be published again; a row that another session has deleted is no error."""
+    """Otherwise the rows would be published again. A row that another session deleted is no error."""
     site.connection.execute("DELETE FROM outbox WHERE value = '0'")
     assert site.store.turn(site.session, BatchTransaction(PublishedBatch.of(site.rows[:2]))).struck == 1
 
@@ -79,7 +79,7 @@ def test_a_trigger_that_keeps_published_rows_is_an_error(site: Site) -> None:
 
 
 def test_a_trigger_that_drops_rows_set_aside_is_an_error(site: Site) -> None:
-    """They would be in neither table; a row that is set aside already, or that a person has deleted, is no error."""
+    """Otherwise the rows would be lost from both tables. Rows that are already set aside or deleted are no error."""
     site.connection.execute("INSERT INTO outbox_parked SELECT *, 'before' FROM outbox WHERE value = '0'")
     site.connection.execute("DELETE FROM outbox WHERE value = '1'")
     site.add_trigger("INSERT ON outbox_parked")
@@ -96,7 +96,7 @@ def test_a_trigger_that_drops_rows_set_aside_is_an_error(site: Site) -> None:
 
 
 def test_a_trigger_that_drops_rows_put_back_is_an_error(site: Site) -> None:
-    """They would be in neither table."""
+    """Otherwise the rows would be lost from both tables."""
     assert site.set_aside() == 3
     site.add_trigger("INSERT ON outbox", "NEW.value = '1'")
 

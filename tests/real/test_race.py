@@ -1,4 +1,7 @@
-"""Two processes race for the same partitions on a real broker: each is won by exactly one, and both know by whom."""
+"""Two processes race for the same partitions on a real broker.
+
+One wins each partition, and both read the same owner.
+"""
 
 import json
 import subprocess
@@ -18,18 +21,18 @@ class Racer:
     """One of the processes."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
-        """Wait until it is ready."""
+        """Wait until the process is ready."""
         self._process = process
         assert self.answer() == "ready"
 
     def tell(self, word: str) -> None:
-        """Tell it what to do."""
+        """Send a command to the process."""
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> Any:  # noqa: ANN401 - JSON
-        """Wait for its answer."""
+        """Wait for the process's answer."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the process ended"
@@ -38,7 +41,7 @@ class Racer:
 
 @contextmanager
 def racer(connection: KafkaConnection, topic: str, run: str) -> Iterator[Racer]:
-    """Run a process that claims when told to, until it has no more input."""
+    """Run a process that executes commands until its input ends."""
     command = [
         sys.executable,
         "-m",
@@ -58,19 +61,19 @@ def racer(connection: KafkaConnection, topic: str, run: str) -> Iterator[Racer]:
 
 
 def ask(racers: list[Racer], word: str) -> list[Any]:
-    """Tell both at once, and wait for both."""
+    """Send a command to both processes, then wait for both answers."""
     for each in racers:
         each.tell(word)
     return [each.answer() for each in racers]
 
 
 def test_each_partition_is_won_once_in_each_round(connection: KafkaConnection, coordination_topic: str) -> None:
-    """In 50 rounds of 1,000 partitions each is won by one of two processes, and both read the same winners."""
+    """In 50 rounds of 1,000 partitions, one of two processes wins each partition, and both read the same owners."""
     rounds_won_by_both = 0
     with ExitStack() as stack:
         racers = [stack.enter_context(racer(connection, coordination_topic, run)) for run in ("red", "blue")]
         for number in range(ROUNDS):
-            # by turns, so that neither is always the first to hear of it
+            # the order alternates, so that neither process always starts first
             order = racers if number % 2 else racers[::-1]
             won = ask(order, "claim")
             looks = ask(order, "look")
@@ -83,4 +86,4 @@ def test_each_partition_is_won_once_in_each_round(connection: KafkaConnection, c
             rounds_won_by_both += all(won)
             assert ask(order, "release") == ["released"] * 2
             assert set(ask(order, "look")[0].values()) == {None}
-    assert rounds_won_by_both > 0, "they never met: the race shows nothing"
+    assert rounds_won_by_both > 0, "the processes never competed, so the race shows nothing"

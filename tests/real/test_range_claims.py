@@ -1,4 +1,7 @@
-"""Several members on one partition of a real log, by ranges: one dies, and all gets done (protocol.md, section 8.4)."""
+"""Several members share a partition of a real log by ranges.
+
+One dies, and all is processed (protocol.md, section 8.4).
+"""
 
 import threading
 import time
@@ -27,18 +30,18 @@ class Site:
     """A coordination topic of a real cluster, and members that open it."""
 
     def __init__(self, connection: KafkaConnection, topic: str, stack: ExitStack) -> None:
-        """Take a topic that exists."""
+        """Use an existing topic."""
         self._connection, self._topic, self._stack = connection, topic, stack
         self.reader = self.rationalizer()
 
     def rationalizer(self) -> Rationalizer:
-        """Open a log of its own."""
+        """Open a separate log."""
         log = KafkaLog(self._connection, self._topic, SETTINGS.heartbeat_interval_ms)
         self._stack.enter_context(closing(log))
         return Rationalizer(log, topics=[DATA_TOPIC])
 
     def member(self, rationalizer: Rationalizer, name: str) -> RangeClaimer:
-        """Begin a tenure."""
+        """Open a member."""
         claimer = RangeClaimer(rationalizer, Member(GROUP, name, new_instance_id(name)), DATA_TOPIC, SETTINGS)
         claimer.ensure_group_settings()
         return claimer
@@ -63,7 +66,7 @@ def site(connection: KafkaConnection, coordination_topic: str) -> Iterator[Site]
 
 
 def share(site: Site, rationalizer: Rationalizer, name: str, processed: list[tuple[int, int, int]]) -> None:
-    """Do range after range, each in a tenure of its own, until all of the partition is done."""
+    """Process range after range, each with a new member, until the whole partition is done."""
     deadline_s = time.monotonic() + WITHIN_S
     while time.monotonic() < deadline_s:
         claimer = site.member(rationalizer, name)
@@ -81,7 +84,10 @@ def share(site: Site, rationalizer: Rationalizer, name: str, processed: list[tup
 
 
 def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> None:
-    """Each offset is done once; the dead member's planned range is taken over exactly; the offset ends at the end."""
+    """Each offset is processed once.
+
+    The dead member's planned range is taken over exactly, and the offset reaches the end.
+    """
     dead = site.member(site.rationalizer(), "dead")
     dead.claim({0: (0, 2 * SIZE)})
     dead.plan({0: SIZE})
@@ -111,7 +117,7 @@ def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> Non
 
 
 def test_a_dead_member_that_is_known_keeps_nobody_waiting(site: Site) -> None:
-    """What a member held of which it is known that it is dead is revoked and taken at once, planned or not."""
+    """Ranges of a member known to be dead are revoked and claimed at once, planned or not."""
     dead = site.member(site.rationalizer(), "dead")
     dead.claim({0: (0, SIZE)})
     dead.plan({0: SIZE})

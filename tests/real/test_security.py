@@ -1,4 +1,4 @@
-"""Each role of docs/security.md on a real broker, with the very rights that the page's commands grant."""
+"""Each role of docs/security.md on a real broker, with exactly the rights that the page's commands grant."""
 
 import itertools
 import os
@@ -56,7 +56,7 @@ ACT: dict[str, tuple[str, ...]] = {
 
 
 def fields(secured: SecuredKafka, role: str) -> dict[str, Any]:
-    """Give a connection of `role`, by field."""
+    """Return the connection fields of `role`."""
     return {
         "bootstrap_servers": secured.servers["SASL_PLAINTEXT"],
         "security_protocol": "SASL_PLAINTEXT",
@@ -68,37 +68,37 @@ def fields(secured: SecuredKafka, role: str) -> dict[str, Any]:
 
 
 def connection_of(secured: SecuredKafka, role: str) -> KafkaConnection:
-    """Give the connection of `role`."""
+    """Return the connection of `role`."""
     return KafkaConnection.from_settings(fields(secured, role))
 
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """A broker whose users have the rights of their roles, and a command line that speaks as one of them."""
+    """A broker whose users have the rights of their roles, and a command line that connects as one of them."""
 
     secured: SecuredKafka
     capsys: pytest.CaptureFixture[str]
     monkeypatch: pytest.MonkeyPatch
 
     def call(self, role: str, *arguments: str) -> Answer:
-        """Carry out a command line as `role`."""
+        """Run a command line as `role`."""
         for name, value in fields(self.secured, role).items():
             self.monkeypatch.setenv(f"MARSHAL_{name.upper()}", str(value))
         return call(self.capsys, *arguments)
 
     def connection(self, role: str) -> KafkaConnection:
-        """Give the connection of `role`."""
+        """Return the connection of `role`."""
         return connection_of(self.secured, role)
 
     def config(self, role: str) -> KafkaConnectionConfig:
-        """Give the same as Dagster config."""
+        """Return the connection of `role` as Dagster config."""
         self.monkeypatch.setenv("PASSWORD_OF_ROLE", PASSWORD)
         return KafkaConnectionConfig(**{**fields(self.secured, role), "password": dg.EnvVar("PASSWORD_OF_ROLE")})
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    """A broker with the topics, three messages of data, and a user for each role."""
+    """A broker with the topics, three data messages, and a user for each role."""
     with secured_kafka(tmp_path_factory.mktemp("roles")) as secured:
         with Topics(KafkaConnection(bootstrap_servers=secured.servers["PLAINTEXT"])) as admin:
             admin.create("orders", 1, 1)
@@ -110,7 +110,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
             secured.make_user(role, PASSWORD)
         for command in granted(PAGE.read_text()):
             grant(secured, command)
-        # An idempotent producer of who may write nowhere is refused at once; one that may write elsewhere is not.
+        # A producer without WRITE on any topic is rejected at once, so the reader gets WRITE on another topic.
         secured.grant("reader", "WRITE", "TOPIC", "elsewhere")
         with Topics(connection_of(secured, "maker")) as maker:
             wait_until_allowed(lambda: create_coordination_topic(maker, "__marshal", 2))
@@ -120,17 +120,17 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
 
 @pytest.fixture
 def stand(secured: SecuredKafka, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Stand:
-    """The broker, and somebody to speak as."""
+    """The broker and its command line."""
     return Stand(secured, capsys, monkeypatch)
 
 
 def granted(page: str) -> list[list[str]]:
-    """Give the commands of the page that grant rights, as words."""
+    """Return the page's commands that grant rights, as lists of arguments."""
     return [shlex.split(line) for line in re.findall(r"^\$ (kafka-acls --add .*)$", page, re.MULTILINE)]
 
 
 def grant(secured: SecuredKafka, command: Sequence[str]) -> None:
-    """Do what Kafka's tool would."""
+    """Grant what Kafka's tool would grant with this command."""
     assert command[:3] == ["kafka-acls", "--add", "--allow-principal"]
     user, given = command[3].removeprefix("User:"), command[4:]
     options = list(itertools.pairwise(given))
@@ -141,19 +141,22 @@ def grant(secured: SecuredKafka, command: Sequence[str]) -> None:
     places += [("BROKER", "kafka-cluster")] * ("--cluster" in given)
     for operation in operations:
         for kind, name in places:
-            # READ of a topic and of a group go by one command, as Kafka's tool takes it.
+            # Kafka's tool accepts READ of a topic and of a group in one command.
             right = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()
             secured.grant(user, right, kind, name, pattern=pattern)
 
 
 def test_each_command_of_the_page_is_tried() -> None:
-    """Every role has commands, and no other user."""
+    """The commands are for exactly the roles that are tested."""
     users = {command[3] for command in granted(PAGE.read_text())}
     assert users == {f"User:{role}" for role in ROLES}
 
 
 def test_a_reader_looks_at_everything_and_changes_nothing(stand: Stand) -> None:
-    """Without WRITE it can do all that only reads; the rest names the right and the command, and writes nothing."""
+    """Without WRITE a reader can use all commands that only read.
+
+    All others name the missing right and the command, and write nothing.
+    """
     member_works(stand)
     for looks in (
         ("status",),
@@ -174,7 +177,7 @@ def test_a_reader_looks_at_everything_and_changes_nothing(stand: Stand) -> None:
 
 
 def test_a_member_claims_and_commits_and_has_no_other_data(stand: Stand) -> None:
-    """A run of its own goes from claim to commit, snapshot and Kafka's own offsets; other topics are closed to it."""
+    """A member's run claims, commits, writes snapshots and Kafka's own offsets. Other topics are closed to it."""
     offset = member_works(stand)
     assert offset == 3
     with Topics(stand.connection("member")) as topics:
@@ -187,7 +190,10 @@ def test_a_member_claims_and_commits_and_has_no_other_data(stand: Stand) -> None
 
 
 def test_a_writer_fills_a_topic_and_no_other(stand: Stand, secured: SecuredKafka) -> None:
-    """With the page's rights a sink works; each that is missing is named, with its command, before anything is done."""
+    """With the page's rights a sink works.
+
+    Each missing right is named, with its command, before anything is written.
+    """
     wanted = [part(0, 0, 3)]
     with Topics(KafkaConnection(bootstrap_servers=secured.servers["PLAINTEXT"])) as admin:
         for name in ("orders-upper", "another"):
@@ -212,14 +218,14 @@ def test_a_writer_fills_a_topic_and_no_other(stand: Stand, secured: SecuredKafka
 
 
 def deliver_rows(sink: KafkaSink, ranges: Sequence[ClaimedRange]) -> WriteResult:
-    """Do what a batch does."""
+    """Deliver rows as a batch does."""
     sink.verdicts(ranges)
     frame: Any = LocalFrame(["partition", "offset", "value"], tuple(rows_of("a", *ranges)))
     return sink.write(frame, ranges, never)
 
 
 def wait_until_refused(question: Callable[[], object], said: str) -> str:
-    """Ask until the answer is an error that says so: brokers learn of a new right in the background."""
+    """Repeat until the error names this right: brokers apply a new right after a moment."""
     answers: list[str] = []
 
     def answer() -> str | None:
@@ -229,11 +235,11 @@ def wait_until_refused(question: Callable[[], object], said: str) -> str:
         assert "\n" not in answers[-1]
         return answers[-1] if f"grant this user {said}" in answers[-1] else None
 
-    return wait_until(answer, lambda: f"an error asks for {said}, the last: {answers[-1]}", WITHIN_S)
+    return wait_until(answer, lambda: f"an error requests {said}, the last: {answers[-1]}", WITHIN_S)
 
 
 def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:
-    """Pause, position and resume work with no right on the data but to see its offsets."""
+    """Pause, position and resume need no right on the data, except to see its offsets."""
     member_works(stand)
     assert stand.call("operator", *ACT["pause"]).code == 0
     assert stand.call("operator", *ACT["position reset"]).code == 0
@@ -250,7 +256,7 @@ def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:
 
 
 def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
-    """With the page's rights a group is led and looked at; none of its roles can do the work of another."""
+    """With the page's rights a group is coordinated and inspected. No role can do the work of another."""
     made = wait_until_ok(lambda: stand.call("maker", "coordinator", "init", "--partitions", "2"))
     assert "__marshal_coordinator_orders" in made.out
     topics = CoordinatorTopics()
@@ -280,7 +286,7 @@ def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
 
 
 def wait_until_ok(question: Callable[[], Answer]) -> Answer:
-    """Ask until the exit code is 0."""
+    """Repeat until the exit code is 0."""
     answers: list[Answer] = []
 
     def answer() -> Answer | None:
@@ -306,9 +312,9 @@ def test_who_makes_the_topics_cannot_use_them(stand: Stand) -> None:
 
 
 def test_junk_harms_nobody(stand: Stand) -> None:
-    """What is malformed, oversized or misplaced is skipped and counted; members claim, commit and are paused beside it.
+    """Malformed, oversized and misplaced records are skipped and counted. Members still claim, commit and are paused.
 
-    So are tombstones, headers, and what transactions leave behind: markers, aborted records, and one still open.
+    The same holds for tombstones, headers, and the traces of transactions: markers, aborted records and an open one.
     """
     member_works(stand)
     before = stand.call("reader", "status", "--json").json
@@ -344,9 +350,12 @@ JUNK: tuple[bytes | None, ...] = (
 
 @contextmanager
 def junk(secured: SecuredKafka) -> Iterator[list[int]]:
-    """Send junk to each coordination partition while the block runs; gives how many records each sender has sent."""
+    """Send junk to each coordination partition during the block.
+
+    Yield the number of records that each sender has sent.
+    """
     home = coordination_partition("orders", 2)
-    # A message that would be valid elsewhere lies in the other partition.
+    # This message would be valid in another partition.
     misplaced = render(
         ClaimingPartition(instance="i", client="c", group="elsewhere", topic="orders", partition=0, time_s=1)
     )
@@ -370,7 +379,7 @@ def junk(secured: SecuredKafka) -> Iterator[list[int]]:
             transactional.begin_transaction()
             send_to(transactional)
             if stop.is_set():
-                return  # and leave it open
+                return  # leaves the transaction open
             end(WITHIN_S)
             stop.wait(0.1)
 
@@ -384,7 +393,7 @@ def junk(secured: SecuredKafka) -> Iterator[list[int]]:
 
 
 def write_order(secured: SecuredKafka, number: int) -> None:
-    """Write one more message of data."""
+    """Write one more data message."""
     writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
     writer.produce("orders", str(number), partition=0)
     assert writer.flush(WITHIN_S) == 0
@@ -397,10 +406,10 @@ def test_a_secret_is_found_nowhere(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not in what a run leaves behind that works and then fails, not in what others see of it, nor on the command line.
+    """Secrets are neither in the files of a run that fails, nor in what other users see, nor on the command line.
 
-    Runs, events, run config, metadata and compute logs lie in the folder; so do Spark's event log, the pages of its UI,
-    and the arguments of all processes, as the run saw them.
+    The folder has runs, events, run config, metadata and compute logs. It also has Spark's event log, the pages of
+    Spark's UI, and the arguments of all processes.
     """
     canaries = {name: f"canary-{name}-{os.urandom(6).hex()}" for name in ("password", "key-password", "database")}
     secured.make_user("canary", canaries["password"])
@@ -445,12 +454,12 @@ def test_a_secret_is_found_nowhere(
 
 
 def words_in(file: Path) -> set[str]:
-    """Give what a file says, by word."""
+    """Return the set of identifiers in a file."""
     return set(re.findall(r"[A-Za-z_.]+", file.read_text(errors="replace")))
 
 
 def canary_environment(secured: SecuredKafka, canaries: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables of two connections: to the data with a password, to the coordination log with a key."""
+    """Return the variables of two connections: with a password to the data, with a key to the coordination log."""
     connections = {
         "MARSHAL_DATA_": {
             "bootstrap_servers": secured.servers["SASL_SSL"],
@@ -475,7 +484,7 @@ def canary_environment(secured: SecuredKafka, canaries: Mapping[str, str]) -> di
 
 
 def execute(job: str, folder: Path, environment: Mapping[str, str]) -> int:
-    """Execute a job of `canary_location` in a run worker of its own; what it prints goes to a file."""
+    """Execute a job of `canary_location` in its own run worker. Its output goes to a file."""
     with (folder / f"{job}.log").open("wb") as output:
         return subprocess.run(
             [sys.executable, "-m", "dagster", "job", "execute", "-f", CANARIES, "-j", job],
@@ -488,7 +497,7 @@ def execute(job: str, folder: Path, environment: Mapping[str, str]) -> int:
 
 
 def member_works(stand: Stand) -> int | None:
-    """Have a run of the member claim what there is and commit it; give where the group then stands."""
+    """Have a member's run claim and commit all messages. Return the group's position."""
     result = run(stand, "member")
     assert result.success
     offset: int | None = result.output_for_node("work")
@@ -514,7 +523,7 @@ def run(stand: Stand, role: str) -> dg.ExecuteInProcessResult:
 
 
 def tick(stand: Stand, role: str) -> str:
-    """Have the sensor that only asks for runs look as `role`, and give why it asks for none."""
+    """Evaluate the sensor that only requests runs as `role`, and return why it requests none."""
     op = build_claimed_batch_op(lambda _context, _batch, _frame: None, name="count", topic="orders")
     sensor = build_stale_claim_sensor(build_reprocess_job(op), group="shops")
     with dg.DagsterInstance.ephemeral() as instance:
@@ -525,19 +534,19 @@ def tick(stand: Stand, role: str) -> str:
 
 
 def doctor(stand: Stand, role: str) -> list[dict[str, str]]:
-    """Give what `doctor` finds as `role`."""
+    """Return the findings of `doctor` as `role`."""
     found: list[dict[str, str]] = stand.call(role, "doctor", "--json").json["findings"]
     return found
 
 
 def assert_write_missing(stand: Stand, answer: Answer) -> None:
-    """The one line names WRITE, and the command that grants it."""
+    """Check that the one line of the error names WRITE and the command that grants it."""
     assert answer.code == NOT_ALLOWED
     assert_names_write(stand, "reader", answer.error)
 
 
 def assert_write_missing_in_a_run(stand: Stand, role: str) -> None:
-    """A run fails before it claims, with the same line."""
+    """Check that a run fails before it claims, with the same line."""
     result = run(stand, role)
     (event,) = [all_node_event for all_node_event in result.all_node_events if all_node_event.is_step_failure]
     error = event.step_failure_data.error
@@ -548,7 +557,7 @@ def assert_write_missing_in_a_run(stand: Stand, role: str) -> None:
 
 
 def assert_names_write(stand: Stand, role: str, message: str) -> None:
-    """It is one line with the right and a command."""
+    """Check that the message is one line with the right and a command."""
     servers = stand.secured.servers["SASL_PLAINTEXT"]
     assert f"grant this user WRITE on topic '__marshal': kafka-acls --bootstrap-server {servers} --add" in message
     assert f"--allow-principal User:{role} --operation Write --topic __marshal" in message
@@ -556,7 +565,7 @@ def assert_names_write(stand: Stand, role: str, message: str) -> None:
 
 
 def refused(stand: Stand, role: str, topic: str) -> bool:
-    """Tell whether the broker itself refuses a record of `role`."""
+    """Return whether the broker itself rejects a record of `role`."""
     codes: list[int | None] = []
 
     def note(error: KafkaError | None, _: Message) -> None:
@@ -569,5 +578,5 @@ def refused(stand: Stand, role: str, topic: str) -> bool:
 
 
 def wait_until_allowed(action: Callable[[], object]) -> None:
-    """Ask until it raises nothing: brokers learn of a new right in the background."""
+    """Repeat until the action raises nothing: brokers apply a new right after a moment."""
     wait_until(lambda: (action(),), "the action is allowed", WITHIN_S, ignored=MarshalError)

@@ -1,4 +1,4 @@
-"""Session settings do not change the results of conversions, or such a session is refused in one line."""
+"""Session settings do not change the results of conversions, or the session is rejected in one line."""
 
 import json
 from datetime import UTC, date, datetime
@@ -32,7 +32,7 @@ NOW = datetime(2026, 11, 22, tzinfo=UTC)
 
 
 def batch(spark: "SparkSession", *values: bytes | str | None) -> "DataFrame":
-    """A batch of these values."""
+    """Return a batch of these values."""
     rows = [
         (None, value.encode() if isinstance(value, str) else value, "orders", 0, offset, NOW, None)
         for offset, value in enumerate(values)
@@ -62,7 +62,7 @@ JSON_SCHEMA = f"{SCHEMA}, l array<struct<d: date>>"
 
 
 def shown(decoded: DecodedBatch) -> list[Any]:
-    """Each record's value as text that no zone changes, or its reason."""
+    """Return each record's value as text that is independent of time zones, or its reason."""
     good, bad = decoded.split()
     value = good.selectExpr(
         "`offset`", "value.d", "unix_micros(value.t) AS t", "value.s", "value.m", "value.n", "value.x", "value.l"
@@ -98,7 +98,7 @@ HARMLESS = [
 
 @pytest.mark.parametrize(("name", "value"), HARMLESS)
 def test_json_is_decoded_the_same_in_every_session(spark: "SparkSession", name: str, value: str) -> None:
-    """What is good, what is bad, and each value of a good one."""
+    """The same records are good and bad, and all values are equal."""
     frame = batch(spark, *JSONS)
     expected = shown(decode_json(frame, JSON_SCHEMA))
     with session_settings(spark, {name: value}):
@@ -106,7 +106,7 @@ def test_json_is_decoded_the_same_in_every_session(spark: "SparkSession", name: 
 
 
 def test_a_time_without_a_zone_is_utc(spark: "SparkSession") -> None:
-    """Unless the options name a zone; the session's zone never counts."""
+    """This holds unless the options name a zone. The session's zone has no effect."""
     frame = batch(spark, '{"t": "2024-03-31T02:30:00"}')
 
     def micros(options: dict[str, str]) -> int:
@@ -132,7 +132,7 @@ REFUSED_JSON = [
 
 @pytest.mark.parametrize(("name", "value"), REFUSED_JSON)
 def test_json_is_not_decoded_where_the_session_would_change_it(spark: "SparkSession", name: str, value: str) -> None:
-    """In one line, before anything is planned: with LEGACY month 13 and day 45 were 2025-02-14, and micros lost."""
+    """The error is one line and comes before any planning. With LEGACY, month 13 and day 45 became 2025-02-14."""
     frame = batch(spark, *JSONS)
     with (
         session_settings(spark, {name: value}),
@@ -144,7 +144,7 @@ def test_json_is_not_decoded_where_the_session_would_change_it(spark: "SparkSess
 
 
 def test_a_schema_is_inferred_from_objects_with_names_that_come_once(spark: "SparkSession") -> None:
-    """The same as in any other session, or refused."""
+    """With this setting the schema could differ, so the session is rejected."""
     with (
         session_settings(spark, {"spark.sql.variant.allowDuplicateKeys": "true"}),
         pytest.raises(ConfigurationError, match=r"^infer_json_schema: with spark.sql.variant.allowDuplicateKeys=true"),
@@ -153,7 +153,7 @@ def test_a_schema_is_inferred_from_objects_with_names_that_come_once(spark: "Spa
 
 
 def test_fields_that_the_session_cannot_tell_apart_are_refused(spark: "SparkSession") -> None:
-    """Where it can they are two fields, as in JSON."""
+    """A case-sensitive session has two fields, as in JSON."""
     frame = batch(spark, '{"id": 1, "ID": 2}')
     with pytest.raises(ConfigurationError, match="column 'value': its fields 'id' and 'ID' are the same name"):
         decode_json(frame, "id int, ID int")
@@ -164,7 +164,7 @@ def test_fields_that_the_session_cannot_tell_apart_are_refused(spark: "SparkSess
 
 @pytest.mark.parametrize("name", ["Reason", "RAW", "Headers", "_Marshal_Value"])
 def test_a_column_that_decoding_adds_must_not_be_there(spark: "SparkSession", name: str) -> None:
-    """It would be replaced by ours."""
+    """Decoding would replace the user's column."""
     from pyspark.sql import functions as f
 
     frame = batch(spark, '{"id": 1}')
@@ -195,7 +195,7 @@ AVRO_SETTINGS = [
 
 @pytest.mark.parametrize(("name", "value"), AVRO_SETTINGS)
 def test_avro_is_decoded_the_same_in_every_session(spark: "SparkSession", name: str, value: str) -> None:
-    """Also days before the Gregorian calendar."""
+    """This includes days before the Gregorian calendar."""
     frame = batch(spark, long(-62135596800000000) + long(-719162), long(1) + long(2), b"\x01")
 
     def found() -> list[Any]:
@@ -210,7 +210,7 @@ def test_avro_is_decoded_the_same_in_every_session(spark: "SparkSession", name: 
 
 
 def test_avro_is_not_decoded_where_the_session_would_change_it(spark: "SparkSession") -> None:
-    """Incompatible types would be read as one another."""
+    """With this setting Spark would read one type as another, incompatible one."""
     with (
         session_settings(spark, {"spark.sql.legacy.avro.allowIncompatibleSchema": "true"}),
         pytest.raises(
@@ -232,7 +232,7 @@ def test_avro_is_not_decoded_where_the_session_would_change_it(spark: "SparkSess
 def test_protobuf_is_decoded_the_same_in_every_session(
     spark: "SparkSession", tmp_path: Path, name: str, value: str
 ) -> None:
-    """Through Arrow, values would be converted by other rules."""
+    """With Arrow, values would be converted by other rules."""
     descriptors = tmp_path / "orders.desc"
     descriptors.write_bytes(FileDescriptorSet(file=[orders_file()]).SerializeToString())
     payloads = (
@@ -264,7 +264,7 @@ def test_protobuf_is_decoded_the_same_in_every_session(
     ],
 )
 def test_headers_of_the_source_are_the_same_in_every_session(spark: "SparkSession", name: str, value: str) -> None:
-    """Also where the row has headers already, or none."""
+    """This holds for rows with headers and without."""
     frame = batch(spark, "a", "b").selectExpr(
         "*", "IF(offset = 0, array(named_struct('key', 'k', 'value', X'01')), NULL) AS own"
     )
@@ -275,7 +275,7 @@ def test_headers_of_the_source_are_the_same_in_every_session(spark: "SparkSessio
 
 
 def test_headers_of_the_source_replace_no_column_of_another_case(spark: "SparkSession") -> None:
-    """Spark's writer would find two."""
+    """Otherwise Spark's writer would find two columns."""
     frame = batch(spark, "a").withColumnRenamed("headers", "Headers")
     with pytest.raises(ConfigurationError, match="this session treats 'Headers' as 'headers'"):
         with_source_headers(frame, [part(0, 0, 1)])
@@ -283,14 +283,14 @@ def test_headers_of_the_source_replace_no_column_of_another_case(spark: "SparkSe
 
 @pytest.mark.parametrize("ansi", ["true", "false"])
 def test_a_partition_beyond_an_int_is_not_cut_to_one(spark: "SparkSession", ansi: str) -> None:
-    """Without ANSI it would be another partition's row."""
+    """Without ANSI the row would be assigned to another partition."""
     frame = spark.createDataFrame([(2**32, 0, b"x")], "partition long, offset long, value binary")
     with session_settings(spark, {"spark.sql.ansi.enabled": ansi}), records.evaluated(frame, []) as found:
         assert dict(found.counts) == {2**32: 1}
 
 
 def headers_of(spark: "SparkSession", name: str) -> "DataFrame":
-    """A row with two headers, of which the second has a name in SQL."""
+    """Return a row with two headers. `name` is the name of the second one, in SQL."""
     return spark.sql(
         "SELECT 0 AS partition, 41L AS offset, 'x' AS value, "
         f"array(named_struct('key', 'k', 'value', X'01'), named_struct('key', CAST({name} AS string), 'value', X'')) "
@@ -300,7 +300,7 @@ def headers_of(spark: "SparkSession", name: str) -> "DataFrame":
 
 @pytest.mark.parametrize("ansi", ["true", "false"])
 def test_a_header_whose_name_is_no_text_is_found(spark: "SparkSession", ansi: str) -> None:
-    """On its way to Python it would be another name."""
+    """Python would get another name."""
     with (
         session_settings(spark, {"spark.sql.ansi.enabled": ansi}),
         records.evaluated(headers_of(spark, "X'FF'"), []) as found,
@@ -310,7 +310,7 @@ def test_a_header_whose_name_is_no_text_is_found(spark: "SparkSession", ansi: st
 
 
 def test_a_header_without_a_name_is_refused(spark: "SparkSession") -> None:
-    """Kafka's records have none."""
+    """Kafka records have no such headers."""
     said = "^column 'headers', partition 0, offset 41: a header has no name"
     with records.evaluated(headers_of(spark, "NULL"), []) as found, pytest.raises(SinkRejectedError, match=said):
         list(found)
@@ -318,7 +318,7 @@ def test_a_header_without_a_name_is_refused(spark: "SparkSession") -> None:
 
 @pytest.mark.parametrize("ansi", ["true", "false"])
 def test_offsets_that_no_message_has_are_left_out_in_every_session(spark: "SparkSession", ansi: str) -> None:
-    """The number after the highest one overflows: an error with ANSI, and a negative one without."""
+    """The offset after the highest one overflows: it is an error with ANSI, and negative without."""
     from marshal_dagster.sinks.delta.table import KeptRows
 
     frame = spark.createDataFrame([(0, 2**63 - 1), (0, 5), (0, -1), (0, None)], "partition int, offset long")
@@ -328,7 +328,7 @@ def test_offsets_that_no_message_has_are_left_out_in_every_session(spark: "Spark
 
 
 def test_delta_refuses_a_session_that_would_write_other_values(spark: "SparkSession", tmp_path: Path) -> None:
-    """Its files are Parquet's."""
+    """A Delta table's files are Parquet files."""
     sink = DeltaSink(str(tmp_path / "table"), session=lambda: spark)
     frame = spark.createDataFrame([(0, 0)], "partition int, offset long")
     with (
@@ -341,7 +341,7 @@ def test_delta_refuses_a_session_that_would_write_other_values(spark: "SparkSess
 
 
 def test_a_date_is_one_in_every_session(spark: "SparkSession") -> None:
-    """The example of the report: there is no month 13."""
+    """The example of the bug report: there is no month 13."""
     good, bad = decode_json(batch(spark, JSONS[0], JSONS[1]), "d date, t timestamp").split()
     assert [row["value"]["d"] for row in good.collect()] == [date(2024, 2, 29)]
     assert [row["offset"] for row in bad.collect()] == [0]

@@ -1,4 +1,4 @@
-"""The Delta sink on real tables; its rules by themselves are in `tests/fast/test_sink_delta`."""
+"""The Delta sink on real tables. `tests/fast/test_sink_delta` tests its rules without Spark."""
 
 import threading
 import time
@@ -34,22 +34,22 @@ ON_A_TABLE = (
 
 
 class DeltaTarget(Target):
-    """A table of its own."""
+    """A separate table."""
 
     def __init__(self, spark: "SparkSession", path: Path) -> None:
         self.spark = spark
         self.path = path
 
     def sink(self) -> DeltaSink:
-        """Another process's sink."""
+        """Return a sink, as another process opens it."""
         return DeltaSink(str(self.path), session=self._session)
 
     def shared_sink(self) -> DeltaSink:
-        """Another process's sink, for several groups."""
+        """Return a sink for several groups, as another process opens it."""
         return shared(self.sink())  # type: ignore[no-any-return]
 
     def rows(self) -> list[tuple[int, int | None, str]]:
-        """Read the table as anybody would."""
+        """Read the table with plain Spark."""
         if not (self.path / "_delta_log").exists():
             return []
         frame = self._session().read.format("delta").load(str(self.path))
@@ -63,23 +63,23 @@ class DeltaTarget(Target):
 
 @pytest.fixture
 def target(spark: "SparkSession", tmp_path: Path) -> DeltaTarget:
-    """No table yet."""
+    """A table that does not exist yet."""
     return DeltaTarget(spark, tmp_path / "a `table`'s folder")
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if str(case) in ON_A_TABLE], ids=str)
 def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
-    """Those cases in which Spark and Delta have a part."""
+    """The sink passes those cases of the kit that involve Spark and Delta."""
     case.check(target)
 
 
 def test_a_renamed_group_takes_over(target: DeltaTarget) -> None:
-    """By the commits and the rows of a real table."""
+    """The takeover is tested with the commits and rows of a real table."""
     a_renamed_group_takes_over(target)
 
 
 def slow_append(spark: "SparkSession", path: Path, commit: Commit, begun: threading.Event, value: str) -> None:
-    """Commit as the sink does, but slowly; tell when Delta has begun."""
+    """Commit as the sink does, but slowly. Set `begun` when Delta has started."""
 
     def pause(value: str) -> str:
         time.sleep(4)
@@ -93,9 +93,9 @@ def slow_append(spark: "SparkSession", path: Path, commit: Commit, begun: thread
 
 
 def test_delta_lets_no_two_commits_of_a_number_overlap(spark: "SparkSession", tmp_path: Path) -> None:
-    """Of two appends of the same number, one of which began before the other ended, one is in the table.
+    """Of two overlapping appends with the same number, only one is in the table. The sink depends on this.
 
-    Two plain appends both would be: this is what the sink stands on.
+    Both of two plain appends would be in the table.
     """
     spark.createDataFrame([(0, 9, "old")], "partition int, offset long, value string").write.format("delta").save(
         str(tmp_path)
@@ -113,11 +113,11 @@ def test_delta_lets_no_two_commits_of_a_number_overlap(spark: "SparkSession", tm
 
 
 class CrashError(BaseException):
-    """Stands for the end of a process."""
+    """The end of a process."""
 
 
 def test_dying_at_each_step(target: DeltaTarget) -> None:
-    """A new generation and another partition's first batch are one step; delivered again each row is there once."""
+    """A new generation and another partition's first batch are one commit. After a repetition each row exists once."""
     done = part(20, 0, 1)
     deliver(target, "old", done, *(part(number, 0, 4) for number in range(len(DELTA_STEPS))))
     for number, step in enumerate(DELTA_STEPS):
@@ -140,7 +140,10 @@ def test_dying_at_each_step(target: DeltaTarget) -> None:
 
 
 def test_a_writer_that_was_overtaken_adds_nothing(target: DeltaTarget) -> None:
-    """One that stalls before its commit, over rows of an older generation too, is judged by what is there then."""
+    """A writer that stalls before its commit is checked against the table's state at the commit.
+
+    This includes writers that replace rows of an older generation.
+    """
     deliver(target, "old", part(0, 0, 6))
     late = part(0, 2, 4, generation=20, epoch=21)
     sink = target.sink()
@@ -159,7 +162,7 @@ def test_a_writer_that_was_overtaken_adds_nothing(target: DeltaTarget) -> None:
 
 
 def test_a_new_generation_over_gaps(target: DeltaTarget) -> None:
-    """Rows at offsets that were not read again stay; gaps in which there are none are passed over."""
+    """Rows at offsets that were not read again remain. Gaps without rows are skipped."""
     deliver(target, "old", part(0, 0, 6))
     target.sink().write(target.frame([(0, 10, "old"), (0, 20, "old")]), [part(0, 6, 30)], never)
     read = [(0, offset, "new") for offset in (1, 3, 10, 15, 20)]
@@ -170,7 +173,7 @@ def test_a_new_generation_over_gaps(target: DeltaTarget) -> None:
 
 
 def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
-    """Where a checkpoint knows of our commits and the history does not show them, nothing is written."""
+    """If a checkpoint has commits of the sink that the history no longer shows, nothing is written."""
     spark, table = target._session(), f"delta.`{str(target.path).replace('`', '``')}`"
     deliver(target, "a", part(0, 0, 3))
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
@@ -183,7 +186,7 @@ def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
 
 
 def test_two_processes_do_not_commit_to_a_local_table_at_once(target: DeltaTarget) -> None:
-    """Delta's own commit to a local file system would take another process's away."""
+    """Without the lock, Delta's commit to a local file system could overwrite another process's commit."""
     wanted = part(0, 0, 3)
     with ThreadPoolExecutor(1) as pool:
         with alone_on_this_machine(f"file://{target.path}"):
@@ -196,7 +199,7 @@ def test_two_processes_do_not_commit_to_a_local_table_at_once(target: DeltaTarge
 
 
 def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
-    """Else Delta writes a late commit beside the one that took its number, once the transaction is past its time."""
+    """Otherwise Delta accepts a late commit with a number that is already used, once the retention has passed."""
     deliver(target, "a", part(0, 0, 3))
     table = f"delta.`{str(target.path).replace('`', '``')}`"
     name = "delta.setTransactionRetentionDuration"
@@ -208,7 +211,7 @@ def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
 
 
 def test_names_that_sql_reads_otherwise(target: DeltaTarget) -> None:
-    """A group with quotes is found again under each way that Spark reads literals; a column may have a dot."""
+    """A group with quotes is found under both ways that Spark reads literals, and a column name may have a dot."""
     spark, group = target._session(), "o'h\\x"
     spark.conf.set("spark.sql.parser.escapedStringLiterals", "true")
     try:

@@ -1,4 +1,4 @@
-"""Files of each format give back what was written, for every type of Spark, or it is refused before the commit."""
+"""Files of each format preserve all values of every Spark type, or the sink rejects them before the commit."""
 
 import json
 import shutil
@@ -27,12 +27,12 @@ MOST = 64
 
 
 def text(value: str) -> str:
-    """A literal of that very text."""
+    """Return a literal of exactly this text."""
     return f"CAST(X'{value.encode().hex()}' AS string)"
 
 
 def time(micros: int) -> str:
-    """A literal of a time."""
+    """Return a literal of a time."""
     return f"timestamp_micros({micros}L)"
 
 
@@ -89,7 +89,7 @@ VALUES: Mapping[str, Sequence[str]] = {
     "string": list(map(text, TEXTS)),
     "binary": ["X''", "X'00'", "X'FF00'", "X'4D0A22'"],
     "date": ["DATE'0001-01-01'", "DATE'1582-10-04'", "DATE'9999-12-31'", "date_add(DATE'9999-12-31', 400)"],
-    # The two hours of a clock change, a time in a zone's first days, a second before 1970, years 10000 and -2.
+    # Both hours of a clock change, a time in a zone's first days, a second before 1970, years 10000 and -2.
     "timestamp": list(map(time, (1729989000123456, 1729992600123456, -2717640000876544, -1000001)))
     + list(map(time, (253402300799999999, 253402300800000001, -62198755200000001))),
     "timestamp_ntz": [
@@ -104,14 +104,14 @@ NO_LEAVES = {"csv": {"binary"}}
 
 @dataclass(frozen=True)
 class Kind:
-    """A type as DDL and literals of its values."""
+    """A type as DDL, and literals of its values."""
 
     ddl: str
     values: Sequence[str]
 
 
 def kinds(format_name: str) -> st.SearchStrategy[Kind]:
-    """Types that the format keeps, two levels deep where it keeps nested ones."""
+    """Return types that the format preserves, two levels deep if it preserves nested types."""
     leaf = st.sampled_from(
         [Kind(ddl, values) for ddl, values in VALUES.items() if ddl not in NO_LEAVES.get(format_name, ())]
     )
@@ -144,19 +144,19 @@ def kinds(format_name: str) -> st.SearchStrategy[Kind]:
 
 
 Commits = list[list[tuple[str, Kind]]]
-"""For each commit its columns, beside `partition` and `offset`."""
+"""The columns of each commit, in addition to `partition` and `offset`."""
 
 
 @st.composite
 def commits(draw: st.DrawFn, format_name: str) -> Commits:
-    """One to three commits of the same columns in another order, some of which come or go."""
+    """Draw one to three commits of the same columns in different orders. Some columns come or go."""
     columns = [(f"c{number}", draw(kinds(format_name))) for number in range(draw(st.integers(1, 4)))]
     count = draw(st.integers(1, 3))
     return [[column for column in draw(st.permutations(columns)) if draw(st.integers(0, 3))] for _ in range(count)]
 
 
 def frame_of(spark: "SparkSession", columns: list[tuple[str, Kind]], start: int, order: int) -> "DataFrame":
-    """A row for each value of the columns, of which each takes its own ones in turn, and a row of nulls."""
+    """Return a row for each value, and a row of nulls. Columns with fewer values repeat theirs."""
     count = min(MOST, max((len(kind.values) for _, kind in columns), default=1))
     own = [f"CAST({start} AS bigint) + id AS offset", "0 AS partition"]
     rows = [
@@ -176,7 +176,7 @@ def frame_of(spark: "SparkSession", columns: list[tuple[str, Kind]], start: int,
 
 
 def canonical(column: "Column", data_type: t.DataType) -> "Column":
-    """A value as text that is equal for equal values alone, whatever zone the session has."""
+    """Return the value as text that is equal only for equal values, in any time zone."""
     match data_type:
         case t.StringType() | t.BinaryType():
             shown = f.hex(column)
@@ -206,7 +206,7 @@ def canonical(column: "Column", data_type: t.DataType) -> "Column":
 
 
 def canonical_rows(frame: "DataFrame", names: Sequence[str]) -> dict[int, tuple[str, ...]]:
-    """By offset the values of these columns; null for those that the frame lacks."""
+    """Return the values of these columns by offset, with null for missing columns."""
     types = {field.name: field.dataType for field in frame.schema.fields}
     cells = [canonical(f.col(name), types[name]) if name in types else f.lit("null") for name in names]
     rows = frame.select("offset", *cells).collect()
@@ -215,7 +215,7 @@ def canonical_rows(frame: "DataFrame", names: Sequence[str]) -> dict[int, tuple[
 
 
 def check_round_trip(spark: "SparkSession", format_name: str, drawn: Commits, options: Mapping[str, str]) -> None:
-    """Write each commit and read all back."""
+    """Write each commit, read all back, and check that all values are equal."""
     folder = tempfile.mkdtemp(prefix="marshal-formats-")
     try:
         sink = FileSink(folder, format_name, options)
@@ -234,7 +234,7 @@ def check_round_trip(spark: "SparkSession", format_name: str, drawn: Commits, op
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_each_type_alone_is_given_back(spark: "SparkSession", format_name: str) -> None:
-    """Each special value of each type, also as an item of an array; in one commit with another after it."""
+    """Each special value of each type, also as an item of an array, is preserved over two commits."""
     plain = [(f"c{number}", Kind(ddl, values)) for number, (ddl, values) in enumerate(VALUES.items())]
     kept = [(name, kind) for name, kind in plain if kind.ddl not in NO_LEAVES.get(format_name, ())]
     check_round_trip(spark, format_name, [kept, kept[::-1]], {})
@@ -246,7 +246,7 @@ def test_each_type_alone_is_given_back(spark: "SparkSession", format_name: str) 
 @pytest.mark.thorough
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_whatever_is_put_in_is_given_back(spark: "SparkSession", format_name: str) -> None:
-    """Over types, special values, orders and additions of columns, and a CSV's own options."""
+    """Random types, special values, column orders, added columns and CSV options are preserved."""
     csv = st.sampled_from(
         [{}, {"header": "true"}, {"sep": ";"}, {"sep": "\t", "header": "true", "compression": "gzip"}]
     )
@@ -286,7 +286,7 @@ REFUSED = [
 def test_a_type_that_is_not_given_back_is_refused(
     spark: "SparkSession", tmp_path: Path, format_name: str, value: str, words: str
 ) -> None:
-    """The refusal names the column, before anything is evaluated or noted."""
+    """The error names the column and comes before any row is evaluated or file is written."""
     frame = spark.sql(f"SELECT 0 AS partition, raise_error('evaluated') AS x, {value} AS kept").drop("x")
     with pytest.raises(ConfigurationError, match=f"^column 'kept': {words}.*files of format {format_name}"):
         FileSink(tmp_path, format_name).write(frame, [part(0, 0, 1)], never)
@@ -310,7 +310,7 @@ LOST = [
 def test_a_value_that_is_not_given_back_is_refused(
     spark: "SparkSession", tmp_path: Path, format_name: str, value: str, what: str
 ) -> None:
-    """The one line names column, partition and offset; nothing is committed, and the range can be taken later."""
+    """One line names column, partition and offset. Nothing is committed, and the range can be taken later."""
     frame = spark.sql(f"SELECT 0 AS partition, 41L AS offset, {value} AS kept")
     sink = FileSink(tmp_path, format_name)
     with pytest.raises(SinkRejectedError, match=f"^column 'kept': {what}, partition 0, offset 41: .*position reset"):
@@ -319,7 +319,7 @@ def test_a_value_that_is_not_given_back_is_refused(
 
 
 def test_a_file_cannot_begin_with_a_byte_order_mark(spark: "SparkSession", tmp_path: Path) -> None:
-    """If the first column is not text, or the text is not at the start of a file, the mark is given back."""
+    """The mark is preserved if the first column is not text, or if the text is not at the start of a file."""
     row = f"{text(chr(0xFEFF) + 'x')} AS kept"
     with pytest.raises(SinkRejectedError, match="column 'kept': a string that begins with a byte order mark"):
         FileSink(tmp_path, "csv").write(spark.sql(f"SELECT {row}, 0 AS partition"), [part(0, 0, 1)], never)
@@ -329,7 +329,7 @@ def test_a_file_cannot_begin_with_a_byte_order_mark(spark: "SparkSession", tmp_p
 
 
 def test_csv_columns_are_read_by_the_order_of_their_commit(spark: "SparkSession", tmp_path: Path) -> None:
-    """CSV has no names: two commits that select columns in another order are not swapped."""
+    """CSV files have no column names, but two commits with different column orders are read correctly."""
     sink = FileSink(tmp_path, "csv")
     sink.write(spark.sql("SELECT 0 AS partition, 'Ann' AS name, 'Ulm' AS town"), [part(0, 0, 1)], never)
     sink.write(spark.sql("SELECT 'Bonn' AS town, 'Bo' AS name, 0 AS partition"), [part(0, 1, 2)], never)
@@ -338,7 +338,7 @@ def test_csv_columns_are_read_by_the_order_of_their_commit(spark: "SparkSession"
 
 
 def as_old(folder: Path) -> None:
-    """Make the commits those of an older version, which kept no options."""
+    """Turn the commits into those of an older version, which stored no options."""
     for path in (folder / "_marshal" / "commits").iterdir():
         document: dict[str, Any] = json.loads(path.read_text())
         document.pop("options", None)
@@ -356,7 +356,7 @@ def as_old(folder: Path) -> None:
 def test_files_of_older_versions_are_refused(
     spark: "SparkSession", tmp_path: Path, format_name: str, columns: str, words: str
 ) -> None:
-    """They are neither read nor extended: the error says how to continue, before a batch is processed."""
+    """Such files are neither read nor extended. The error states how to continue, before a batch is processed."""
     frame = spark.sql(f"SELECT {columns}")
     FileSink(tmp_path, format_name).write(frame, [part(0, 0, 1)], never)
     as_old(tmp_path)
@@ -371,7 +371,7 @@ def test_files_of_older_versions_are_refused(
 
 
 def test_older_json_without_times_is_extended(spark: "SparkSession", tmp_path: Path) -> None:
-    """Nothing was lost in it."""
+    """Such files have lost no values."""
     frame = spark.sql("SELECT 0 AS partition, 'a' AS kept")
     FileSink(tmp_path, "json").write(frame, [part(0, 0, 1)], never)
     as_old(tmp_path)
@@ -384,7 +384,7 @@ def test_older_json_without_times_is_extended(spark: "SparkSession", tmp_path: P
 def test_a_column_that_the_session_takes_for_the_sinks_own_is_refused(
     spark: "SparkSession", tmp_path: Path, name: str
 ) -> None:
-    """It would be replaced by the sink's, and be null where it is read."""
+    """The sink would replace the column, and it would be null when read."""
     frame = spark.sql(f"SELECT 0 AS partition, 'mine' AS {name}")
     with pytest.raises(ConfigurationError, match=f"the result's columns {name} are the sink's own: rename them"):
         FileSink(tmp_path).write(frame, [part(0, 0, 1)], never)
@@ -392,7 +392,7 @@ def test_a_column_that_the_session_takes_for_the_sinks_own_is_refused(
 
 
 def test_the_sink_is_case_sensitive_if_the_session_is(spark: "SparkSession", tmp_path: Path) -> None:
-    """The column is the user's own there; a session that cannot hold both of two columns refuses to read them."""
+    """In such a session the column is the user's own. A session that cannot have both columns rejects reading them."""
     sink = FileSink(tmp_path)
     with session_settings(spark, {"spark.sql.caseSensitive": "true"}):
         frame = spark.sql("SELECT 0 AS partition, 'mine' AS Marshal_Range, 1 AS a, 2 AS A")
@@ -404,7 +404,7 @@ def test_the_sink_is_case_sensitive_if_the_session_is(spark: "SparkSession", tmp
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_a_column_whose_case_changes_is_one_column(spark: "SparkSession", tmp_path: Path, format_name: str) -> None:
-    """As in the session; names in JSON itself are exact."""
+    """This is as in the session. Names inside JSON values are exact."""
     sink = FileSink(tmp_path, format_name)
     sink.write(spark.sql("SELECT 0 AS partition, 'a' AS name"), [part(0, 0, 1)], never)
     sink.write(spark.sql("SELECT 0 AS partition, 'b' AS Name"), [part(0, 1, 2)], never)
@@ -415,7 +415,7 @@ def test_a_column_whose_case_changes_is_one_column(spark: "SparkSession", tmp_pa
 
 @pytest.mark.parametrize("name", ["Offset", "PARTITION"])
 def test_a_column_spelt_otherwise_is_refused(spark: "SparkSession", tmp_path: Path, name: str) -> None:
-    """Python would not find it, and Spark would."""
+    """Spark would find the column, and Python would not."""
     frame = spark.sql("SELECT 0 AS partition, 0L AS offset").withColumnRenamed(name.lower(), name)
     with pytest.raises(ConfigurationError, match=f"this session treats '{name}' as '{name.lower()}'.*rename '{name}'"):
         FileSink(tmp_path).write(frame, [part(0, 0, 1)], never)
@@ -436,7 +436,7 @@ SETTINGS = [
 def test_a_session_that_would_write_other_values_is_refused(
     spark: "SparkSession", tmp_path: Path, format_name: str, name: str, value: str
 ) -> None:
-    """In one line, which names the setting and its right value."""
+    """One line names the setting and its correct value."""
     with (
         session_settings(spark, {name: value}),
         pytest.raises(
@@ -470,7 +470,7 @@ HARMLESS = {
     ids=["all", "without ansi"],
 )
 def test_other_settings_change_no_value(spark: "SparkSession", format_name: str, others: Mapping[str, str]) -> None:
-    """Written and read in such a session, all is given back."""
+    """All values are preserved if they are written and read in such a session."""
     plain = [(f"c{number}", Kind(ddl, values)) for number, (ddl, values) in enumerate(VALUES.items())]
     kept = [(column, kind) for column, kind in plain if kind.ddl != "binary"]
     with session_settings(spark, others):
@@ -478,7 +478,7 @@ def test_other_settings_change_no_value(spark: "SparkSession", format_name: str,
 
 
 def test_a_missing_file_is_never_ignored(spark: "SparkSession", tmp_path: Path) -> None:
-    """Also in a session that skips missing and broken files."""
+    """This holds also in a session that skips missing and corrupt files."""
     sink = FileSink(tmp_path)
     sink.write(spark.sql("SELECT 0 AS partition"), [part(0, 0, 1)], never)
     [path] = sink.committed_files()

@@ -1,4 +1,4 @@
-"""The file sink through Hadoop's file system layer, on a real HDFS; its rows come without Spark but where said."""
+"""The file sink through Hadoop's file system layer, on a real HDFS. Most rows are written without Spark."""
 
 import threading
 from collections.abc import Callable
@@ -29,11 +29,11 @@ ON_HDFS = ("subset_replayed_by_others", "foreign_rows", "judged_when_written", "
 
 
 class HadoopSink(FakeFileSink):
-    """A sink whose stand-in for Spark writes through Hadoop too."""
+    """A sink whose replacement for Spark also writes through Hadoop."""
 
     @property
     def hadoop(self) -> HadoopStorage:
-        """What it writes to."""
+        """The storage of the sink."""
         assert isinstance(self._storage, HadoopStorage)
         return self._storage
 
@@ -43,18 +43,18 @@ class HadoopSink(FakeFileSink):
 
 
 class HadoopOutput(FileOutput):
-    """A folder in HDFS, or in another file system that is vouched for."""
+    """A folder in HDFS, or in another file system that `exclusive` declares safe."""
 
     def __init__(self, spark: "SparkSession", uri: str, exclusive: Exclusive | None = None) -> None:
         self.spark, self.uri, self.exclusive = spark, uri, exclusive
         self._reader = self.storage()
 
     def storage(self) -> HadoopStorage:
-        """Another process's access to what is below it."""
+        """Return a storage, as another process opens it."""
         return HadoopStorage(f"{self.uri}/_marshal", lambda: self.spark, self.exclusive)
 
     def sink(self, reached: Callable[[str], None] | None = None) -> HadoopSink:
-        """Another process's sink."""
+        """Return a sink, as another process opens it."""
         sink = HadoopSink("hdfs://host/output")
         sink.path, sink._storage = self.uri, self.storage()
         sink._log = CommitLog(sink._storage)
@@ -62,45 +62,45 @@ class HadoopOutput(FileOutput):
         return sink
 
     def read(self, name: str) -> str:
-        """A file's text."""
+        """Return a file's text."""
         content = self._reader.read(name)
         assert content is not None
         return content.decode()
 
     def counted(self) -> list[Any]:
-        """What counts."""
+        """Return the committed files."""
         names = [f"commits/{name}" for name in sorted(self._reader.names("commits")) if name[:1] != "."]
         return list(counting([self.read(name) for name in names]))
 
     def content(self, place: Any) -> str:  # noqa: ANN401 - a name here
-        """A file of rows."""
+        """Return a file of rows."""
         return self.read(str(place))
 
     def attempts(self) -> list[str]:
-        """All that is left of attempts."""
+        """Return all remaining attempts."""
         return sorted(self._reader.names("attempts"))
 
 
 @pytest.fixture
 def output(spark: "SparkSession", hdfs: str) -> HadoopOutput:
-    """A folder that is not there yet, of a name that is none in a URI."""
+    """A folder that does not exist yet, whose name must be escaped in a URI."""
     return HadoopOutput(spark, f"{hdfs}/{new_instance_id('out')}/a b%20[1],c")
 
 
 @pytest.mark.parametrize("case", SHORT_CASES, ids=str)
 def test_the_sink_conforms(case: Case, spark: "SparkSession", tmp_path: Path) -> None:
-    """Every case of the kit holds through Hadoop's layer, here over its own file system of this machine."""
+    """Every case of the kit passes through Hadoop's layer, here over the local file system."""
     case.check(OutputTarget(HadoopOutput(spark, f"file:{tmp_path}/out", "rename")))
 
 
 @pytest.mark.parametrize("case", [case for case in SHORT_CASES if str(case) in ON_HDFS], ids=str)
 def test_the_sink_conforms_on_hdfs(case: Case, output: HadoopOutput) -> None:
-    """Those cases in which files are told apart, replaced and refused."""
+    """The cases in which files are recognised, replaced and rejected pass on HDFS."""
     case.check(OutputTarget(output))
 
 
 def test_through_spark(spark: "SparkSession", hdfs: str) -> None:
-    """Spark's own files are written, counted, replaced and read; a folder that Spark would read otherwise is itself."""
+    """Spark's files are written, counted, replaced and read, in a folder whose name has special characters."""
     uri = f"{hdfs}/{new_instance_id('out')}/a b%20[1],c"
     sink = FileSink(uri, session=lambda: spark)
     ranges = [part(0, 0, 2), part(1, 0, 2)]
@@ -124,7 +124,7 @@ def test_through_spark(spark: "SparkSession", hdfs: str) -> None:
 
 
 def test_checkpoints(output: HadoopOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stand for the commits before them."""
+    """Checkpoints replace the commits before them."""
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 2)
     for start in range(7):
         deliver(output, "a", part(0, start, start + 1))
@@ -136,7 +136,7 @@ def test_checkpoints(output: HadoopOutput, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_dying_at_each_step(output: HadoopOutput) -> None:
-    """Delivered again, each row is there once, and what the dead left is swept."""
+    """After a repetition each row exists once, and the files of the dead writer are deleted."""
     for number, step in enumerate(FILE_STEPS):
         mine = part(number, 0, 3)
         assert CrashConformance.dies(output, step, "dead", mine)
@@ -150,7 +150,7 @@ def test_dying_at_each_step(output: HadoopOutput) -> None:
 
 
 def test_of_writers_at_once_one_makes_the_file(output: HadoopOutput, spark: "SparkSession") -> None:
-    """Whoever loses is told so, and what is there is whole."""
+    """All other writers are informed, and the file is complete."""
     storages = [HadoopStorage(output.uri, lambda: spark, None) for _ in range(4)]
     for turn in range(5):
         begin = threading.Barrier(4)
@@ -166,7 +166,7 @@ def test_of_writers_at_once_one_makes_the_file(output: HadoopOutput, spark: "Spa
 
 
 class Answers:
-    """An HDFS whose answer to the renaming of a commit is another."""
+    """An HDFS that reports an error for the rename of a commit, which was done before or may be done later."""
 
     def __init__(self, output: HadoopOutput, *, before: bool) -> None:
         self.sink = output.sink()
@@ -183,13 +183,13 @@ class Answers:
 
 
 def test_a_commit_whose_answer_was_lost_counts_once(output: HadoopOutput) -> None:
-    """What is in the file says whose it is."""
+    """The sink reads the file to find out whose commit it is."""
     assert deliver(output, "a", part(0, 0, 3), sink=Answers(output, before=True).sink).taken
     assert output.rows() == rows_of("a", part(0, 0, 3))
 
 
 def test_a_commit_that_may_come_yet_keeps_its_rows(output: HadoopOutput) -> None:
-    """Where nobody knows whether a commit was made, nothing is cleared: if it lands later, it is whole."""
+    """If it is unknown whether a commit was made, no files are deleted. If it succeeds later, it is complete."""
     answers = Answers(output, before=False)
     with pytest.raises(PublishOutcomeUnknownError, match="connection lost"):
         deliver(output, "a", part(0, 0, 3), sink=answers.sink)
@@ -200,7 +200,7 @@ def test_a_commit_that_may_come_yet_keeps_its_rows(output: HadoopOutput) -> None
 
 
 def test_a_commit_that_comes_too_late_adds_nothing(output: HadoopOutput) -> None:
-    """Its number is taken, and what it would have named is swept."""
+    """The number of the late commit is already used, and the files that it names are deleted."""
     answers = Answers(output, before=False)
     with pytest.raises(PublishOutcomeUnknownError):
         deliver(output, "a", part(0, 0, 3), sink=answers.sink)
@@ -211,7 +211,7 @@ def test_a_commit_that_comes_too_late_adds_nothing(output: HadoopOutput) -> None
 
 
 def test_an_interrupt_while_the_jvm_commits(output: HadoopOutput) -> None:
-    """The JVM goes on: what it may commit is not cleared, and the next call gets its own answer."""
+    """The JVM continues. The files of its possible commit are kept, and the next call gets its own answer."""
     sink = output.sink()
     began, go_on = threading.Event(), threading.Event()
     real, mine = sink.hadoop._by_rename, part(0, 0, 3)
@@ -222,7 +222,7 @@ def test_an_interrupt_while_the_jvm_commits(output: HadoopOutput) -> None:
         real(name, content, scratch)
 
     def interrupted(*_: object) -> bool:
-        # What an interrupt of the waiting thread looks like.
+        # An interrupt of the waiting thread looks like this.
         assert began.wait(30)
         raise KeyboardInterrupt
 
@@ -247,7 +247,7 @@ def test_an_interrupt_while_the_jvm_commits(output: HadoopOutput) -> None:
 
 @pytest.fixture
 def elsewhere(spark: "SparkSession", tmp_path: Any) -> Callable[..., HadoopStorage]:  # noqa: ANN401
-    """Storages of a file system that is not known to keep writers apart: Hadoop's own of this machine."""
+    """Storages of a file system without known guarantees for concurrent writers: Hadoop's local file system."""
 
     def opened(exclusive: Any = None) -> HadoopStorage:  # noqa: ANN401
         return HadoopStorage(f"file:{tmp_path}/out", lambda: spark, exclusive)
@@ -256,7 +256,7 @@ def elsewhere(spark: "SparkSession", tmp_path: Any) -> Callable[..., HadoopStora
 
 
 def test_a_file_system_of_which_nothing_is_known_is_refused(elsewhere: Callable[..., HadoopStorage]) -> None:
-    """Before anything is processed, with what to do; nothing is made there."""
+    """The error comes before any processing and states what to do. No file is created."""
     for ask in (lambda: elsewhere().check(), lambda: elsewhere().publish("a", b"", "s")):
         with pytest.raises(ConfigurationError, match=r"LocalFileSystem.* does not declare .* declare it"):
             ask()
@@ -267,7 +267,7 @@ def test_a_file_system_of_which_nothing_is_known_is_refused(elsewhere: Callable[
 def test_one_that_is_vouched_for_is_tried(
     elsewhere: Callable[..., HadoopStorage], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """It works, but where a second file takes the first one's place it is refused after all."""
+    """Such a file system works, but it is rejected if a test file can be replaced by a second one."""
     storage = elsewhere(way)
     assert storage.publish("a", b"1", "s")
     assert not storage.publish("a", b"2", "s")
@@ -283,8 +283,8 @@ def test_one_that_is_vouched_for_is_tried(
 def test_one_that_vouches_for_itself_is_tried(
     elsewhere: Callable[..., HadoopStorage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store behind it may not know conditional writes, whatever it declares: then nothing is committed."""
-    monkeypatch.setattr(hadoop_storage, "_CONDITIONAL", "fs.capability.paths.permissions")  # this one declares that
+    """If the file system declares conditional writes but its store does not support them, nothing is committed."""
+    monkeypatch.setattr(hadoop_storage, "_CONDITIONAL", "fs.capability.paths.permissions")  # declared here
     monkeypatch.setattr(HadoopStorage, "_by_conditional_create", HadoopStorage._by_create)
     storage = elsewhere()
     assert storage.publish("a", b"1", "s")
@@ -306,7 +306,7 @@ def _overwrites(self: HadoopStorage, name: str, content: bytes, scratch: str) ->
 
 
 def test_one_that_is_not_there(spark: "SparkSession") -> None:
-    """One clear line each."""
+    """Each error is one clear line."""
     for uri in ("s3a://bucket/x", "nowhere://host/x"):
         with pytest.raises(ConfigurationError, match=f"{uri};.*does not support this file system. Add its jars"):
             FileSink(uri, session=lambda: spark).verdicts([part(0, 0, 3)])

@@ -1,4 +1,4 @@
-"""The Kafka sink on a real broker; its rules by themselves are in `tests/fast/test_sink_kafka`."""
+"""The Kafka sink on a real broker. `tests/fast/test_sink_kafka` tests its rules without a broker."""
 
 import signal
 import threading
@@ -46,11 +46,11 @@ ON_A_BROKER = (
     "two_groups_at_once",
     "over_older_ranges",
 )
-"""Those cases in which Kafka has a part that a stand-in may play otherwise."""
+"""The cases in which a real broker may behave differently from a replacement."""
 
 
 class KafkaTarget(Target):
-    """A topic of its own."""
+    """A separate topic."""
 
     range_by_range = True
     most_steps = 6
@@ -59,15 +59,15 @@ class KafkaTarget(Target):
         self.output = output
 
     def sink(self) -> KafkaSink:
-        """Another process's sink."""
+        """Return a sink, as another process opens it."""
         return self.output.sink()
 
     def shared_sink(self) -> KafkaSink:
-        """Another process's sink, for several groups."""
+        """Return a sink for several groups, as another process opens it."""
         return shared(self.sink())  # type: ignore[no-any-return]
 
     def rows(self) -> list[Row]:
-        """What readers see; what a dead writer has open they do not."""
+        """Return the committed rows. Those in open transactions of dead writers are not visible."""
         return self.output.rows(patience_s=1)
 
 
@@ -79,13 +79,13 @@ def output(connection: KafkaConnection) -> KafkaOutput:
 
 @pytest.mark.parametrize("case", [case for case in CASES if str(case) in ON_A_BROKER], ids=str)
 def test_the_sink_conforms(case: Case, output: KafkaOutput) -> None:
-    """The cases of the kit hold on a broker."""
+    """The selected cases of the kit pass on a broker."""
     case.check(KafkaTarget(output))
 
 
 @pytest.mark.parametrize("check", GROUP_CHECKS)
 def test_another_group(check: Callable[[Target], None], output: KafkaOutput) -> None:
-    """An output is one group's, and those that follow on it."""
+    """An output belongs to one group, or to groups that follow each other."""
     check(KafkaTarget(output))
 
 
@@ -93,7 +93,7 @@ def test_another_group(check: Callable[[Target], None], output: KafkaOutput) -> 
 
 
 def drain(site: Site, output: KafkaOutput) -> list[ClaimedBatch]:
-    """Work until the topic is drained, as one who knows that all others are dead."""
+    """Process batches until the topic is drained, as a member that knows that all others are dead."""
     log = KafkaLog(site.connection, site.coordination_topic, HEARTBEAT_INTERVAL_MS)
     delivery = BatchSession(
         log=log,
@@ -125,7 +125,7 @@ KILLS = [("evaluated", 1), ("fenced", 1), ("sent", 3), ("noted", 1), ("noted", 5
 
 @pytest.mark.parametrize(("step", "count"), KILLS)
 def test_a_process_killed_at_each_step(site: Site, output: KafkaOutput, step: str, count: int) -> None:
-    """SIGKILL in the first of five ranges, or a later one, and a takeover at once: the output is exactly the input."""
+    """A process is killed in one of five ranges and taken over at once. The output equals the input exactly."""
     worker = site.start(output, with_spark=False, halt_at_step=step, halt_at_count=count)
     worker.wait_until_reported(f"halted {step}")
     worker.kill_all()
@@ -139,7 +139,7 @@ def test_a_process_killed_at_each_step(site: Site, output: KafkaOutput, step: st
 
 @pytest.mark.parametrize("step", ["sent", "noted"])
 def test_a_zombie_is_fenced(site: Site, output: KafkaOutput, step: str) -> None:
-    """One that is stopped with its transaction open, taken over and continued, fails and adds nothing."""
+    """A process stopped with an open transaction, taken over and continued, fails and adds nothing."""
     stopped = site.start(output, with_spark=False, halt_at_step=step)
     stopped.wait_until_reported(f"halted {step}")
     stopped.signal(signal.SIGSTOP)
@@ -157,7 +157,7 @@ def test_a_zombie_is_fenced(site: Site, output: KafkaOutput, step: str) -> None:
 
 
 def test_a_zombie_that_believes_in_its_claim_is_fenced(output: KafkaOutput) -> None:
-    """Even one whose batch says yes: what it has open is aborted, and its commit is refused in words."""
+    """Even if its batch allows the write, its open transaction is aborted and its commit is rejected."""
     mine, noted, go_on = part(0, 0, 3), threading.Event(), threading.Event()
 
     def reached(step: str) -> None:
@@ -187,7 +187,7 @@ def test_a_zombie_that_believes_in_its_claim_is_fenced(output: KafkaOutput) -> N
 
 
 def transaction(output: KafkaOutput, name: str) -> Transaction:
-    """A transaction of somebody else's."""
+    """Return a transaction of another writer."""
     return Transaction(
         output.connection,
         name,
@@ -200,7 +200,7 @@ def transaction(output: KafkaOutput, name: str) -> Transaction:
 
 @pytest.mark.parametrize("ends", ["commits", "aborts"])
 def test_notes_behind_an_open_transaction_are_waited_for(output: KafkaOutput, topics: Topics, ends: str) -> None:
-    """Another writer's open transaction hides what is committed behind it: that is not taken for missing."""
+    """Another writer's open transaction hides later committed notes. The reader does not treat them as missing."""
     notes = KafkaSink(output.connection, output.topic).notes_topic
     with transaction(output, "other") as other, NotesReader(output.connection, notes, topics) as reader:
         other.begin()
@@ -223,7 +223,10 @@ def test_notes_behind_an_open_transaction_are_waited_for(output: KafkaOutput, to
 
 
 def test_topics_that_are_missing_or_wrong(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> None:
-    """What is to be done is said; the notes are made once, replicated as the output is, and never forget."""
+    """The error states what to do.
+
+    The notes topic is created once, replicated as the output, and never deletes notes.
+    """
     wanted = [part(0, 0, 3)]
     with pytest.raises(TopicNotFoundError, match="look up topic 'no-such-topic'"):
         KafkaSink(connection, "no-such-topic").verdicts(wanted)
@@ -237,12 +240,12 @@ def test_topics_that_are_missing_or_wrong(connection: KafkaConnection, topics: T
     assert sink.verdicts(wanted)
     deleting = KafkaSink(connection, name, notes_topic=topic(1, {"cleanup.policy": "compact,delete"}))
     for use in (lambda: deleting.verdicts(wanted), deleting.create_notes):
-        with pytest.raises(ConfigurationError, match=r"cleanup\.policy compact,delete, so it forgets"):
+        with pytest.raises(ConfigurationError, match=r"cleanup\.policy compact,delete, so it deletes notes"):
             use()
 
 
 def test_a_broker_that_cannot_be_reached_is_one_line() -> None:
-    """Within the connection's time-out."""
+    """The error comes within the connection's timeout."""
     nowhere = KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=1)
     with pytest.raises(UnavailableError, match=r"Kafka at 127\.0\.0\.1:1 cannot be reached") as raised:
         KafkaSink(nowhere, "output").verdicts([part(0, 0, 3)])
@@ -250,7 +253,7 @@ def test_a_broker_that_cannot_be_reached_is_one_line() -> None:
 
 
 def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnection, topics: Topics) -> None:
-    """It is named by its message, whoever refuses it; nothing is left open, and the next delivery is taken."""
+    """Client and broker errors both name the message. No transaction is left open, and the next delivery succeeds."""
     wanted, rows = part(0, 0, 3), [(0, 0, "a"), (0, 1, "x" * 1_100_000), (0, 2, "c")]
     large = replace(connection, client_settings={"message.max.bytes": "5000000"})
     for each in (connection, large):
@@ -260,7 +263,7 @@ def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnec
         ):
             deliver(writer, "a", wanted, rows=rows)
         at, end = (topics.offsets(output.topic, [0, 1], committed_only=only) for only in (True, False))
-        assert at == end, "it has left its transaction open"
+        assert at == end, "the writer has left its transaction open"
     assert output.rows() == []
     assert deliver(KafkaTarget(output), "b", wanted).taken == (wanted,)
     assert output.rows() == rows_of("b", wanted)
@@ -269,7 +272,7 @@ def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnec
 def test_a_record_without_a_key_for_a_compacted_topic_is_named(
     connection: KafkaConnection, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker refuses all records of a request for it: that one is named, and the command that skips its message."""
+    """The broker rejects the whole request, but the error names this record and the command that skips its message."""
     output = KafkaOutput(connection, topic(1, {"cleanup.policy": "compact"}))
     assert output.open().create_notes()
     records = FakeRecords.__iter__
@@ -285,7 +288,7 @@ def test_a_record_without_a_key_for_a_compacted_topic_is_named(
 
 
 def test_records_that_are_too_large_together_are_sent_one_by_one(connection: KafkaConnection, topic: MakeTopic) -> None:
-    """A topic takes smaller requests than the client makes; of a record that is too large the message is named."""
+    """Requests above the topic's limit are split. If a single record is above it, the error names its message."""
     output = KafkaOutput(connection, topic(1, {"max.message.bytes": "10000"}))
     assert output.open().create_notes()
     wanted, rows = part(0, 0, 30), [(0, offset, "x" * 1_000) for offset in range(30)]
@@ -300,7 +303,7 @@ def test_records_that_are_too_large_together_are_sent_one_by_one(connection: Kaf
 
 
 def test_a_partition_that_is_not_there(output: KafkaOutput, spark: "SparkSession") -> None:
-    """The message is named whose record was to go there."""
+    """The error names the message whose record has a missing output partition."""
     frame = spark.range(3).selectExpr("0 AS partition", "id AS offset", "'v' AS value", "int(id) AS output_partition")
     with pytest.raises(
         SinkRejectedError, match=r"t/0 offset 2 of group 'g'.* Unknown partition; nothing of t/0 \[0, 3\)"
@@ -309,7 +312,7 @@ def test_a_partition_that_is_not_there(output: KafkaOutput, spark: "SparkSession
 
 
 def test_a_header_whose_name_is_not_utf8_is_refused(output: KafkaOutput, spark: "SparkSession") -> None:
-    """Its message is named before a record is sent; a value may be any bytes."""
+    """The error names the message before any record is sent. Header values may be any bytes."""
     headers = "array(named_struct('key', IF(id = 1, string(X'FF41'), 'name'), 'value', X'FF')) AS headers"
     frame = spark.range(3).selectExpr("0 AS partition", "id AS offset", "string(X'FF') AS value", headers)
     with pytest.raises(SinkRejectedError, match=r"partition 0, offset 1, column 'headers': it has bytes that are not"):
@@ -318,7 +321,7 @@ def test_a_header_whose_name_is_not_utf8_is_refused(output: KafkaOutput, spark: 
 
 
 def test_a_time_out_that_the_brokers_do_not_allow(output: KafkaOutput) -> None:
-    """The field is named."""
+    """The error names the field."""
     sink = KafkaOutput(output.connection, output.topic, transaction_timeout_s=3_600).sink()
     with pytest.raises(ConfigurationError, match="transaction_timeout_s: 3600 is more than the brokers allow"):
         sink.verdicts([part(0, 0, 3)])
@@ -331,7 +334,10 @@ def test_a_time_out_that_the_brokers_do_not_allow(output: KafkaOutput) -> None:
 def test_rows_become_records(
     spark: "SparkSession", output: KafkaOutput, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
 ) -> None:
-    """Each range's records come in the order of their messages, several of one message in theirs, with all columns."""
+    """Each range's records are in the order of their messages, and have all columns.
+
+    Several records of one message keep their order too.
+    """
     monkeypatch.setattr("marshal_dagster.sinks.kafka.records._BYTES_AT_ONCE", bytes_at_once)
     batch = [part(0, 100, 200), part(1, 0, 50), part(7, 3, 4)]
     rows = spark.range(150).selectExpr("IF(id < 100, 0, 1) AS partition", "IF(id < 100, id + 100, id - 100) AS offset")

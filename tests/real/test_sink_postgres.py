@@ -1,4 +1,4 @@
-"""The Postgres sink and its database: tables, constraints, time-outs, lost connections, secrets."""
+"""The Postgres sink and its database: tables, constraints, timeouts, lost connections, secrets."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ NOWHERE = "postgresql://user:hunter2@127.0.0.1:1/db"
 
 @pytest.fixture
 def output(postgres: str) -> PostgresOutput:
-    """A schema of its own."""
+    """A separate schema."""
     return PostgresOutput(postgres, own_schema())
 
 
@@ -38,12 +38,12 @@ class Sealed:
         self._secret = secret
 
     def get_secret_value(self) -> str:
-        """The secret."""
+        """Return the secret."""
         return self._secret
 
 
 def test_a_database_that_is_down_is_one_line(output: PostgresOutput) -> None:
-    """Every method says so within the time-out, in one line without the password."""
+    """Every method reports it within the timeout, in one line without the password."""
     sink = FakePostgresSink(Sealed(NOWHERE), TABLE, connect_timeout_s=3)
     frame = output.frame(rows_of("a", part(0, 0, 2)))
     for use in (
@@ -63,14 +63,14 @@ def test_a_database_that_is_down_is_one_line(output: PostgresOutput) -> None:
 
 @pytest.mark.parametrize("dsn", ["postgres//u:hunter2@h/db", "host=h password=hunter2 nonsense", "hunter2"])
 def test_a_connection_string_that_cannot_be_read(dsn: str) -> None:
-    """What is wrong with it is said without showing it."""
+    """The error describes the problem without the connection string."""
     with pytest.raises(ConfigurationError, match="dsn: not a PostgreSQL connection string") as raised:
         PostgresSink(dsn, TABLE).verdicts([part(0, 0, 2)])
     assert "hunter2" not in str(raised.value)
 
 
 def test_what_the_server_says_is_scrubbed(output: PostgresOutput) -> None:
-    """A message of the server's that holds the password does not get out with it."""
+    """A server message that contains the password is shown without it."""
     sink = PostgresSink(f"{output.dsn}&dbname=p%40ss+word&password=p%40ss+word", TABLE)
     with pytest.raises(UnavailableError, match=r'database "\*\*\*" does not exist'):
         sink.verdicts([part(0, 0, 2)])
@@ -93,7 +93,10 @@ def test_settings_are_checked(settings: dict[str, Any], field: str) -> None:
 
 
 def test_missing_tables_and_columns_are_named(output: PostgresOutput) -> None:
-    """Without its tables the sink says what makes them, and which columns the user's table lacks."""
+    """If its tables are missing, the sink names the command that creates them.
+
+    It lists missing columns of the user's table.
+    """
     frame = output.frame(rows_of("a", part(0, 0, 2)))
     execute(output, f"ALTER TABLE {TABLE} DROP COLUMN kafka_offset, DROP COLUMN value")
     with pytest.raises(ConfigurationError, match="lacks the columns kafka_offset, value"):
@@ -111,7 +114,7 @@ def test_missing_tables_and_columns_are_named(output: PostgresOutput) -> None:
 
 @pytest.mark.parametrize("table", [TABLE, "marshal_ranges", "marshal_taken_ranges"])
 def test_tables_that_a_crash_empties_are_refused(output: PostgresOutput, table: str) -> None:
-    """Rows and positions must be lost together, which is never."""
+    """After a crash, rows and positions could be inconsistent."""
     execute(output, f"ALTER TABLE {table} SET UNLOGGED")
     with pytest.raises(ConfigurationError, match=rf"{table} is unlogged"):
         output.sink().write(output.poison(), [part(0, 0, 2)], never)  # type: ignore[arg-type]
@@ -120,7 +123,7 @@ def test_tables_that_a_crash_empties_are_refused(output: PostgresOutput, table: 
 
 
 class Looking(FakePostgresSink):
-    """A sink that notes what its transaction asks of the disk."""
+    """A sink that records the `synchronous_commit` setting of its transaction."""
 
     setting = ""
 
@@ -140,7 +143,7 @@ class Looking(FakePostgresSink):
     ],
 )
 def test_a_commit_waits_for_the_disk(output: PostgresOutput, given: str, used: str) -> None:
-    """Where the server would answer before, the sink's own transaction does not; a stronger setting stays."""
+    """If the server would confirm earlier, the sink's transaction waits for the disk. A stronger setting is kept."""
     dsn = f"{output.dsn}&options=-c%20synchronous_commit%3D{given}"
     sink = Looking(dsn, TABLE, schema=output.schema)
     assert deliver(output, "a", part(0, 0, 2), sink=sink).taken
@@ -148,7 +151,7 @@ def test_a_commit_waits_for_the_disk(output: PostgresOutput, given: str, used: s
 
 
 def test_tables_can_be_made_by_many_at_once_and_again(postgres: str) -> None:
-    """Runs that start together all find the tables made, and so does a later one."""
+    """Runs that start together all find the tables, and so does a later call."""
     schema = own_schema()
     output = PostgresOutput(postgres, schema)
     execute(output, f"DROP TABLE {TABLE}, marshal_ranges, marshal_taken_ranges")
@@ -160,7 +163,7 @@ def test_tables_can_be_made_by_many_at_once_and_again(postgres: str) -> None:
 
 
 def test_two_tables_of_one_database_keep_apart(output: PostgresOutput) -> None:
-    """A batch that goes to two tables is taken by both."""
+    """A batch that is written to two tables is taken by both."""
     other = FakePostgresSink(output.dsn, "other", schema=output.schema)
     other.create_tables(output.frame([]).schema)
     for sink in (output.sink(), other):
@@ -176,7 +179,7 @@ def test_two_tables_of_one_database_keep_apart(output: PostgresOutput) -> None:
 
 
 def test_names_need_no_care(postgres: str) -> None:
-    """Names with capitals, quotes, percent signs and braces are names like others."""
+    """Names may contain capitals, quotes, percent signs and braces."""
     schema, table = f'S "q" {own_schema()}', "Table; %s {x}"
     output = PostgresOutput(postgres, schema)
     sink = FakePostgresSink(postgres, table, schema=schema)
@@ -187,7 +190,10 @@ def test_names_need_no_care(postgres: str) -> None:
 
 
 def test_a_key_on_message_offsets_suits_the_sink(output: PostgresOutput) -> None:
-    """With a unique key a new generation can still replace, and doubled rows are refused with nothing written."""
+    """With a unique key a new generation can still replace rows.
+
+    Duplicate rows are rejected, and nothing is written.
+    """
     execute(output, f"ALTER TABLE {TABLE} ADD PRIMARY KEY (kafka_partition, kafka_offset)")
     deliver(output, "old", part(0, 0, 5))
     deliver(output, "new", part(0, 2, 4, generation=20, epoch=21))
@@ -198,7 +204,7 @@ def test_a_key_on_message_offsets_suits_the_sink(output: PostgresOutput) -> None
 
 
 def test_values_that_do_not_fit_are_refused_whole(output: PostgresOutput) -> None:
-    """A value that the column cannot hold undoes the batch, and the error does not show the row."""
+    """A value that the column cannot hold rejects the whole batch, and the error does not show the row."""
     execute(output, f"ALTER TABLE {TABLE} ALTER COLUMN value TYPE integer USING 0")
     with pytest.raises(SinkRejectedError, match="offset 0, column 'value': invalid input syntax for type integer"):
         deliver(output, "words", part(0, 0, 2))
@@ -207,7 +213,7 @@ def test_values_that_do_not_fit_are_refused_whole(output: PostgresOutput) -> Non
 
 
 def test_a_newer_version_is_refused(output: PostgresOutput) -> None:
-    """Positions that a newer marshal-dagster has set are not guessed at."""
+    """Positions of a newer marshal-dagster version are not interpreted."""
     deliver(output, "a", part(0, 0, 2))
     execute(output, "UPDATE marshal_ranges SET version = 3")
     with pytest.raises(SinkRejectedError, match="has version 3, this marshal-dagster knows 2"):
@@ -226,7 +232,7 @@ def held(output: PostgresOutput) -> Iterator[psycopg.Connection]:
 
 @pytest.mark.usefixtures("held")
 def test_a_position_held_too_long_is_told(output: PostgresOutput) -> None:
-    """A writer waits for another only so long, then says that it can be tried again."""
+    """A writer waits for another one only for the timeout. Then it raises an error that can be retried."""
     sink = FakePostgresSink(output.dsn, TABLE, schema=output.schema, lock_timeout_s=0.2)
     with pytest.raises(UnavailableError, match=r"another writer has locked these ranges for 0\.2 s"):
         deliver(output, "b", part(0, 2, 4), sink=sink)
@@ -234,7 +240,7 @@ def test_a_position_held_too_long_is_told(output: PostgresOutput) -> None:
 
 
 class Stalling(FakePostgresSink):
-    """A sink whose rows do not come."""
+    """A sink whose rows arrive slowly."""
 
     @contextmanager
     def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:  # type: ignore[override]
@@ -243,7 +249,7 @@ class Stalling(FakePostgresSink):
 
 
 class SlowLines(FakeCopyRows):
-    """Rows a second apart."""
+    """Rows one second apart."""
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         for number, line in enumerate(super().__iter__()):
@@ -253,7 +259,7 @@ class SlowLines(FakeCopyRows):
 
 
 def test_rows_that_do_not_come_in_time_are_told(output: PostgresOutput) -> None:
-    """A statement that takes too long is ended by the server, with nothing written."""
+    """The server ends a statement that takes too long, and nothing is written."""
     sink = Stalling(output.dsn, TABLE, schema=output.schema, statement_timeout_s=0.4)
     with pytest.raises(UnavailableError, match=r"did not finish within statement_timeout_s=0\.4"):
         deliver(output, "a", part(0, 0, 2), sink=sink)
@@ -261,7 +267,7 @@ def test_rows_that_do_not_come_in_time_are_told(output: PostgresOutput) -> None:
 
 
 def test_a_server_that_is_read_only_is_unavailable(output: PostgresOutput) -> None:
-    """As one is that was a standby a moment ago: it is no fault of the rows."""
+    """This happens with a server that was a standby a moment ago. The rows are not at fault."""
     dsn = psycopg.conninfo.make_conninfo(output.dsn, options="-c default_transaction_read_only=on")
     with pytest.raises(UnavailableError, match=r"cannot execute \w+ in a read-only transaction"):
         deliver(output, "a", part(0, 0, 3), sink=FakePostgresSink(dsn, TABLE, schema=output.schema))
@@ -269,7 +275,7 @@ def test_a_server_that_is_read_only_is_unavailable(output: PostgresOutput) -> No
 
 @pytest.mark.parametrize("step", ["copied", "locked", "moved", "committing"])
 def test_a_lost_connection_is_told(output: PostgresOutput, step: str) -> None:
-    """When the server ends the session anywhere in the transaction, nothing is written and the next attempt works."""
+    """If the server ends the session at any point of the transaction, nothing is written. The next attempt works."""
 
     def reached(at: str) -> None:
         if at == step:
@@ -287,7 +293,7 @@ def test_a_lost_connection_is_told(output: PostgresOutput, step: str) -> None:
 
 
 def test_a_writer_that_stalls_before_its_last_step_holds_nobody_up(output: PostgresOutput) -> None:
-    """While one has its rows copied and goes no further, another takes the range at once."""
+    """While a writer stalls after copying its rows, another one can take the range at once."""
     started = time.monotonic()
 
     def reached(at: str) -> None:
@@ -301,7 +307,7 @@ def test_a_writer_that_stalls_before_its_last_step_holds_nobody_up(output: Postg
 
 
 def test_what_was_taken_is_entered_once(output: PostgresOutput) -> None:
-    """Of two writers whose ranges overlap in part, only the one that takes a range has an entry for it."""
+    """Of two writers with partly overlapping ranges, only the one that takes a range has an entry for it."""
     batches = {"a": [part(0, 0, 5), part(1, 0, 5)], "b": [part(1, 0, 5), part(2, 0, 5)]}
     CrashConformance.race(output, batches)
     found = execute(output, "SELECT partition, row_count FROM marshal_taken_ranges ORDER BY partition")
@@ -315,7 +321,7 @@ def test_what_was_taken_is_entered_once(output: PostgresOutput) -> None:
 
 @pytest.fixture
 def with_ranges(output: PostgresOutput) -> PostgresOutput:
-    """An output in which ranges of partition 0 have come in any order, twice."""
+    """An output with ranges of partition 0 that arrived in any order, in two generations."""
     deliver(output, "old", ahead(0, 0, 100))
     deliver(output, "new", ahead(0, 90, 100, generation=20))
     return output
@@ -323,7 +329,7 @@ def with_ranges(output: PostgresOutput) -> PostgresOutput:
 
 @pytest.mark.parametrize("step", ["locked", "replaced", "moved"])
 def test_neighbours_do_not_wait_for_each_other(with_ranges: PostgresOutput, step: str) -> None:
-    """While one moves its rows over older ones, another does so with the next range, and commits first."""
+    """While a writer replaces older rows of its range, another one does so with the next range and commits first."""
     stalled: list[str] = []
 
     def reached(at: str) -> None:
@@ -352,7 +358,10 @@ def test_neighbours_do_not_wait_for_each_other(with_ranges: PostgresOutput, step
     ids=str,
 )
 def test_what_is_held_when(with_ranges: PostgresOutput, step: str, other: ClaimedRange, *, waits: bool) -> None:
-    """From judging on the same range waits and a new generation does; for the commit alone, any of the partition."""
+    """From the check on, the same range and new generations wait.
+
+    During the commit, all ranges of the partition wait.
+    """
     deliver(with_ranges, "new", ahead(1, 90, 100, generation=20))
     outcomes: list[str] = []
 
@@ -368,7 +377,7 @@ def test_what_is_held_when(with_ranges: PostgresOutput, step: str, other: Claime
 
 
 def test_many_neighbours_at_once(with_ranges: PostgresOutput) -> None:
-    """Writers of some dozens of ranges, each delivered twice and in batches that cross, end without a deadlock."""
+    """Writers of dozens of ranges, each delivered twice and in overlapping batches, end without a deadlock."""
     deliver(with_ranges, "new", *(ahead(number, 1000, 1010, generation=20) for number in (1, 2)))
     batches = [
         [ahead(number, start, start + 5, generation=20) for number in numbers]
@@ -384,7 +393,7 @@ def test_many_neighbours_at_once(with_ranges: PostgresOutput) -> None:
 
 
 def test_what_a_person_removes_meanwhile_is_written_anew(with_ranges: PostgresOutput) -> None:
-    """Where the row that a writer is about to share goes away, it begins again, as in an output that never had it."""
+    """If an operator deletes the row that a writer wants to lock, the writer starts again as in an empty output."""
     mine = ahead(0, 10, 20, generation=20)
     with psycopg.connect(with_ranges.dsn, options=f"-c search_path={with_ranges.schema}") as person:
 
@@ -410,7 +419,7 @@ def test_what_a_person_removes_meanwhile_is_written_anew(with_ranges: PostgresOu
 
 
 def test_a_batch_of_very_many_partitions_takes_few_locks(output: PostgresOutput) -> None:
-    """The server's table of locks is small: beyond some dozens of ranges the partitions themselves are held."""
+    """The server's lock table is small, so for more than some dozens of ranges the partitions are locked instead."""
     most: list[int] = []
 
     def reached(step: str) -> None:
@@ -423,11 +432,11 @@ def test_a_batch_of_very_many_partitions_takes_few_locks(output: PostgresOutput)
         assert len(deliver(output, "a", *batch, sink=output.sink(reached)).taken) == 65
         assert deliver(output, "b", *batch).skipped
     assert deliver(output, "a", ahead(0, 5, 7), ahead(1, 5, 7), sink=output.sink(reached)).taken
-    assert most == [1, 1, 5]  # one is that of the topic's groups
+    assert most == [1, 1, 5]  # one of them is for the topic's groups
 
 
 def test_ranges_that_meet_under_a_key_on_message_offsets(output: PostgresOutput) -> None:
-    """The second of two writers of a range waits and passes over it: it does not run into the first one's rows."""
+    """The second of two writers of a range waits and then skips it, without a conflict with the first one's rows."""
     execute(output, f"ALTER TABLE {TABLE} ADD PRIMARY KEY (kafka_partition, kafka_offset)")
     deliver(output, "old", ahead(0, 0, 100))
     deliver(output, "new", ahead(0, 90, 100, generation=20))
@@ -439,7 +448,7 @@ def test_ranges_that_meet_under_a_key_on_message_offsets(output: PostgresOutput)
 
 
 def test_an_older_version_does_not_misread_ranges(output: PostgresOutput) -> None:
-    """A partition is of version 2 while ranges of its generation came in any order, and of version 1 else."""
+    """A partition has version 2 while ranges of its generation arrived in any order, and version 1 otherwise."""
     versions = "SELECT version, position, generation FROM marshal_ranges"
     deliver(output, "a", part(0, 0, 10))
     assert execute(output, versions) == [(1, 10, 0)]
@@ -456,7 +465,7 @@ def test_an_older_version_does_not_misread_ranges(output: PostgresOutput) -> Non
 
 
 def test_ranges_are_found_by_an_index(output: PostgresOutput) -> None:
-    """What overlaps a range is found without going through what was taken."""
+    """Overlapping ranges are found without a scan of all taken ranges."""
     execute(
         output,
         "INSERT INTO marshal_taken_ranges (output, member_group, topic, partition, coordination_topic_id, "
@@ -469,7 +478,7 @@ def test_ranges_are_found_by_an_index(output: PostgresOutput) -> None:
     with sink._transaction() as connection:
         real, plans = connection.execute, []
 
-        def explained(statement: Any, values: Any) -> Any:  # noqa: ANN401 - as psycopg has it
+        def explained(statement: Any, values: Any) -> Any:  # noqa: ANN401 - psycopg's signature
             plans.extend(real("EXPLAIN ANALYZE " + statement.as_string(connection), values).fetchall())
             return real(statement, values)
 

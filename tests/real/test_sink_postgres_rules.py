@@ -1,4 +1,4 @@
-"""The Postgres sink by its rules, on a real PostgreSQL, with rows of plain Python in place of Spark's."""
+"""The rules of the Postgres sink on a real PostgreSQL, with rows of plain Python instead of Spark."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -29,30 +29,30 @@ from tests.sink_process import write_and_die
 
 @pytest.fixture
 def output(postgres: str) -> PostgresOutput:
-    """A schema of its own."""
+    """A separate schema."""
     return PostgresOutput(postgres, own_schema())
 
 
 @pytest.fixture
 def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
-    """A writer in a process of its own."""
+    """A writer in a separate process, which dies."""
     return write_and_die  # type: ignore[return-value] # of a Postgres output, here
 
 
 @pytest.mark.parametrize("case", SHORT_CASES, ids=str)
 def test_the_sink_passes_the_kit(case: Case, output: PostgresOutput) -> None:
-    """What users' sinks must do, the library's own does."""
+    """The library's own sink passes the kit for users' sinks."""
     case.check(OutputTarget(output))
 
 
 @pytest.mark.parametrize("check", GROUP_CHECKS)
 def test_another_group(check: Callable[[Target], None], output: PostgresOutput) -> None:
-    """An output is one group's, and those that follow on it."""
+    """An output belongs to one group, or to groups that follow each other."""
     check(OutputTarget(output))
 
 
 def test_a_group_waits_for_the_one_that_it_follows_on(output: PostgresOutput) -> None:
-    """What the other has under way is seen before the first range of the successor is judged."""
+    """Writes of the earlier group that are in progress are seen before the successor's first range is checked."""
     deliver(output, "old", part(0, 0, 5))
     results: list[object] = []
 
@@ -82,14 +82,14 @@ def captured(call: Callable[[], object]) -> object:
 
 
 def is_waiting(output: PostgresOutput) -> bool:
-    """Whether a session waits for an advisory lock."""
+    """Return whether a session waits for an advisory lock."""
     with psycopg.connect(output.dsn) as connection:
         found = connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
         return found.fetchone() != (0,)
 
 
 class TestTaking(SinkConformance):
-    """Taking, skipping, refusing."""
+    """Taking, skipping and rejecting ranges."""
 
 
 class TestReplacing(ReplacingConformance):
@@ -97,7 +97,7 @@ class TestReplacing(ReplacingConformance):
 
 
 class TestCrashes(CrashConformance):
-    """Death and races."""
+    """Crashes and races."""
 
 
 class TestAnyOrder(AnyOrderConformance):
@@ -105,7 +105,7 @@ class TestAnyOrder(AnyOrderConformance):
 
 
 class TestKills(KillConformance):
-    """SIGKILL."""
+    """Writers killed by SIGKILL."""
 
 
 class TestHistories(HistoryConformance):

@@ -1,4 +1,4 @@
-"""Spark's values in PostgreSQL: written as they were computed, whatever settings the session has, or refused."""
+"""Spark's values in PostgreSQL: they are written as computed, whatever the session's settings, or rejected."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -29,13 +29,13 @@ SESSIONS = [
 
 @pytest.fixture(params=SESSIONS, ids=lambda settings: " ".join(settings.values()))
 def any_session(request: pytest.FixtureRequest, spark: "SparkSession") -> Iterator["SparkSession"]:
-    """The session with settings of a user's."""
+    """The session with a user's settings."""
     with session_settings(spark, request.param):
         yield spark
 
 
 def written(dsn: str, frame: "DataFrame", *what: str) -> list[tuple[Any, ...]]:
-    """Write a frame of partition 0 to a new table, and read columns back as text by the order of offsets."""
+    """Write a frame of partition 0 to a new table. Return columns as text, ordered by offset."""
     schema = own_schema()
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
@@ -55,11 +55,11 @@ def instants(spark: "SparkSession", micros: Sequence[int], *columns: str) -> "Da
 
 
 def micros_of(*moments: str) -> list[int]:
-    """Return instants of Python's range as microseconds."""
+    """Return instants as microseconds."""
     return [(datetime.fromisoformat(moment) - EPOCH) // timedelta(microseconds=1) for moment in moments]
 
 
-# Both sides of a clock change back, in Berlin and in St. John's; before 1970; before the Gregorian calendar.
+# Both sides of the end of daylight saving time in Berlin and in St. John's; before 1970; before 1582.
 MOMENTS = (
     "2024-10-27T00:30:00.123456+00:00",
     "2024-10-27T01:30:00.123456+00:00",
@@ -73,7 +73,7 @@ MOMENTS = (
 
 
 def test_instants_are_written_as_they_are(any_session: "SparkSession", postgres: str) -> None:
-    """In columns, and within arrays, maps and structs, to the microsecond."""
+    """This holds in columns, arrays, maps and structs, to the microsecond."""
     given = micros_of(*MOMENTS)
     frame = instants(
         any_session,
@@ -103,7 +103,7 @@ def test_instants_are_written_as_they_are(any_session: "SparkSession", postgres:
 
 
 def test_dates_and_local_times_are_written_as_they_are(any_session: "SparkSession", postgres: str) -> None:
-    """Also those before our era and after the year 9999, which PostgreSQL writes in another way than Spark."""
+    """This includes dates before year 1 and after 9999, which PostgreSQL and Spark write differently."""
     days = [0, -1, 19_000, -719_162, -719_163, -719_163 - 366, -1_000_000, 2_932_896, 2_932_897, 4_000_000]
     frame = any_session.createDataFrame(
         [(0, offset, day) for offset, day in enumerate(days)], "p int, o long, d int"
@@ -124,7 +124,7 @@ def test_dates_and_local_times_are_written_as_they_are(any_session: "SparkSessio
 
 
 def test_decimals_are_texts_with_all_their_digits(any_session: "SparkSession", postgres: str) -> None:
-    """In a column of text: a cast writes zeros and small numbers with exponents where ANSI is off."""
+    """In a text column, without ANSI, a cast would write zeros and small numbers with exponents."""
     numbers = ["0", "0.0000001", "-0.0000001", "1", "-123.45", "99999999999999999999", "-0.000000000000000012"]
     frame = any_session.createDataFrame(
         [(0, at, number) for at, number in enumerate(numbers)], "p int, o long, n string"
@@ -145,7 +145,7 @@ def test_decimals_are_texts_with_all_their_digits(any_session: "SparkSession", p
 
 
 def test_instants_beyond_pythons_years_are_written_as_they_are(spark: "SparkSession", postgres: str) -> None:
-    """As far as PostgreSQL has them; others are refused, and named."""
+    """This holds for the range of PostgreSQL. Other instants are rejected, and the error names the row."""
     given = [-(10**16) * 6, -(10**17), 10**18, 9 * 10**18]
     found = written(postgres, instants(spark, given, "timestamp_micros(us) AS at"), "extract(epoch FROM at) * 1000000")
     assert [int(row[0]) for row in found] == given
@@ -174,7 +174,7 @@ BAD = "string(X'4DFC6C6C6572')"
     ("bad", "why"), [(BAD, "bytes that are not UTF-8"), ("'a\\0b'", "NUL character"), ("string(X'610062')", "NUL")]
 )
 def test_a_text_that_cannot_be_is_named(spark: "SparkSession", postgres: str, column: str, bad: str, why: str) -> None:
-    """With its message's partition and offset, and its column; the first of several."""
+    """The error names partition and offset of the first such message, and the column."""
     rows = spark.range(9).selectExpr(
         "0 AS partition", "id AS offset", "'fine' AS a", column.format(f"IF(id > 4, {bad}, 'Müller \U0001f600 \ufffd')")
     )
@@ -185,14 +185,14 @@ def test_a_text_that_cannot_be_is_named(spark: "SparkSession", postgres: str, co
 
 
 def test_rows_without_offsets_are_named_by_their_range(spark: "SparkSession", postgres: str) -> None:
-    """An aggregation has no message's offset."""
+    """The row of an aggregation has no message offset."""
     rows = spark.range(1).selectExpr("0 AS partition", "0L AS offset", f"{BAD} AS who").drop("offset")
     with pytest.raises(SinkRejectedError, match=r"partition 0, offsets 0 to 999 .*column 'who': it has bytes"):
         written(postgres, rows, "1")
 
 
 def test_a_value_that_postgres_refuses_is_named(spark: "SparkSession", postgres: str) -> None:
-    """By the line that it names, of the rows that Spark keeps."""
+    """PostgreSQL's error has a line number, from which the sink finds the row."""
     schema = own_schema()
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))

@@ -1,4 +1,4 @@
-"""What a Postgres sink does with values, tables and statements that would change or lose rows without a word."""
+"""The Postgres sink with values, tables and statements that could silently change or lose rows."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -25,12 +25,12 @@ from tests.sink_outputs import TABLE, FakeCopyRows, FakePostgresSink, PostgresOu
 
 @pytest.fixture
 def output(postgres: str) -> PostgresOutput:
-    """A schema of its own."""
+    """A separate schema."""
     return PostgresOutput(postgres, own_schema())
 
 
 def execute(output: PostgresOutput, *statements: str) -> list[tuple[Any, ...]]:
-    """Run statements in the output's schema; give the last one's rows."""
+    """Run statements in the output's schema. Return the rows of the last one."""
     with psycopg.connect(output.dsn, options=f"-c search_path={output.schema}") as connection:
         *before, last = statements
         for statement in before:
@@ -41,20 +41,20 @@ def execute(output: PostgresOutput, *statements: str) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class TypedFrame:
-    """As much of a DataFrame as a sink asks for, with types and rows of a test's own."""
+    """The parts of a DataFrame that a sink uses, with given types and rows."""
 
     schema: t.StructType
     given: Sequence[dict[str, Any]] | None
 
     @property
     def rows(self) -> Sequence[dict[str, Any]]:
-        """The rows; evaluating a frame without any fails."""
-        assert self.given is not None, "evaluated"
+        """Return the rows. Evaluating a frame without rows fails."""
+        assert self.given is not None, "the frame was evaluated"
         return self.given
 
     @property
     def columns(self) -> list[str]:
-        """The columns' names."""
+        """Return the names of the columns."""
         return list(self.schema.names)
 
 
@@ -66,7 +66,7 @@ def frame_of(name: str, kind: t.DataType, *values: object) -> TypedFrame:
 
 
 def write(output: PostgresOutput, frame: TypedFrame, sink: PostgresSink | None = None) -> None:
-    """Write a frame of the first hundred offsets of partition 0."""
+    """Write a frame with the first hundred offsets of partition 0."""
     (sink or output.sink()).write(frame, [part(0, 0, 100)], never)  # type: ignore[arg-type]
 
 
@@ -118,7 +118,7 @@ MISFITS = [
 def test_a_column_that_would_hold_other_values_is_refused(
     output: PostgresOutput, there: str, kind: t.DataType, better: str
 ) -> None:
-    """Before the frame is evaluated, with both types and the one that the column should have."""
+    """The error comes before the frame is evaluated. It has both types and the one that the column should have."""
     execute(output, "CREATE DOMAIN local_time AS timestamp", f"ALTER TABLE {TABLE} ADD COLUMN v {there}")
     with pytest.raises(ConfigurationError, match=rf"column 'v' is .*, and the result's is .*: make it {better}"):
         write(output, TypedFrame(frame_of("v", kind).schema, None))
@@ -138,7 +138,7 @@ NOT_JSON = [
 
 @pytest.mark.parametrize(("kind", "why"), NOT_JSON)
 def test_values_that_json_does_not_hold_are_refused(output: PostgresOutput, kind: t.DataType, why: str) -> None:
-    """A key would be Java's text of an object, or one of two fields would be lost."""
+    """A key would become Java's text of an object, or one of two fields would be lost."""
     execute(output, f"ALTER TABLE {TABLE} ADD COLUMN v jsonb")
     with pytest.raises(ConfigurationError, match=f"^column 'v.*{re.escape(why)}"):
         write(output, TypedFrame(frame_of("v", kind).schema, None))
@@ -159,7 +159,7 @@ def test_values_that_json_does_not_hold_are_refused(output: PostgresOutput, kind
 def test_a_column_of_the_sinks_own_has_whole_numbers(
     output: PostgresOutput, column: str, there: str, better: str
 ) -> None:
-    """Rows are found by them when a new generation replaces some."""
+    """The sink finds rows by these columns when a new generation replaces some."""
     execute(output, f"ALTER TABLE {TABLE} ALTER COLUMN {column} TYPE {there}")
     with pytest.raises(ConfigurationError, match=f"column '{column}' is {there}.*: make it {better}"):
         write(output, TypedFrame(frame_of("value", t.StringType()).schema, None))
@@ -167,7 +167,7 @@ def test_a_column_of_the_sinks_own_has_whole_numbers(
 
 @pytest.mark.parametrize("kind", ["smallint", "integer", "bigint", "numeric(20)", "numeric", "place"])
 def test_older_rows_are_replaced_whatever_whole_numbers_the_columns_have(output: PostgresOutput, kind: str) -> None:
-    """The columns need not have the very types that `create_tables` gives them."""
+    """The columns may have other integer types than `create_tables` gives them."""
     columns = ", ".join(
         f"ALTER COLUMN {name} TYPE {kind}" for name in ("marshal_range", "kafka_partition", "kafka_offset")
     )
@@ -204,7 +204,7 @@ FITS = [
 def test_a_column_that_holds_the_values_is_written(
     output: PostgresOutput, there: str, kind: t.DataType, value: str
 ) -> None:
-    """Wider types, texts, and types that a text names exactly."""
+    """Wider types, text, and types that text represents exactly are allowed."""
     execute(
         output,
         "CREATE TYPE mood AS ENUM ('fine')",
@@ -220,7 +220,7 @@ def test_a_column_that_holds_the_values_is_written(
 
 @pytest.mark.parametrize("name", ["10%", "%s", "a%%b", '%(x)s "q" {y}'])
 def test_a_column_with_a_percent_sign_is_written(output: PostgresOutput, name: str) -> None:
-    """As any other, and as the key of an event."""
+    """The column is written like any other, and can be the key of an event."""
     frame = frame_of(name, t.StringType(), "a", None)
     sink = FakePostgresSink(output.dsn, "percent%", schema=output.schema)
     sink.create_tables(frame.schema)
@@ -231,7 +231,7 @@ def test_a_column_with_a_percent_sign_is_written(output: PostgresOutput, name: s
 
 
 def test_an_outbox_with_a_percent_sign_takes_events(output: PostgresOutput) -> None:
-    """The outbox is found under its name."""
+    """The outbox is found by its name."""
     OutboxTables(Database(output.dsn), "out%", output.schema).create(notifies=False)
     events = OutgoingEvents("orders.done", outbox="out%", schema=output.schema)
     sink = FakePostgresSink(output.dsn, TABLE, schema=output.schema, companion=events)
@@ -240,7 +240,7 @@ def test_an_outbox_with_a_percent_sign_takes_events(output: PostgresOutput) -> N
 
 
 class Losing(FakePostgresSink):
-    """A sink whose rows are fewer when they are fetched than when they were counted."""
+    """A sink that fetches fewer rows than it counted."""
 
     @contextmanager
     def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:  # type: ignore[override]
@@ -256,7 +256,7 @@ class FewerLines(FakeCopyRows):
 
 
 def test_rows_that_are_fewer_when_they_are_fetched_are_refused(output: PostgresOutput) -> None:
-    """The copy compares the number of rows, before any range is judged."""
+    """The copy compares the number of rows before any range is checked."""
     reached: list[str] = []
     sink = Losing(output.dsn, TABLE, schema=output.schema)
     sink._reached = reached.append  # type: ignore[method-assign,assignment]
@@ -270,7 +270,7 @@ def test_rows_that_are_fewer_when_they_are_fetched_are_refused(output: PostgresO
 
 
 def owned_by_others(output: PostgresOutput, *statements: str) -> str:
-    """Return a connection string of a role that owns nothing, after statements about `{role}`."""
+    """Run statements about `{role}`, and return the connection string of this role, which owns nothing."""
     role = f"r{output.schema}"
     execute(
         output,
@@ -283,7 +283,7 @@ def owned_by_others(output: PostgresOutput, *statements: str) -> str:
 
 
 def test_a_policy_that_hides_the_positions_is_an_error(output: PostgresOutput) -> None:
-    """A range that is delivered again is not taken again, because PostgreSQL hides its position from the update."""
+    """PostgreSQL hides the position from the update, but a repeated range must not be taken again."""
     dsn = owned_by_others(
         output,
         "ALTER TABLE marshal_ranges ENABLE ROW LEVEL SECURITY",
@@ -298,7 +298,7 @@ def test_a_policy_that_hides_the_positions_is_an_error(output: PostgresOutput) -
 
 
 def test_a_policy_that_hides_what_was_taken_is_an_error(output: PostgresOutput) -> None:
-    """Before a batch is processed, and before a position is set back: neither is judged by what cannot be seen."""
+    """The error comes before a batch is processed or a position is set back, because the sink cannot see all rows."""
     deliver(output, "a", part(0, 0, 2))
     dsn = owned_by_others(
         output,
@@ -312,7 +312,7 @@ def test_a_policy_that_hides_what_was_taken_is_an_error(output: PostgresOutput) 
 
 @pytest.mark.parametrize("table", [TABLE, "marshal_taken_ranges"])
 def test_a_table_with_policies_is_refused_before_rows_are_read(output: PostgresOutput, table: str) -> None:
-    """Even if the policies hide nothing at present."""
+    """This holds even if the policies hide nothing at present."""
     dsn = owned_by_others(
         output,
         f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
@@ -324,14 +324,14 @@ def test_a_table_with_policies_is_refused_before_rows_are_read(output: PostgresO
 
 
 def test_a_role_that_policies_do_not_bind_writes(output: PostgresOutput) -> None:
-    """The owner, and a role with BYPASSRLS."""
+    """The owner and a role with BYPASSRLS can write."""
     dsn = owned_by_others(output, f"ALTER TABLE {TABLE} ENABLE ROW LEVEL SECURITY", "ALTER ROLE {role} BYPASSRLS")
     assert deliver(output, "a", part(0, 0, 2), sink=FakePostgresSink(dsn, TABLE, schema=output.schema)).taken
     assert deliver(output, "b", part(0, 2, 4)).taken
 
 
 def test_every_connection_sees_all_rows_or_an_error(output: PostgresOutput) -> None:
-    """Of the sink, of the outbox's harvester, and of those who look after it; in each of their transactions."""
+    """This holds for connections of the sink, the harvester and the inspector, in each of their transactions."""
     tables = OutboxTables(Database(output.dsn), "outbox", output.schema)
     tables.create()
     seen: list[dict[str, str]] = []
@@ -355,7 +355,7 @@ def test_every_connection_sees_all_rows_or_an_error(output: PostgresOutput) -> N
 
 @pytest.mark.parametrize("is_one_transaction", [True, False])
 def test_settings_hold_whatever_the_role_has(output: PostgresOutput, is_one_transaction: bool) -> None:
-    """A role's own settings come second, and those of one transaction end with it."""
+    """The library's settings override the role's. Those for one transaction end with it."""
     role = f"r{output.schema}"
     execute(output, f"CREATE ROLE {role} LOGIN SUPERUSER", f"ALTER ROLE {role} SET TimeZone = 'Asia/Kolkata'")
     dsn = output.dsn.replace("postgres:", f"{role}:", 1)
@@ -409,7 +409,7 @@ UNSAFE = [
 
 @pytest.mark.parametrize(("statements", "match"), [case[1:] for case in UNSAFE], ids=[case[0] for case in UNSAFE])
 def test_a_table_that_would_lose_rows_is_refused(output: PostgresOutput, statements: list[str], match: str) -> None:
-    """With the part's name, before the frame is evaluated."""
+    """The error names the unsafe part, and comes before the frame is evaluated."""
     execute(output, *(statement.format(schema=output.schema) for statement in statements))
     sink = FakePostgresSink(output.dsn, "p", schema=output.schema)
     with pytest.raises(ConfigurationError, match=match):
@@ -417,7 +417,7 @@ def test_a_table_that_would_lose_rows_is_refused(output: PostgresOutput, stateme
 
 
 def test_what_is_not_a_table_is_refused(output: PostgresOutput) -> None:
-    """A sequence has a table's columns, too."""
+    """A sequence has columns too, like a table."""
     execute(output, "CREATE SEQUENCE numbers")
     with (
         Database(output.dsn).connect() as connection,
@@ -427,7 +427,10 @@ def test_what_is_not_a_table_is_refused(output: PostgresOutput) -> None:
 
 
 def test_a_temporary_table_is_refused(output: PostgresOutput) -> None:
-    """Its rows would end with the session; those that others derive from a table of ours do not matter."""
+    """The table's rows would end with the session.
+
+    Temporary tables that inherit from the sink's table do not matter.
+    """
     with Database(output.dsn).connect() as connection:
         connection.execute("CREATE TEMPORARY TABLE gone (a integer)")
         found = connection.execute("SELECT nspname FROM pg_namespace WHERE oid = pg_my_temp_schema()").fetchall()
@@ -439,7 +442,7 @@ def test_a_temporary_table_is_refused(output: PostgresOutput) -> None:
 
 
 def test_a_partitioned_table_takes_rows(output: PostgresOutput) -> None:
-    """One whose parts are all logged, and a row for which there is no part is named."""
+    """A table whose partitions are all logged is accepted. A row without a partition is named in the error."""
     execute(
         output,
         "CREATE TABLE p (LIKE results) PARTITION BY LIST (kafka_partition)",
@@ -465,7 +468,7 @@ SKIPPING = "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN 
     ],
 )
 def test_a_trigger_that_skips_rows_is_an_error(output: PostgresOutput, table: str, event: str) -> None:
-    """No statement that must have an effect may have less, and nothing is written."""
+    """No statement may change fewer rows than expected, and nothing is written."""
     execute(output, SKIPPING, f"CREATE TRIGGER skips BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION skip()")
     with pytest.raises(SinkRejectedError, match=rf"{table}: a statement affected 0 rows instead of \d"):
         deliver(output, "a", part(0, 0, 2))
@@ -474,7 +477,7 @@ def test_a_trigger_that_skips_rows_is_an_error(output: PostgresOutput, table: st
 
 
 def test_an_entry_that_a_trigger_keeps_is_an_error(output: PostgresOutput) -> None:
-    """The entry of a range that another run took meanwhile would count as a second one of it."""
+    """Otherwise a range that another run took meanwhile would have two entries."""
     execute(
         output,
         SKIPPING,
@@ -491,7 +494,7 @@ def test_an_entry_that_a_trigger_keeps_is_an_error(output: PostgresOutput) -> No
 
 
 def test_a_trigger_that_keeps_older_rows_is_an_error(output: PostgresOutput) -> None:
-    """A new generation whose deletes are skipped would double the rows."""
+    """Without the deletes, a new generation would duplicate the rows."""
     deliver(output, "a", part(0, 0, 5))
     execute(output, SKIPPING, f"CREATE TRIGGER keeps BEFORE DELETE ON {TABLE} FOR EACH ROW EXECUTE FUNCTION skip()")
     with pytest.raises(SinkRejectedError, match="2 rows of an older generation still exist after they were deleted"):
@@ -500,7 +503,7 @@ def test_a_trigger_that_keeps_older_rows_is_an_error(output: PostgresOutput) -> 
 
 
 def test_events_that_a_trigger_skips_are_an_error(output: PostgresOutput) -> None:
-    """Rows and events are there together or not at all."""
+    """Rows and events are written together or not at all."""
     OutboxTables(Database(output.dsn), "outbox", output.schema).create()
     execute(output, SKIPPING, "CREATE TRIGGER skips BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION skip()")
     events = OutgoingEvents("orders.done", schema=output.schema)
@@ -512,7 +515,7 @@ def test_events_that_a_trigger_skips_are_an_error(output: PostgresOutput) -> Non
 
 @pytest.mark.parametrize("table", ["outbox", "outbox_parked", "marshal_outboxes"])
 def test_an_outbox_that_a_crash_empties_is_refused(output: PostgresOutput, table: str) -> None:
-    """By a sink that would write events there, by `outbox init`, and by the harvester."""
+    """The sink with events, `outbox init` and the harvester all reject it."""
     tables = OutboxTables(Database(output.dsn), "outbox", output.schema)
     tables.create()
     execute(output, f"ALTER TABLE {table} SET UNLOGGED")
@@ -527,11 +530,11 @@ def test_an_outbox_that_a_crash_empties_is_refused(output: PostgresOutput, table
             use()
 
 
-# Values that PostgreSQL refuses
+# Values that PostgreSQL rejects
 
 
 def rejected(output: PostgresOutput, rows: list[tuple[int, int, str]], *ranges: ClaimedRange) -> str:
-    """Return how a batch with a row that cannot be is refused, with nothing written."""
+    """Return the error of a batch with an invalid row. Check that nothing is written."""
     with pytest.raises(SinkRejectedError) as raised:
         deliver(output, "", *ranges, rows=rows)
     assert output.rows() == []
@@ -541,7 +544,7 @@ def rejected(output: PostgresOutput, rows: list[tuple[int, int, str]], *ranges: 
 
 
 def test_a_value_that_the_column_does_not_take_is_named(output: PostgresOutput) -> None:
-    """With its message's partition and offset, its column, and how to continue."""
+    """The error has the message's partition and offset, the column, and how to continue."""
     execute(output, f"ALTER TABLE {TABLE} ALTER COLUMN value TYPE integer USING 0")
     rows = [(0, 5, "1"), (0, 6, "2"), (1, 7, "3"), (1, 8, "words"), (1, 9, "5")]
     assert rejected(output, rows, part(0, 5, 7), part(1, 7, 10)) == (
@@ -553,14 +556,14 @@ def test_a_value_that_the_column_does_not_take_is_named(output: PostgresOutput) 
 
 
 def test_a_nul_in_a_text_is_named(output: PostgresOutput) -> None:
-    """PostgreSQL's own words name no column."""
+    """PostgreSQL's own message names no column."""
     found = rejected(output, [(0, 5, "a"), (0, 6, "b\0c")], part(0, 5, 7))
     assert "partition 0, offset 6, column 'value': invalid byte sequence" in found
 
 
 @pytest.mark.parametrize("bad", [0, 1, 17, 39, 40])
 def test_a_row_that_a_constraint_refuses_is_named(output: PostgresOutput, bad: int) -> None:
-    """It is found among those that the table takes, also by a key that occurs twice."""
+    """The row is found among valid ones, also if it violates a unique constraint."""
     execute(output, f"ALTER TABLE {TABLE} ADD CONSTRAINT good CHECK (value <> 'bad')")
     rows = [(0, number, "bad" if number == bad else "good") for number in range(41)]
     assert f'partition 0, offset {bad}: new row for relation "results" violates check constraint "good"' in rejected(
@@ -575,7 +578,7 @@ def test_a_row_that_a_constraint_refuses_is_named(output: PostgresOutput, bad: i
 
 
 def test_a_missing_value_is_named_with_its_column(output: PostgresOutput) -> None:
-    """Of a column that takes no null."""
+    """The column does not allow null."""
     execute(output, f"ALTER TABLE {TABLE} ALTER COLUMN kafka_offset SET NOT NULL")
     found = rejected(output, [(0, 5, "a"), (0, None, "b")], part(0, 5, 8))  # type: ignore[list-item]
     assert "partition 0, offsets 5 to 7 (the row has no offset), column 'offset': null value" in found
@@ -583,7 +586,7 @@ def test_a_missing_value_is_named_with_its_column(output: PostgresOutput) -> Non
 
 
 def test_what_a_trigger_raises_is_named(output: PostgresOutput) -> None:
-    """As what PostgreSQL raises itself."""
+    """The row is named as for PostgreSQL's own errors."""
     execute(
         output,
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -595,7 +598,7 @@ def test_what_a_trigger_raises_is_named(output: PostgresOutput) -> None:
 
 
 def test_a_value_too_large_for_an_index_is_refused_and_named(output: PostgresOutput) -> None:
-    """It is no failure of the database that a further attempt would find gone."""
+    """This error is not treated as a failure of the database that a retry could solve."""
     execute(output, f"CREATE INDEX ON {TABLE} (value)")
     large = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(20_000))
     assert "partition 0, offset 1: index row" in rejected(output, [(0, 0, "a"), (0, 1, large)], part(0, 0, 2))

@@ -1,4 +1,4 @@
-"""Both sinks with real frames, in one warm Spark session."""
+"""The file sink and the Postgres sink with real frames, in one warm Spark session."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ TYPES = {"partition": "int", "offset": "long", "value": "string"}
 
 
 class SparkOutput(Output):
-    """Frames of Spark's."""
+    """An output for Spark frames."""
 
     def __init__(self, spark: "SparkSession") -> None:
         self.spark = spark
@@ -45,12 +45,12 @@ class SparkOutput(Output):
     def frame(
         self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = ("partition", "offset", "value")
     ) -> "DataFrame":
-        """A frame of these rows in two Spark partitions."""
+        """Return a frame of these rows in two Spark partitions."""
         types = ", ".join(f"{name} {TYPES[name]}" for name in columns)
         return self.spark.createDataFrame(list(rows), types).coalesce(2)
 
     def poison(self) -> "DataFrame":
-        """A frame that fails when a row is computed."""
+        """Return a frame that fails when a row is computed."""
         return self.frame([(0, 0, "x")]).selectExpr("partition", "offset", "string(raise_error('evaluated')) AS value")
 
 
@@ -65,13 +65,13 @@ class SparkFileOutput(SparkOutput):
         self.path = path
 
     def sink(self, reached: Callable[[str], None] | None = None) -> FileSink:
-        """Another process's sink."""
+        """Return a sink, as another process opens it."""
         sink = FileSink(self.path)
         hook(sink, reached)
         return sink
 
     def rows(self) -> list[Row]:
-        """By the sink's own reader."""
+        """Read the output with the sink's own reader."""
         if not (self.path / "_marshal" / "commits").exists():
             return []
         frame = self.sink().read(self.spark)
@@ -94,17 +94,17 @@ class SparkPostgresOutput(SparkOutput):
         self._output = PostgresOutput(dsn, own_schema())
 
     def sink(self, reached: Callable[[str], None] | None = None) -> PostgresSink:
-        """Another process's sink."""
+        """Return a sink, as another process opens it."""
         sink = PostgresSink(self._output.dsn, TABLE, schema=self._output.schema)
         hook(sink, reached)
         return sink
 
     def rows(self) -> list[Row]:
-        """The table as it is."""
+        """Return the rows of the table."""
         return self._output.rows()
 
     def sweep(self) -> None:
-        """Nothing is left."""
+        """Do nothing: this sink leaves no files."""
 
 
 @pytest.fixture(params=["files", "postgres"])
@@ -116,7 +116,7 @@ def output(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path: Path
 
 
 class TestRules:
-    """Those rules in which Spark has a part; the others are tried without it, on the same sinks."""
+    """The rules that involve Spark. All other rules are tested without Spark, on the same sinks."""
 
     test_first = SinkConformance.test_the_first_batch_is_taken_whole
     test_duplicate = SinkConformance.test_a_duplicate_is_skipped_unevaluated
@@ -146,7 +146,7 @@ EVERY_TYPE = (
     "CASE id WHEN 0 THEN double('NaN') WHEN 1 THEN double('-Infinity') ELSE id / 7 END AS a_double",
     "CAST(id / 7 AS decimal(20, 9)) AS a_decimal",
     "id % 2 = 0 AS a_boolean",
-    # An empty text, one with all that COPY escapes, what COPY reads as null and as the end, and more than ASCII.
+    # Empty text, all characters that COPY escapes, COPY's null and end markers, and text beyond ASCII.
     r"""element_at(array('', 'tab\tnew\nline\rback\\slash', '\\N', '\\.', 'naïve 😀', '"quoted"'), int(id) + 1)
     AS a_string""",
     "unhex(concat('00', lpad(hex(id), 2, '0'), 'FF5C0A')) AS a_binary",
@@ -163,21 +163,21 @@ BATCH = [part(0, 0, 7), part(1, 0, 6)]
 
 
 def every_type(spark: "SparkSession") -> "DataFrame":
-    """Six rows of every type, with values that a text format may stumble over, and one of nulls."""
+    """Return six rows of every type, with values that text formats can confuse, and one row of nulls."""
     rows = spark.range(6).selectExpr(*EVERY_TYPE)
     nulls = [f"CAST(NULL AS {kind}) AS {name}" for name, kind in rows.dtypes[2:]]
     return rows.union(spark.range(1).selectExpr("0 AS partition", "6L AS offset", *nulls))
 
 
 def numbers(row: Iterable[Any]) -> list[float | str | None]:
-    """A row's numbers, rounded; those that equal not even themselves as text."""
+    """Return a row's numbers, rounded; NaN as text, because NaN is not equal to itself."""
     return [
         None if each is None else str(each) if float(each) != float(each) else round(float(each), 5) for each in row
     ]
 
 
 def postgres_sink(dsn: str, columns: str | None) -> PostgresSink:
-    """A sink on a table of its own, with these columns."""
+    """Return a sink on a separate table with these columns."""
     schema = own_schema()
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
@@ -190,15 +190,15 @@ def postgres_sink(dsn: str, columns: str | None) -> PostgresSink:
 
 
 def query(sink: PostgresSink, dsn: str, what: str) -> list[tuple[Any, ...]]:
-    """Ask the sink's table."""
+    """Query the sink's table."""
     with psycopg.connect(dsn) as connection:
-        statement = f'SELECT {what} FROM "{sink.schema}"."{sink.table}"'  # noqa: S608 - the tests' own words
+        statement = f'SELECT {what} FROM "{sink.schema}"."{sink.table}"'  # noqa: S608 - the text is constant
         return connection.execute(statement.encode()).fetchall()
 
 
 @pytest.mark.parametrize("format_name", ["parquet", "orc"])
 def test_files_keep_every_value(spark: "SparkSession", tmp_path: Path, format_name: str) -> None:
-    """What is read back is what was written, of every type, and the rows are counted for Parquet."""
+    """Values of every type are read back as written, and rows are counted for Parquet."""
     frame = every_type(spark)
     sink = FileSink(tmp_path, format=format_name)
     outcome = sink.write(frame, BATCH, never)
@@ -212,7 +212,7 @@ def test_files_keep_every_value(spark: "SparkSession", tmp_path: Path, format_na
 
 @pytest.mark.parametrize("format_name", ["json", "csv"])
 def test_text_formats_with_options(spark: "SparkSession", tmp_path: Path, format_name: str) -> None:
-    """Options reach the writer and the reader."""
+    """The options apply to the writer and the reader."""
     sink = FileSink(tmp_path, format=format_name, options={"compression": "gzip", "header": "true"})
     frame = spark.createDataFrame([(0, 1, "a,b"), (0, 2, None)], "partition int, offset long, value string")
     assert sink.write(frame, [part(0, 0, 3)], never).taken
@@ -221,7 +221,7 @@ def test_text_formats_with_options(spark: "SparkSession", tmp_path: Path, format
 
 
 def test_a_row_without_offset_is_known_of(spark: "SparkSession", tmp_path: Path) -> None:
-    """Spark's own rows are told apart too, of each range by itself, and all are counted and read."""
+    """Such rows are recorded separately for each range, and all rows are counted and read."""
     sink = FileSink(tmp_path)
     rows = [(0, 0, "a"), (0, None, "sum"), (1, 0, "b")]
     frame = spark.createDataFrame(rows, "partition int, offset long, value string")
@@ -234,7 +234,7 @@ def test_a_row_without_offset_is_known_of(spark: "SparkSession", tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["a b%20c#d", "größe [1] {x,y} *?", "back\\slash $HOME"])
 def test_whatever_the_folders_name(spark: "SparkSession", tmp_path: Path, name: str) -> None:
-    """Spark writes to and reads from the folder of that very name, whatever Spark would read in it."""
+    """Spark writes to and reads from exactly this folder, although the name has special characters for Spark."""
     sink = FileSink(tmp_path / name)
     frame = spark.createDataFrame([(0, 0, "old"), (0, 1, "old")], "partition int, offset long, value string")
     assert sink.write(frame, [part(0, 0, 2)], never).rows == {0: 2}
@@ -245,7 +245,7 @@ def test_whatever_the_folders_name(spark: "SparkSession", tmp_path: Path, name: 
 
 
 def test_columns_may_come_and_go(spark: "SparkSession", tmp_path: Path) -> None:
-    """A column that only some batches have is null in the others; one whose type changes is an error that names it."""
+    """A column that only some batches have is null in the others. If its type changes, the error names the column."""
     sink = FileSink(tmp_path)
     for number, columns in enumerate(("'a' AS old", "1 AS new", "'b' AS old, 2 AS new")):
         frame = spark.range(1).selectExpr("0 AS partition", f"{number}L AS offset", *columns.split(", "))
@@ -258,7 +258,7 @@ def test_columns_may_come_and_go(spark: "SparkSession", tmp_path: Path) -> None:
 
 
 def test_an_output_without_commits_has_no_columns(spark: "SparkSession", tmp_path: Path) -> None:
-    """Reading before the first batch is one clear line; after a batch without rows it is an empty frame."""
+    """Reading before the first batch is a clear one-line error. After a batch without rows the frame is empty."""
     sink = FileSink(tmp_path)
     with pytest.raises(ConfigurationError, match="holds no commit yet"):
         sink.read(spark)
@@ -268,7 +268,7 @@ def test_an_output_without_commits_has_no_columns(spark: "SparkSession", tmp_pat
 
 
 def test_the_folder_itself_shows_no_rows(spark: "SparkSession", tmp_path: Path) -> None:
-    """Whoever reads the path past the sink gets an error, never rows that may not count."""
+    """Reading the path without the sink fails, and never returns uncommitted rows."""
     sink = FileSink(tmp_path)
     sink.write(every_type(spark), BATCH, never)
     with pytest.raises(AnalysisException, match="UNABLE_TO_INFER_SCHEMA"):
@@ -277,7 +277,7 @@ def test_the_folder_itself_shows_no_rows(spark: "SparkSession", tmp_path: Path) 
 
 
 def test_a_frame_is_evaluated_once(spark: "SparkSession", tmp_path: Path, postgres: str) -> None:
-    """Each sink computes a frame once, however many tasks and partitions it has."""
+    """Each sink computes a frame once, whatever the number of tasks and partitions."""
     calls = spark.sparkContext.accumulator(0)
 
     def counted(rows: Iterable[Any]) -> Iterable[Any]:
@@ -297,7 +297,7 @@ def test_a_frame_is_evaluated_once(spark: "SparkSession", tmp_path: Path, postgr
 
 
 def test_a_new_generation_over_what_spark_read(spark: "SparkSession", tmp_path: Path, postgres: str) -> None:
-    """The intervals that Spark finds in the frame read are those that are replaced."""
+    """The sink replaces the intervals that Spark found in the frame that was read."""
     old = spark.range(20).selectExpr("0 AS partition", "id AS offset", "'old' AS value")
     new = spark.range(5, 15).where("id NOT IN (7, 9)").selectExpr("0 AS partition", "id AS offset", "'new' AS value")
     files, table = FileSink(tmp_path), postgres_sink(postgres, "partition int, offset long, value string")
@@ -323,7 +323,7 @@ def test_a_new_generation_over_what_spark_read(spark: "SparkSession", tmp_path: 
 def test_columns_that_cannot_be(
     spark: "SparkSession", tmp_path: Path, postgres: str, columns: Sequence[str], why: str
 ) -> None:
-    """Both sinks say which column is wrong before anything is computed."""
+    """Both sinks name the wrong column before anything is computed."""
     frame = spark.range(1).selectExpr(*columns)
     for sink in (FileSink(tmp_path), postgres_sink(postgres, "partition int")):
         with pytest.raises(ConfigurationError, match=why):
@@ -331,7 +331,7 @@ def test_columns_that_cannot_be(
 
 
 def test_a_table_keeps_every_value(spark: "SparkSession", postgres: str) -> None:
-    """What stands in the table is what was written, whatever the session's time zone."""
+    """The table has exactly the values that were written, in any session time zone."""
     frame = every_type(spark)
     sink = postgres_sink(postgres, None)
     sink.create_tables(frame.schema)
@@ -363,7 +363,7 @@ def test_a_table_keeps_every_value(spark: "SparkSession", postgres: str) -> None
 
 
 def test_rows_come_in_pieces(spark: "SparkSession", postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result of many megabytes comes through this process piece by piece, whole."""
+    """A result of many megabytes is transferred through this process in pieces, without loss."""
     monkeypatch.setattr(pg_copy, "_CHARACTERS_AT_ONCE", 20_000)
     sink = postgres_sink(postgres, "partition int, offset long, value string")
     frame = spark.range(0, 5000, numPartitions=8).selectExpr(
@@ -374,7 +374,7 @@ def test_rows_come_in_pieces(spark: "SparkSession", postgres: str, monkeypatch: 
 
 
 def test_a_write_lets_go_of_what_spark_kept(spark: "SparkSession", postgres: str) -> None:
-    """Whether a write is refused or taken, none of its evaluated rows stay in the session."""
+    """Whether a write is rejected or taken, none of its evaluated rows stay cached in the session."""
 
     def kept() -> set[int]:
         return set(spark.sparkContext._jsc.getPersistentRDDs())
@@ -393,9 +393,9 @@ SORTING = "spark.sql.maxConcurrentOutputFileWriters"
 
 
 def test_rows_are_not_sorted_to_be_written(spark: "SparkSession", tmp_path: Path) -> None:
-    """A few files are open at once in a task; afterwards, and after an error, the session's setting is as it was.
+    """A task keeps a few files open at once. Afterwards, and after an error, the session's setting is restored.
 
-    In a session of its own: writes that others have interrupted leave the setting as it is.
+    The test has a separate session, because interrupted writes of other tests do not restore the setting.
     """
     spark = spark.newSession()
     seen: list[str | None] = []
@@ -446,7 +446,10 @@ spark.stop()
 
 
 def test_executors_that_see_another_folder_are_noticed(tmp_path: Path) -> None:
-    """On a cluster rows are written where all see them; where executors see another folder, none is lost."""
+    """On a cluster all processes must see the same folder.
+
+    If executors see another one, the write fails without loss.
+    """
     done = subprocess.run(
         [sys.executable, "-c", ON_A_CLUSTER, str(tmp_path / "output")],
         cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""An output topic that is written at least once: its readers can tell repeated records by their headers."""
+"""An output topic in at-least-once mode: its readers recognise repeated records by their headers."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def test_repeated_records_are_told_by_their_headers(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
-    """Whoever keeps one record of each source message and generation has each once; own headers are kept."""
+    """A reader that keeps one record of each source message and generation gets each once.
+
+    Existing headers are kept.
+    """
     output = topic()
     frame = spark.range(6).selectExpr(
         "CAST(id % 2 AS int) AS partition",
@@ -38,7 +41,7 @@ def test_repeated_records_are_told_by_their_headers(spark: "SparkSession", kafka
 
 
 def test_ranges_are_of_one_topic(spark: "SparkSession") -> None:
-    """Partitions of two topics cannot be told apart."""
+    """The headers cannot distinguish equal partitions of two topics, so this is an error."""
     frame = spark.range(1).selectExpr("0 AS partition", "'x' AS value")
     with pytest.raises(ValueError, match="more than one group or topic"):
         with_source_headers(frame, [part(0, 0, 1), part(1, 0, 1, topic="u")])
@@ -46,7 +49,10 @@ def test_ranges_are_of_one_topic(spark: "SparkSession") -> None:
 
 @pytest.mark.parametrize("partition", ["7", "NULL"])
 def test_a_row_of_no_range_fails_the_write(spark: "SparkSession", partition: str) -> None:
-    """Left out, its record would be missing from the output, and the batch committed. A column may have a dot."""
+    """Without the error the row's record would be missing although the batch is committed.
+
+    A column name may have a dot.
+    """
     frame = spark.range(1).selectExpr(f"CAST({partition} AS int) AS partition", "'x' AS value", "1 AS `a.b`")
     with pytest.raises(Exception, match="a partition that this batch did not read"):
         with_source_headers(frame, [part(0, 0, 1)]).collect()

@@ -1,4 +1,4 @@
-"""Claimed batches on Spark's own standalone cluster, by its master's URL."""
+"""Claimed batches on Spark's standalone cluster, with the URL of its master."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -53,14 +53,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 @pytest.fixture
 def work(cluster: SparkCluster, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Work:
-    """A group at the start of a filled topic, and a session that knows Delta Lake."""
+    """A group at the start of a filled topic, and a session with Delta Lake."""
     fetch_connector(DELTA)
     where = Where(cluster.master, tuple((SMALL_DELTA | delta_settings()).items()))
     return Work(where, kafka, coordination_topic, filled, tmp_path / "output")
 
 
 def key_of(work: Work) -> Key:
-    """What the log says of partition 0."""
+    """Return the state of partition 0 in the log."""
     log = KafkaLog(KafkaConnection(bootstrap_servers=work.bootstrap_servers), work.coordination_topic, 5_000)
     try:
         return Rationalizer(log, topics=[work.topic]).catch_up().snapshot_key(work.group, work.topic, 0)
@@ -69,31 +69,31 @@ def key_of(work: Work) -> Key:
 
 
 def executors(work: Work) -> int:
-    """How many executors the session has."""
+    """Return how many executors the session has."""
     return len(session(work.where).sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1  # the driver is one
 
 
 def tasks_at_work(work: Work) -> int:
-    """How many tasks the executors run."""
+    """Return how many tasks the executors run."""
     infos = session(work.where).sparkContext._jsc.sc().statusTracker().getExecutorInfos()
     return sum(int(info.numRunningTasks()) for info in infos)
 
 
 def test_effectively_once_through_the_file_sink(driver: Driver, work: Work) -> None:
-    """Executors of both workers write the rows; record by record they are the topic's."""
+    """Executors of both workers write the rows, which equal the topic's messages."""
     driver.call(write_through_the_sink, work)
     assert driver.call(executors, work) == WORKERS
     assert rows_in(FileSink(work.output).committed_files()) == messages()
 
 
 def test_effectively_once_into_a_delta_table(driver: Driver, work: Work) -> None:
-    """Executors keep the rows and write them into the table, each once."""
+    """Executors cache the rows and write them into the table, each once."""
     driver.call(write_into, work, DeltaSink(str(work.output)))
     assert driver.call(rows_of_table, work) == messages()
 
 
 def test_effectively_once_into_a_topic(driver: Driver, work: Work, connection: KafkaConnection) -> None:
-    """Executors keep the rows, and each comes through the driver into the topic, once."""
+    """Executors cache the rows, and the driver writes each into the topic, once."""
     topic = KafkaTopic(connection)
     driver.call(write_into, work, topic.open())
     assert topic.rows() == messages()
@@ -101,20 +101,20 @@ def test_effectively_once_into_a_topic(driver: Driver, work: Work, connection: K
 
 @pytest.mark.parametrize("master", ["here", "cluster"])
 def test_in_the_session_of_dagsters_resource(driver: Driver, cluster: SparkCluster, work: Work, master: str) -> None:
-    """An op with a `LazyPySparkResource`, whose settings name the master: in the run, and on the cluster."""
+    """The settings of an op's `LazyPySparkResource` name the master: local, and the cluster."""
     where = Where(cluster.master if master == "cluster" else "local[2]")
     assert driver.call(run_with_dagsters_session, replace(work, where=where)) == (True, "")
     assert rows_in(FileSink(work.output).committed_files()) == messages()
 
 
 def test_at_least_once(driver: Driver, work: Work) -> None:
-    """What a batch writes itself is, record by record, the topic's."""
+    """The batch writes its own output, which equals the topic's messages."""
     driver.call(write_oneself, replace(work, mode=DeliveryMode.AT_LEAST_ONCE))
     assert rows_in(work.output.glob("part-*")) == messages()
 
 
 def test_a_revoked_batch_ends_its_tasks_on_the_cluster(driver: Driver, work: Work) -> None:
-    """It fails within a heartbeat or so of another's revoking it, and no executor works on."""
+    """The batch fails about one heartbeat after its revocation, and no executor continues."""
     work = replace(work, mode=DeliveryMode.AT_LEAST_ONCE)
     error, came_of, took_s = driver.call(lose_a_batch, work)
     assert "held by no instance" in error
@@ -127,7 +127,7 @@ def test_a_revoked_batch_ends_its_tasks_on_the_cluster(driver: Driver, work: Wor
 def test_a_killed_worker_costs_no_record(
     driver: Driver, cluster: SparkCluster, work: Work, into: str, request: pytest.FixtureRequest
 ) -> None:
-    """A worker dies in the middle of a batch with its executor: the other does its tasks, each row is there once."""
+    """A worker and its executor die during a batch. The other worker runs the tasks again, and each row exists once."""
     table = Table(request.getfixturevalue("postgres")) if into == "table" else None
     result = driver.start(write_through_the_sink, work, 100, table and (table.dsn, table.schema))
     wait_until(work.mark.exists, "the batch is at work", WITHIN_S)
@@ -142,7 +142,7 @@ def test_a_killed_worker_costs_no_record(
 def test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once(
     driver: Driver, cluster: SparkCluster, work: Work
 ) -> None:
-    """No offset is processed twice; what was committed for the batch is reported as dropped."""
+    """No offset is processed twice. The committed messages of the batch are reported as possibly dropped."""
     once = replace(work, mode=DeliveryMode.AT_MOST_ONCE, where=replace(work.where, settings=SINGLE))
     result = driver.start(note_each, once)
     wait_until(
@@ -158,7 +158,7 @@ def test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once(
 
 
 def test_a_session_with_retries_is_refused_at_most_once(driver: Driver, work: Work) -> None:
-    """Before anything is planned or committed, by the setting's name; in another mode the session retries indeed."""
+    """The error names the setting, before anything is planned or committed. In another mode the session does retry."""
     once = replace(work, mode=DeliveryMode.AT_MOST_ONCE)
     with pytest.raises(ConfigurationError, match=r"spark\.task\.maxFailures is 4, must be 1"):
         driver.call(write_oneself, once)
@@ -166,11 +166,11 @@ def test_a_session_with_retries_is_refused_at_most_once(driver: Driver, work: Wo
     assert not key_of(once).offset
     again = replace(work, mode=DeliveryMode.AT_LEAST_ONCE, group="again")
     assert driver.call(fail_in_a_task, again) == ["not committed"] * PARTITIONS
-    assert work.output.read_text().startswith("ran\n" * 4), "and then smaller parts, to find the message that fails"
+    assert work.output.read_text().startswith("ran\n" * 4), "the task did not run four times"
 
 
 def test_a_failing_task_is_not_retried_at_most_once(driver: Driver, work: Work) -> None:
-    """With the settings that are asked for it runs once, and what was committed for it is reported as dropped."""
+    """With the required settings the task runs once, and its committed messages are reported as possibly dropped."""
     once = replace(work, mode=DeliveryMode.AT_MOST_ONCE, where=replace(work.where, settings=SINGLE))
     assert driver.call(fail_in_a_task, once) == ["possibly dropped"] * PARTITIONS
     assert work.output.read_text() == "ran\n"
@@ -178,9 +178,9 @@ def test_a_failing_task_is_not_retried_at_most_once(driver: Driver, work: Work) 
 
 
 def test_a_session_without_delta_lake_is_refused(work: Work) -> None:
-    """Before anything is processed, with what to do; the plan is the next run's.
+    """The error states what to do, before anything is processed. The next run takes over the plan.
 
-    In a process of its own: once a session there has had Delta Lake, its JVM knows it for good.
+    The test uses a new process, because a JVM that has loaded Delta Lake keeps it.
     """
     without = replace(work, where=replace(work.where, settings=SINGLE))
     match = "does not have Delta Lake: start it with `delta_settings`"

@@ -1,4 +1,4 @@
-"""Claimed batches on a Spark Connect server of this machine, and what becomes of them when it dies."""
+"""Claimed batches on a local Spark Connect server, also when the server dies."""
 
 import json
 import logging
@@ -71,7 +71,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 
 
 def start(home: ConnectServer) -> Server:
-    """Start the server, if it does not run, with a page, Delta Lake and Avro."""
+    """Start the server if it does not run, with a web page, Delta Lake and Avro."""
     jars = [*jars_beside_the_connector(AVRO_PACKAGE), *fetch_connector(DELTA)]
     others = {"spark.ui.enabled": "true", "spark.ui.port": str(PAGE), "spark.jars": ",".join(map(str, jars))}
     return home.start(SMALL | SMALL_DELTA | delta_settings() | others)
@@ -79,14 +79,14 @@ def start(home: ConnectServer) -> Server:
 
 @pytest.fixture
 def work(home: ConnectServer, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Iterator[Work]:
-    """A group at the start of a filled topic, and the server; what that printed is shown with a test that fails."""
+    """A group at the start of a filled topic, and the server. A failing test shows the server's output."""
     server = start(home)
     yield Work(Where(server.url, token=server.token), kafka, coordination_topic, filled, tmp_path / "output")
     logging.getLogger(__name__).info((home.folder / "server.log").read_text(errors="replace")[-5_000:])
 
 
 def write_into_postgres(work: Work, dsn: str) -> None:
-    """One batch in effectively once."""
+    """Process one batch in effectively-once mode into PostgreSQL."""
     spark = session(work.where)
     sink = PostgresSink(dsn, work.group)
     sink.create_tables()
@@ -97,14 +97,14 @@ def write_into_postgres(work: Work, dsn: str) -> None:
 
 
 def write_piece_by_piece(work: Work, sink: KafkaSink) -> None:
-    """One batch in effectively once, some records at a time in this process."""
+    """Process one batch in effectively-once mode. This process fetches only a few records at a time."""
     with patch("marshal_dagster.sinks.kafka.records._BYTES_AT_ONCE", 1_000):
         write_into(work, sink)
 
 
 @dataclass(frozen=True)
 class Told:
-    """What decoding comes to: of each record its value or why it is bad, and what is said where it cannot be done."""
+    """The results of decoding: each record's value or reason, and the errors."""
 
     json: list[Any]
     avro: list[Any]
@@ -115,7 +115,7 @@ class Told:
 
 
 def decode(work: Work, url: str, avro: Sequence[bytes], protobuf: Sequence[bytes], dead: str) -> Told:
-    """Decode JSON by a declared schema, Avro and Protobuf by a registry's; bad JSON fails, or goes to `dead`."""
+    """Decode JSON, Avro and Protobuf. Bad JSON fails, or is written to the topic `dead`."""
     spark, schemas = session(work.where), SchemaRegistry(url=url)
     jsons = decode_json(batch(spark, [value for value, _ in JSONS]), "id bigint NOT NULL, name string")
     avros = decode_avro(batch(spark, avro), schemas, subject="avro")
@@ -137,7 +137,7 @@ def decode(work: Work, url: str, avro: Sequence[bytes], protobuf: Sequence[bytes
 
 
 def connect_wrongly(url: str, token: str) -> str:
-    """Connect and give the error."""
+    """Connect and return the error."""
     stop_session()
     with pytest.raises(UnavailableError) as refused:
         connect_session.connect(url, token=token)
@@ -145,7 +145,7 @@ def connect_wrongly(url: str, token: str) -> str:
 
 
 def fail_to_read(work: Work, hidden: bool) -> None:
-    """Have the server run a reader with secrets, which fails."""
+    """Have the server run a read with secrets, which fails."""
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="a \\"canary\\"";'
     options = {
         "kafka.bootstrap.servers": "127.0.0.1:1",
@@ -165,11 +165,11 @@ def fail_to_read(work: Work, hidden: bool) -> None:
 
 
 class InterruptError(BaseException):
-    """As Dagster raises when a run is canceled."""
+    """The interrupt that Dagster raises when a run is canceled."""
 
 
 def interrupt_a_batch(work: Work) -> float:
-    """One batch that would take minutes, interrupted by a signal; gives the seconds until its block was left."""
+    """Interrupt a batch of several minutes by a signal. Return the seconds until its block ended."""
     spark = session(work.where)
 
     def interrupt(*_: object) -> None:
@@ -189,28 +189,28 @@ def interrupt_a_batch(work: Work) -> float:
         return left_s
     finally:
         signal.signal(signal.SIGALRM, before)
-    raise AssertionError("it was not interrupted")
+    raise AssertionError("the batch was not interrupted")
 
 
 def alarm_when_at_work(mark: Path) -> None:
-    """Send this process a signal."""
+    """Send this process a signal once the batch is at work."""
     wait_until(mark.exists, "the batch is at work", RUN_S)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
 
 def run_job(work: Work, folder: str, slow_ms: int) -> tuple[bool, str]:
-    """One run of a job with the resource; gives whether it succeeded, and its error."""
+    """Execute a run of a job with the resource. Return whether it succeeded, and its error."""
     return run_op(work, SparkConnectResource(folder=folder, server_config=SMALL), slow_ms)
 
 
 def test_effectively_once_through_the_file_sink(driver: Driver, work: Work) -> None:
-    """The rows are, record by record, the topic's; the same function as on a cluster."""
+    """The rows equal the topic's messages, with the same function as on a cluster."""
     driver.call(write_through_the_sink, work)
     assert rows_in(FileSink(work.output).committed_files()) == messages()
 
 
 def test_effectively_once_into_postgres(driver: Driver, work: Work, postgres: str) -> None:
-    """Rows come through the client into the table, each once."""
+    """The client writes the rows into the table, each once."""
     work = replace(work, group=work.topic.replace("-", "_"))
     driver.call(write_into_postgres, work, postgres)
     with psycopg.connect(postgres) as connection:
@@ -220,13 +220,13 @@ def test_effectively_once_into_postgres(driver: Driver, work: Work, postgres: st
 
 
 def test_effectively_once_into_a_delta_table(driver: Driver, work: Work) -> None:
-    """The sink asks the server of the table, through the process's active session; each row is there once."""
+    """The sink reads the table on the server, through the process's active session. Each row exists once."""
     driver.call(write_into, work, DeltaSink(str(work.output)))
     assert driver.call(rows_of_table, work) == messages()
 
 
 def test_effectively_once_into_a_topic(driver: Driver, work: Work, connection: KafkaConnection) -> None:
-    """Rows come through the client into the topic, some at a time, each once."""
+    """The client writes the rows into the topic in pieces, each once."""
     topic = KafkaTopic(connection)
     driver.call(write_piece_by_piece, work, topic.open())
     assert topic.rows() == messages()
@@ -234,20 +234,20 @@ def test_effectively_once_into_a_topic(driver: Driver, work: Work, connection: K
 
 @pytest.mark.parametrize("mode", [DeliveryMode.AT_LEAST_ONCE, DeliveryMode.AT_MOST_ONCE])
 def test_what_a_batch_writes_itself(driver: Driver, work: Work, mode: DeliveryMode) -> None:
-    """At most once too, for the server was started with what that asks for."""
+    """This works in at-most-once mode too, because the server was started with the required settings."""
     driver.call(write_oneself, replace(work, mode=mode))
     assert rows_in(work.output.glob("part-*")) == messages()
 
 
 def test_the_message_that_fails_is_named(driver: Driver, work: Work) -> None:
-    """The plan that failed is evaluated again by the server, over parts of what was read."""
+    """The server evaluates the failed plan again, over parts of the batch."""
     error = driver.call(fail_at_a_message, work)
     assert "partition 1, offset 8 fails in Spark: [USER_RAISED_EXCEPTION] no good" in error
     assert "--to-offset 1=9`, which also skips the 8 offsets of the batch before it" in error
 
 
 def test_decoding(driver: Driver, work: Work, topic: MakeTopic) -> None:
-    """Each record is a good row or a bad one, as in a session of one's own; bad ones fail a batch, or go to a topic."""
+    """Records are good or bad as in a local session. Bad records fail the batch or go to a topic."""
     dead = topic(1)
     with running_registry() as registry:
         older, newer = (registry.register("avro", json.dumps(each)) for each in (ORDER_1, ORDER_2))
@@ -274,7 +274,7 @@ def test_decoding(driver: Driver, work: Work, topic: MakeTopic) -> None:
 
 
 def test_a_revoked_batch_ends_its_operations_on_the_server(driver: Driver, work: Work) -> None:
-    """It fails within a heartbeat or so of another's revoking it."""
+    """The batch fails about one heartbeat after its revocation."""
     error, came_of, took_s = driver.call(lose_a_batch, replace(work, mode=DeliveryMode.AT_LEAST_ONCE))
     assert "held by no instance" in error
     assert "OPERATION_CANCELED" in came_of
@@ -282,7 +282,7 @@ def test_a_revoked_batch_ends_its_operations_on_the_server(driver: Driver, work:
 
 
 def test_an_interrupt_leaves_the_batch_at_once(driver: Driver, work: Work) -> None:
-    """A signal's exception ends the wait for the server, whose tasks end too; the session can be used on."""
+    """The signal's exception ends the wait for the server, and the server's tasks end. The session remains usable."""
     work = replace(work, mode=DeliveryMode.AT_LEAST_ONCE)
     assert driver.call(interrupt_a_batch, work) < 9
     with urllib.request.urlopen(f"http://127.0.0.1:{PAGE}/api/v1/applications", timeout=20) as answer:
@@ -297,7 +297,7 @@ def test_an_interrupt_leaves_the_batch_at_once(driver: Driver, work: Work) -> No
 
 
 def test_the_servers_page_shows_no_secret(driver: Driver, work: Work) -> None:
-    """What stands there of a reader's options is redacted; without our rule it is not."""
+    """A reader's options are redacted on the page. Without the library's rule they are not."""
     for hidden in (True, False):
         driver.call(fail_to_read, work, hidden)
         with urllib.request.urlopen(f"http://127.0.0.1:{PAGE}/connect/", timeout=20) as page:
@@ -305,7 +305,7 @@ def test_the_servers_page_shows_no_secret(driver: Driver, work: Work) -> None:
 
 
 def test_a_wrong_token_and_a_missing_server_are_one_line(driver: Driver, work: Work) -> None:
-    """Each at once, with what to do."""
+    """Each error comes at once, in one line, and states what to do."""
     refused = driver.call(connect_wrongly, work.where.master, "wrong")
     assert "created no session" in refused
     missing = driver.call(connect_wrongly, f"sc://localhost:{free_port()}", "any")
@@ -316,14 +316,17 @@ def test_a_wrong_token_and_a_missing_server_are_one_line(driver: Driver, work: W
 def test_a_killed_server_fails_the_batch_at_once_and_the_next_run_redoes_it(
     driver: Driver, home: ConnectServer, work: Work
 ) -> None:
-    """One line says that the server has ended; its claims are released, and with another server no row is missing."""
+    """One line reports that the server has ended.
+
+    The claims are released, and with another server no row is missing.
+    """
     server = start(home)
     result = driver.start(run_job, work, str(home.folder), 500)
     wait_until(work.mark.exists, "the batch is at work", WITHIN_S)
     psutil.Process(server.process.pid).kill()
     killed_s = time.monotonic()
     success, error = result()
-    assert time.monotonic() - killed_s < 30  # Spark's own client would try for ten minutes
+    assert time.monotonic() - killed_s < 30  # Spark's own client would retry for ten minutes
     assert not success
     assert "the Spark Connect server has ended" in error
     assert "\n" not in error

@@ -1,4 +1,4 @@
-"""A batch's Spark jobs, seen and cancelled from another thread; and what a real session is refused for."""
+"""A batch's Spark jobs, seen and cancelled from another thread, and the reasons for rejecting a session."""
 
 import os
 import subprocess
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 def endless(spark: "SparkSession") -> "DataFrame":
-    """A frame that takes hours, in two stages."""
+    """Return a frame that takes hours, in two stages."""
     return spark.range(10**13).selectExpr("max(xxhash64(id, id)) AS m")
 
 
 def running(spark: "SparkSession", batch: str) -> bool:
-    """Whether a task of the batch runs."""
+    """Return whether a task of the batch runs."""
     found = progress(spark, batch)
     return found is not None and found.active_stages > 0
 
 
 def test_cancelling_ends_a_running_action(spark: "SparkSession") -> None:
-    """An action that would go on for hours fails within seconds of a call from another thread, with the reason."""
+    """After a call from another thread, an action of several hours fails within seconds, with the reason."""
     failures: list[str] = []
 
     def work() -> None:
@@ -60,7 +60,7 @@ def test_cancelling_ends_a_running_action(spark: "SparkSession") -> None:
 def test_a_revoked_batch_has_its_jobs_cancelled(
     spark: "SparkSession", kafka: str, filled: str, coordination_topic: str, tmp_path: Path
 ) -> None:
-    """It fails within a heartbeat or so of another's revoking it, and no job of the session works on."""
+    """The batch fails about one heartbeat after its revocation, and no job of the session continues."""
     work = Work(Where("here"), kafka, coordination_topic, filled, tmp_path / "output", DeliveryMode.AT_LEAST_ONCE)
     error, came_of, took_s = lose_a_batch(work, spark)
     assert "held by no instance" in error
@@ -70,7 +70,7 @@ def test_a_revoked_batch_has_its_jobs_cancelled(
 
 
 def test_a_cancelled_batch_starts_no_more_jobs(spark: "SparkSession") -> None:
-    """What a cancelled batch starts afterwards ends too, until it has left."""
+    """Jobs that a cancelled batch starts later are cancelled too, until the batch has ended."""
     ended = []
 
     def work() -> None:
@@ -97,12 +97,12 @@ def test_a_cancelled_batch_starts_no_more_jobs(spark: "SparkSession") -> None:
 
 
 def test_other_jobs_of_the_session_go_on(spark: "SparkSession") -> None:
-    """Neither another batch's jobs nor those outside any batch are cancelled or counted."""
+    """Jobs of other batches, and jobs outside of batches, are neither cancelled nor counted."""
     go_on = threading.Event()
 
     def other() -> int:
         with batch_jobs(spark, "b3, the other"):
-            wait_until(go_on.is_set, "the task may go on", RUN_S)
+            wait_until(go_on.is_set, "the task may continue", RUN_S)
             return spark.range(1000).count()
 
     with ThreadPoolExecutor(2) as pool:
@@ -115,7 +115,7 @@ def test_other_jobs_of_the_session_go_on(spark: "SparkSession") -> None:
 
 
 def test_threads_of_the_batch_belong_to_it(spark: "SparkSession") -> None:
-    """An inheritable thread's jobs, and those of broadcasts and subqueries, are the batch's."""
+    """Jobs of an inheritable thread, of broadcasts and of subqueries belong to the batch."""
     failures: list[str] = []
 
     def work() -> None:
@@ -135,7 +135,10 @@ def test_threads_of_the_batch_belong_to_it(spark: "SparkSession") -> None:
 
 
 def test_progress_counts_tasks(spark: "SparkSession", tmp_path: Path) -> None:
-    """While a stage of three tasks waits on its last one, two of three are told; before and after, nothing."""
+    """While a stage waits for its last of three tasks, two of three are reported.
+
+    Before and after there is no progress.
+    """
     assert progress(spark, "b5") is None
     go_on = str(tmp_path / "go on")
 
@@ -167,7 +170,7 @@ def test_progress_counts_tasks(spark: "SparkSession", tmp_path: Path) -> None:
 
 
 def test_a_batch_is_marked_once(spark: "SparkSession") -> None:
-    """A batch within itself is a mistake; its marks go with it."""
+    """A batch within itself is an error. Its tags are removed when it ends."""
     before = spark.sparkContext.getLocalProperty("spark.job.description")
     with (
         batch_jobs(spark, "b6"),
@@ -182,23 +185,23 @@ def test_a_batch_is_marked_once(spark: "SparkSession") -> None:
 
 
 def test_the_suites_session_is_fit(spark: "SparkSession") -> None:
-    """The session that `spark_settings` gives has the connector and runs each task once."""
+    """The session of `spark_settings` has the connector and runs each task once."""
     check_session(spark)
     check_single_execution(spark)
 
 
 def test_a_session_is_looked_at_once(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it has the connector takes ten milliseconds, of each batch anew."""
+    """The check for the connector takes ten milliseconds, so it is not repeated for each batch."""
     check_session(spark)
-    monkeypatch.setattr(type(spark), "version", property(lambda _: pytest.fail("the session is asked again")))
+    monkeypatch.setattr(type(spark), "version", property(lambda _: pytest.fail("the session is checked again")))
     check_session(spark)
 
 
 def test_reading_asks_the_jvm_for_few_things(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call takes part of a millisecond, and `getConf` makes one for each setting there is."""
+    """Each call of the JVM takes part of a millisecond, and `getConf` calls it once for each setting."""
     frame = read_ranges(spark, {"kafka.bootstrap.servers": "127.0.0.1:1"}, "orders", {0: (0, 5), 1: (3, 4)})
     assert frame.columns == read_schema().names
-    monkeypatch.setattr(type(spark.sparkContext), "getConf", lambda _: pytest.fail("all settings are asked for"))
+    monkeypatch.setattr(type(spark.sparkContext), "getConf", lambda _: pytest.fail("all settings are read"))
     read_ranges(spark, {"kafka.bootstrap.servers": "127.0.0.1:1"}, "orders", {0: (0, 5)})
 
 
@@ -223,7 +226,7 @@ print("left")
 
 
 def test_an_unfit_session_is_one_line_and_a_stopped_one_is_left_alone() -> None:
-    """Without the connector, or with failures allowed, one line each; on a stopped session nothing raises."""
+    """A session without the connector or with retries gets a one-line error. On a stopped session nothing raises."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_CONNECTOR],
         check=False,

@@ -1,4 +1,4 @@
-"""Reading exact offset ranges: what the log holds there, whatever else lies between."""
+"""Reading exact offset ranges, whatever lies between the messages in the log."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -23,12 +23,12 @@ Offsets = dict[int, list[int]]
 
 
 def options(kafka: str) -> dict[str, str]:
-    """The connection for the connector."""
+    """Return the connection for the connector."""
     return {"kafka.bootstrap.servers": kafka}
 
 
 def offsets_of(frame: "DataFrame") -> Offsets:
-    """The offsets in a frame, by partition."""
+    """Return the offsets in a frame, by partition."""
     found: Offsets = {}
     for row in frame.select("partition", "offset").orderBy("partition", "offset").collect():
         found.setdefault(row["partition"], []).append(row["offset"])
@@ -36,23 +36,23 @@ def offsets_of(frame: "DataFrame") -> Offsets:
 
 
 def all_ranges(end: int) -> list[tuple[int, int]]:
-    """Every non-empty [a, b) up to `end`."""
+    """Return every non-empty [a, b) up to `end`."""
     return list(combinations(range(end + 1), 2))
 
 
 def within(offsets: Sequence[int], bounds: tuple[int, int]) -> list[int]:
-    """Those offsets that lie in [start, end)."""
+    """Return the offsets in [start, end)."""
     return [offset for offset in offsets if bounds[0] <= offset < bounds[1]]
 
 
 def expected(visible: Sequence[int], ranges: Sequence[tuple[int, int]]) -> Offsets:
-    """What is read where each partition holds `visible` and partition i is read at range i."""
+    """Return the offsets read if each partition has the messages `visible`, and partition i is read at range i."""
     found = {partition: within(visible, bounds) for partition, bounds in enumerate(ranges)}
     return {partition: offsets for partition, offsets in found.items() if offsets}
 
 
 class Writer:
-    """Writes the same to each partition of a topic, as producers of every kind."""
+    """A writer of the same messages to each partition of a topic, with and without transactions."""
 
     def __init__(self, kafka: str, topic: str, partitions: int) -> None:
         self.kafka, self.topic, self.partitions = kafka, topic, partitions
@@ -75,11 +75,11 @@ class Writer:
         assert producer.flush(30) == 0
 
     def plain(self, count: int, *, key: str | None = None, value: str | None = "x") -> None:
-        """Outside any transaction."""
+        """Write without a transaction."""
         self._send(self._plain, count, key=key, value=value)
 
     def committed(self, count: int) -> None:
-        """In a transaction that is committed: a marker follows."""
+        """Write in a transaction and commit it, so that a marker follows."""
         before = watermarks(self.kafka, self.topic, range(self.partitions))
         self._transactional.begin_transaction()
         self._send(self._transactional, count)
@@ -87,7 +87,7 @@ class Writer:
         self._await_markers([end + count + 1 for end in before])
 
     def aborted(self, count: int) -> None:
-        """In a transaction that is aborted: a marker follows, and its messages must never be seen."""
+        """Write in a transaction and abort it: a marker follows, and the messages must never be read."""
         known = {partition: list(offsets) for partition, offsets in self.reported.items()}
         before = watermarks(self.kafka, self.topic, range(self.partitions))
         self._transactional.begin_transaction()
@@ -97,7 +97,7 @@ class Writer:
         self.reported = known
 
     def _await_markers(self, ends: list[int]) -> None:
-        """Wait for the markers: the broker writes them some time after it has answered that a transaction ended."""
+        """Wait for the markers, which the broker writes some time after it has reported the transaction's end."""
         wait_until(
             lambda: watermarks(self.kafka, self.topic, range(self.partitions)) == ends,
             "there is a marker in every partition",
@@ -106,7 +106,7 @@ class Writer:
 
 
 def test_rows_are_the_messages_at_exactly_these_offsets(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
-    """Each column holds what was sent, from the first offset to the one before the end."""
+    """Each column has what was sent, from the first offset to the one before the end."""
     name = topic(2)
     producer = Producer({"bootstrap.servers": kafka})
     for number in range(6):
@@ -137,7 +137,7 @@ def test_rows_are_the_messages_at_exactly_these_offsets(spark: "SparkSession", k
 
 
 def test_no_range_at_all_reads_nothing_and_asks_no_broker(spark: "SparkSession") -> None:
-    """Without ranges, or with empty ones only, the frame is empty, of the same columns, and no broker is needed."""
+    """Without ranges, or with only empty ones, the frame is empty, has the same columns, and needs no broker."""
     nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1"}
     for ranges in ({}, {0: (7, 7), 3: (0, 0)}):
         frame = read_ranges(spark, nowhere, "t", ranges)
@@ -147,7 +147,7 @@ def test_no_range_at_all_reads_nothing_and_asks_no_broker(spark: "SparkSession")
 
 
 def test_empty_ranges_beside_others_are_left_out(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
-    """A partition whose range is empty gives no rows, the others give theirs."""
+    """A partition with an empty range gives no rows, and the others give theirs."""
     name = topic(2)
     writer = Writer(kafka, name, 2)
     writer.plain(3)
@@ -155,7 +155,7 @@ def test_empty_ranges_beside_others_are_left_out(spark: "SparkSession", kafka: s
 
 
 def test_every_range_over_transactions(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
-    """Ranges that begin, end or lie anywhere among aborted messages and markers give the committed messages there."""
+    """Ranges that start, end or lie anywhere among aborted messages and markers give exactly the committed messages."""
     ranges = all_ranges(12)
     name = topic(len(ranges))
     writer = Writer(kafka, name, len(ranges))
@@ -178,7 +178,7 @@ def test_every_range_over_transactions(spark: "SparkSession", kafka: str, topic:
 
 
 def test_every_range_over_compacted_gaps(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
-    """Ranges that begin, end or lie anywhere among compacted messages give the messages that are left there."""
+    """Ranges that start, end or lie anywhere among compacted messages give exactly the remaining messages."""
     ranges = all_ranges(11)
     name = topic(
         len(ranges),
@@ -197,7 +197,7 @@ def test_every_range_over_compacted_gaps(spark: "SparkSession", kafka: str, topi
 
     def is_compacted() -> bool:
         nonlocal end
-        # Only segments that are no longer written to are compacted; a later message closes the one before.
+        # Only segments that are no longer written to are compacted, so a later message closes each segment.
         writer.plain(1, key="tail")
         end += 1
         left.update({partition: remaining(kafka, name, partition) for partition in (0, len(ranges) - 1)})
@@ -212,7 +212,7 @@ def test_every_range_over_compacted_gaps(spark: "SparkSession", kafka: str, topi
 
 
 def test_offsets_that_retention_took_fail_the_read(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
-    """A range below the log's start is an error, never a shorter result."""
+    """A range before the log's start is an error, never a shorter result."""
     name = topic(1)
     Writer(kafka, name, 1).plain(10)
     admin = AdminClient({"bootstrap.servers": kafka})
@@ -224,7 +224,7 @@ def test_offsets_that_retention_took_fail_the_read(spark: "SparkSession", kafka:
 
 
 def test_splitting_a_partition_changes_no_row(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
-    """`min_partitions` gives more tasks and the same offsets."""
+    """`min_partitions` gives more tasks with the same offsets."""
     name = topic(1)
     Writer(kafka, name, 1).plain(100)
     for _ in range(3):
@@ -234,7 +234,7 @@ def test_splitting_a_partition_changes_no_row(spark: "SparkSession", kafka: str,
 
 
 def test_first_attempts_give_all_rows(spark: "SparkSession") -> None:
-    """In tasks of all kinds: with Python, behind a shuffle, and in those that end early."""
+    """This holds for tasks with Python, after a shuffle, and for tasks that end early."""
     frame = run_once(spark.range(0, 100, 1, 3))
     plus_one = f.udf(lambda number: number + 1, "long")
     assert sum(row[0] for row in frame.select(plus_one("id")).collect()) == 5_050
@@ -243,7 +243,7 @@ def test_first_attempts_give_all_rows(spark: "SparkSession") -> None:
 
 
 def test_offsets_read_are_the_exact_intervals(spark: "SparkSession") -> None:
-    """Gaps part intervals, neighbours join them, however the rows lie and if an offset is there twice."""
+    """Gaps separate intervals and neighbours join them, in any order of the rows and with duplicate offsets."""
     rows = [(0, 4), (0, 2), (0, 3), (0, 9), (1, 0), (2, 2**40), (2, 2**40 + 1), (0, 3), (1, 2), (1, 4)]
     frame = spark.createDataFrame(rows, "partition int, offset long").repartition(3)
     assert offsets_read(frame) == {
@@ -254,7 +254,7 @@ def test_offsets_read_are_the_exact_intervals(spark: "SparkSession") -> None:
 
 
 def test_no_password_shows_in_the_plan(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
-    """No plan, parsed to physical, holds what the connection keeps secret."""
+    """No plan, from parsed to physical, contains the connection's secrets."""
     name = topic(1)
     secrets = {
         "kafka.ssl.key.password": "hunter2",
@@ -269,7 +269,7 @@ def test_no_password_shows_in_the_plan(spark: "SparkSession", kafka: str, topic:
 
 @pytest.mark.parametrize("name", ["startingOffsets", "bootstrap.servers", "kafka.isolation.level"])
 def test_options_that_are_not_the_connections_are_refused(spark: "SparkSession", name: str) -> None:
-    """What decides which offsets are read cannot come in with the connection."""
+    """Options that decide which offsets are read cannot come from the connection."""
     with pytest.raises(ConfigurationError, match=name):
         read_ranges(spark, {name: "x"}, "t", {0: (0, 1)})
 
@@ -277,9 +277,10 @@ def test_options_that_are_not_the_connections_are_refused(spark: "SparkSession",
 def test_a_read_goes_on_with_the_consumers_of_the_one_before(
     spark: "SparkSession", kafka: str, topic: MakeTopic
 ) -> None:
-    """So it costs less to begin, and Spark warns of nothing; but not of another incarnation of the topic.
+    """The next read starts faster and Spark logs no warnings. It does not reuse consumers of a re-created topic.
 
-    Nor of another way to read it. What such a consumer has fetched beyond the end of a read the next one is given.
+    Nor does it reuse those of another configuration. If such a consumer has fetched records beyond the end of a read,
+    the next read gets them.
     """
     name = topic(1)
     Writer(kafka, name, 1).plain(15)
@@ -306,7 +307,7 @@ def test_a_read_goes_on_with_the_consumers_of_the_one_before(
 
 
 def connected(spark: "SparkSession", kafka: str) -> set[int]:
-    """The ports of this machine from which the session's JVM is connected to the broker."""
+    """Return the local ports from which the session's JVM is connected to the broker."""
     jvm = spark._jvm
     assert jvm is not None
     found = psutil.Process(jvm.java.lang.ProcessHandle.current().pid()).net_connections("tcp")
@@ -315,7 +316,7 @@ def connected(spark: "SparkSession", kafka: str) -> set[int]:
 
 
 def watermarks(kafka: str, topic: str, partitions: Sequence[int] | range) -> list[int]:
-    """The end offset of each partition."""
+    """Return the end offset of each partition."""
     with consumer(kafka)() as reader:
         return [
             reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)[1] for partition in partitions
@@ -323,7 +324,7 @@ def watermarks(kafka: str, topic: str, partitions: Sequence[int] | range) -> lis
 
 
 def remaining(kafka: str, topic: str, partition: int) -> list[int]:
-    """All offsets that a plain consumer finds in a partition."""
+    """Return all offsets that a plain consumer finds in a partition."""
     with consumer(kafka)() as reader:
         place = TopicPartition(topic, partition, 0)
         end = reader.get_watermark_offsets(place, timeout=30)[1]
@@ -343,23 +344,23 @@ def remaining(kafka: str, topic: str, partition: int) -> list[int]:
 
 
 def consumer(kafka: str) -> Callable[[], Consumer]:
-    """A consumer of no group's."""
+    """Return a function that creates a consumer without a group."""
     return lambda: Consumer({"bootstrap.servers": kafka, "group.id": "tests", "enable.auto.commit": False})
 
 
 def test_consumers_that_idle_are_let_go(driver: Driver, kafka: str, filled: str) -> None:
-    """Of batch after batch in a warm session neither the consumers stay nor what they have fetched."""
+    """In a warm session, consumers of earlier batches and their fetched records are released."""
     where = Where("local[2]")
     assert driver.call(connections_after_a_read, where, kafka, filled) > 0
     wait_until(lambda: not driver.call(connections, where, kafka), "no connection is left", 60, pause_s=1)
 
 
 def connections_after_a_read(where: Where, kafka: str, topic: str) -> int:
-    """Read once; give how many connections to the broker are left."""
+    """Read once, and return how many connections to the broker are left."""
     assert read_ranges(session(where), options(kafka), topic, {0: (0, 5)}).count() == 5
     return connections(where, kafka)
 
 
 def connections(where: Where, kafka: str) -> int:
-    """How many connections to the broker the session's JVM has."""
+    """Return how many connections to the broker the session's JVM has."""
     return len(connected(session(where), kafka))

@@ -1,4 +1,4 @@
-"""Batches processed by a script that the run submits to Spark: the example, as its user runs it, and what faults do."""
+"""Batches processed by a script that the run submits to Spark: the example as a user runs it, and failures."""
 
 import importlib
 import os
@@ -40,12 +40,12 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "spark_submit"
 SCRIPT = Path(submitted_script.__file__)
 SLOW_MS = 2_000
-"""So long a message takes in a batch that something happens to: more than a minute in all."""
+"""The duration of one message in batches that are interrupted: more than a minute in all."""
 
 
 @pytest.fixture(autouse=True)
 def _for_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts import the library of this checkout, and their JVMs are made for short lives, as those of all tests."""
+    """Have scripts import the library of this checkout, with JVM options for short lives."""
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
@@ -69,12 +69,15 @@ def work(kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Wo
     return Work(Where("local[2]"), kafka, coordination_topic, filled, tmp_path / "output")
 
 
-@pytest.mark.filterwarnings("ignore::dagster.PreviewWarning")  # Pipes' own, of its readers
+@pytest.mark.filterwarnings("ignore::dagster.PreviewWarning")  # Pipes' warning about its readers
 def test_the_example_parses_each_order_once_though_its_first_script_is_killed(
     example: ModuleType, topics: Topics, fill: Callable[[str, int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run whose script is killed at work fails, releases and leaves nothing; the next one writes each row once."""
-    with suppress(TopicNotFoundError):  # another test's
+    """If the script is killed at work, its run fails, releases and leaves no files.
+
+    The next run writes each row once.
+    """
+    with suppress(TopicNotFoundError):  # left by another test
         topics.delete("orders")
     topics.create("orders", PARTITIONS, 1)
     fill("orders", PARTITIONS, MESSAGES)
@@ -109,7 +112,7 @@ def test_the_example_parses_each_order_once_though_its_first_script_is_killed(
 
 
 def test_what_becomes_of_a_scripts_batches(work: Work, script: "Script", spark: "SparkSession") -> None:
-    """Revoked, it ends at once; a next one is done by the function of all sessions; without its run it ends at once."""
+    """A script ends a revoked batch at once, then processes the next one. If its run is killed, it ends at once."""
     sink, connection = FileSink(work.output, format="json"), KafkaConnection(bootstrap_servers=work.bootstrap_servers)
 
     def lose() -> None:
@@ -155,13 +158,13 @@ class Script:
         self._given = self._heard = 0
 
     def start(self, submission: Submission) -> None:
-        """Submit it."""
+        """Submit the script."""
         settings = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
         command = submission.command(SCRIPT, str(self.folder / "output"), settings=settings)
         self._process = subprocess.Popen(command, env=os.environ | submission.environment)
 
     def work_on(self, batch: Path, work: Work, slow_ms: int = 0, *, goes_on: bool = False) -> None:
-        """Give it a batch, by its folder."""
+        """Pass a batch to the script, by its folder."""
         self._given += 1
         with_sink = work.mode is DeliveryMode.EFFECTIVELY_ONCE
         Orders(str(work.output), str(work.mark), str(batch), with_sink, slow_ms, goes_on).write(
@@ -169,7 +172,7 @@ class Script:
         )
 
     def says(self, within_s: float = 150) -> str:
-        """Wait for what it says became of the next batch."""
+        """Wait for the script's next result line and return it."""
         path = self.folder / "said"
         wait_until(lambda: path.read_text().count("\n") > self._heard, "the script reports its next batch", within_s)
         self._heard += 1
@@ -177,20 +180,20 @@ class Script:
         return path.read_text().splitlines()[self._heard - 1]
 
     def ends(self, within_s: float) -> int:
-        """Wait until it and its JVM have ended, and give the exit code."""
+        """Wait until the script and its JVM have ended, and return the exit code."""
         code = self._process.wait(within_s)
         assert not psutil.wait_procs(self._below, within_s)[1]
         return code
 
     def kill(self) -> None:
-        """End it if it was started."""
+        """Kill the script if it was started."""
         if hasattr(self, "_process"):
             stop_tree(self._process)
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Script]:
-    """The script, ended at last."""
+    """The script, which is killed at the end."""
     script = Script(tmp_path)
     yield script
     script.kill()
@@ -198,7 +201,10 @@ def script(tmp_path: Path) -> Iterator[Script]:
 
 @contextmanager
 def killed_run(work: Work) -> Iterator[Path]:
-    """Have a run claim and hand over in a process of its own, killed behind the block; gives the batch's folder."""
+    """Have a run in a separate process hand over a batch.
+
+    Yield the batch's folder, and kill the run after the block.
+    """
     ours, theirs = get_context("spawn").Pipe()
     run = get_context("spawn").Process(target=hand_over, args=(work, theirs))
     run.start()
@@ -211,7 +217,7 @@ def killed_run(work: Work) -> Iterator[Path]:
 
 
 def hand_over(work: Work, told: Connection) -> None:
-    """Claim and hand over, tell the folder, and wait."""
+    """Hand over a batch, send its folder, and wait."""
     connection = KafkaConnection(bootstrap_servers=work.bootstrap_servers)
     with claimed(work) as batch, handed_over(batch, connection) as submission:
         told.send(submission.folder)
@@ -219,15 +225,15 @@ def hand_over(work: Work, told: Connection) -> None:
 
 
 def kill_at_work(mark: Path, killed_s: list[float]) -> None:
-    """Kill the script's own process once Spark is at work for it, and note when."""
+    """Kill the script's Python process once Spark works for it, and record the time."""
     wait_until(mark.exists, "the batch is at work", RUN_S)
     for each in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # another one, which has ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # another process, which may have ended meanwhile
             if SCRIPT.name in " ".join(each.cmdline()) and each.name() != "java":
                 each.kill()
                 killed_s.append(time.monotonic())
 
 
 def spark_processes() -> set[psutil.Process]:
-    """The processes of Spark that this one has started."""
+    """Return the Spark processes that this process has started."""
     return {each for each in psutil.Process().children() if "spark" in " ".join(each.cmdline())}

@@ -1,7 +1,8 @@
-"""Effectively once when members are killed, stopped or orphaned for real and others take over, with each sink.
+"""Effectively once with each sink when members are killed, stopped or orphaned, and others take over.
 
-The killed and stopped ones are processes of their own (`tests.real.sink_worker`), with a JVM where Spark matters; who
-takes over waits until their claims are stale, in this process and its warm Spark session, or is another such process.
+The killed and stopped members are separate processes (`tests.real.sink_worker`), with a JVM in the Spark tests. The
+successor waits until their claims are stale. It runs in this process with its warm Spark session, or is another such
+process.
 """
 
 import os
@@ -42,7 +43,7 @@ DEADLINE_S = 120
 
 
 def input_rows() -> list[Row]:
-    """Give what the data topic holds, and so what the output must hold."""
+    """Return the rows of the data topic, which the output must contain."""
     places = [(n, at) for n in range(PARTITIONS) for at in range(MESSAGES // PARTITIONS)]
     return [(partition, offset, value_of(partition, offset, PARTITIONS)) for partition, offset in places]
 
@@ -58,7 +59,7 @@ class Site:
         self._logs: list[KillableLog] = []
 
     def delivery(self, at: KillPoint | None = None, *, half_commit: bool = False) -> BatchSession:
-        """Open a member in this process, that dies at `at` or in its first commit."""
+        """Open a member in this process that dies at `at` or in its first commit."""
         kafka = KafkaLog(self.connection, self.coordination_topic, HEARTBEAT_INTERVAL_MS)
         log = HalfCommitLog(kafka) if half_commit else KillableLog(kafka, at)
         self._logs.append(log)
@@ -73,7 +74,7 @@ class Site:
         )
 
     def batch(self, output: Output, delivery: BatchSession | None = None, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
-        """Give a batch of a member in this process, a new one by default."""
+        """Return a batch of a member in this process, by default of a new one."""
         return (delivery or self.delivery()).claimed_batch(BatchRequest(topic=self.topic, **limits), output.open())
 
     def wait_until_claimable(self, output: Output) -> None:
@@ -87,7 +88,7 @@ class Site:
         wait_until(is_claimable, "all partitions can be claimed", DEADLINE_S)
 
     def drain(self, output: Output, spark: "SparkSession") -> list[ClaimedBatch]:
-        """Take over in this process: wait until what is held is stale, and work until the topic is drained."""
+        """Take over in this process: wait until all claims are stale, then drain the topic."""
         self.wait_until_claimable(output)
         delivery = self.delivery()
         done: list[ClaimedBatch] = []
@@ -98,29 +99,29 @@ class Site:
                 with batch:
                     if batch.idle is None:
                         batch.write(result(batch, spark))
-            except ClaimLostError:  # this machine was too busy for the lease: that is another run's turn
+            except ClaimLostError:  # the machine was too busy to keep the lease
                 continue
             if batch.idle is None:
                 done.append(batch)
             elif batch.idle.reason is IdleReason.DRAINED:
                 return done
             time.sleep(0.05)
-        raise AssertionError("not drained in time")
+        raise AssertionError("the topic was not drained in time")
 
     def key(self, partition: int) -> Key:
-        """Read the state of a key anew."""
+        """Read the current state of a key from the log."""
         return self.delivery()._rationalizer(self.topic).catch_up().snapshot_key(self.group, self.topic, partition)
 
     def start(self, output: Output, **orders: object) -> "Worker":
-        """Start a member in a process group of its own."""
+        """Start a member in a separate process group."""
         return self._launch([sys.executable, "-m", "tests.real.sink_worker", self.orders(output, **orders)])
 
     def start_below(self, output: Output, **orders: object) -> "Worker":
-        """Start a process, in a process group of its own, whose child is a member."""
+        """Start a process in a separate process group, whose child is a member."""
         return self._launch([sys.executable, "-c", _PARENT, self.orders(output, watch_parent=True, **orders)])
 
     def orders(self, output: Output, **orders: object) -> str:
-        """Give the orders for one more member."""
+        """Return the parameters of one more member."""
         place: dict[str, object] = {}
         if isinstance(output, Table):
             place = {"place": output.schema, "dsn": output.dsn}
@@ -144,7 +145,7 @@ class Site:
         return Orders.model_validate({**base, **place, **orders}).model_dump_json()
 
     def close(self) -> None:
-        """End what was started."""
+        """Kill the remaining processes and close the logs."""
         for process in self._started:
             with_children = [psutil.Process(process.pid), *children(process.pid)] if process.poll() is None else []
             for one in with_children:
@@ -162,32 +163,35 @@ class Site:
 
 
 def children(pid: int) -> list[psutil.Process]:
-    """Give all processes below one."""
+    """Return all descendants of a process."""
     return psutil.Process(pid).children(recursive=True)
 
 
 class Worker:
-    """A process that was started."""
+    """A started process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def wait_until_reported(self, what: str) -> str:
-        """Read what it says up to a line that begins with `what`."""
+        """Read the process's output up to a line that starts with `what`."""
         return wait_for_line(self.process, what)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         self.process.send_signal(number)
 
     def go_on(self) -> None:
-        """Let it go on where it has halted."""
+        """Let the halted process continue."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def kill_all(self, when: Callable[[], bool] = lambda: True) -> None:
-        """Kill its whole process group, a JVM too, at the moment `when` is true; wait until none of it is left."""
+        """Kill the process group, including a JVM, as soon as `when` returns true.
+
+        Wait until all processes have ended.
+        """
         processes = [psutil.Process(self.process.pid), *children(self.process.pid)]
         wait_until(when, "the moment to kill has come", DEADLINE_S, pause_s=0)
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -196,7 +200,7 @@ class Worker:
         assert not alive
 
     def wait(self) -> int:
-        """Wait until it has ended by itself, and give its exit code."""
+        """Wait until the process ends by itself, and return its exit code."""
         return self.process.wait(DEADLINE_S)
 
 
@@ -208,7 +212,7 @@ def site(
     topic: MakeTopic,
     fill: Callable[[str, int, int], None],
 ) -> Iterator[Site]:
-    """A group without a past, and a data topic of 5 partitions with 8 messages each."""
+    """A group without history, and a data topic of 5 partitions with 8 messages each."""
     name = topic(PARTITIONS)
     fill(name, PARTITIONS, MESSAGES)
     site = Site(connection, coordination_topic, topics, name)
@@ -230,7 +234,7 @@ def table(postgres: str) -> Table:
 
 @pytest.fixture
 def delta(tmp_path: Path, spark: "SparkSession") -> DeltaFolder:
-    """No table yet."""
+    """A Delta table that does not exist yet."""
     return DeltaFolder(tmp_path / "output", spark)
 
 
@@ -242,7 +246,7 @@ def kafka_topic(connection: KafkaConnection) -> KafkaTopic:
 
 @pytest.fixture(params=["files", "table"])
 def output(request: pytest.FixtureRequest) -> Output:
-    """An empty output of either kind."""
+    """An empty output of the kind in the parameter."""
     found: Output = request.getfixturevalue(request.param)
     return found
 
@@ -251,7 +255,10 @@ def output(request: pytest.FixtureRequest) -> Output:
 def test_half_of_its_partitions_each(
     site: Site, output: Output, spark: "SparkSession", fill: Callable[[str, int, int], None]
 ) -> None:
-    """A run dies between two of its commit records; two others take over at the same time, half each."""
+    """A run dies between two of its commit records.
+
+    Two others take over at the same time, half of the partitions each.
+    """
     dead = site.batch(output, site.delivery(half_commit=True))
     with pytest.raises(KilledError), dead:
         dead.write(result(dead, spark))
@@ -274,10 +281,10 @@ def test_half_of_its_partitions_each(
 
 @pytest.mark.parametrize("output", ["files", "table", "delta", "kafka_topic"], indirect=True)
 def test_half_each_of_what_was_not_written(site: Site, output: Output, spark: "SparkSession") -> None:
-    """A run dies before its write: two others write its plan, half each, at the same time."""
+    """A run dies before its write. Two others write its plan at the same time, half of the partitions each."""
     dead = site.batch(output, site.delivery(KillPoint(Side.AFTER, "ClaimingMessages")))
     with pytest.raises(KilledError), dead:
-        pytest.fail("entered")
+        pytest.fail("the batch was entered")
     site.wait_until_claimable(output)
 
     with site.batch(output, partitions=(0, 1)) as one, site.batch(output, partitions=(2, 3, 4)) as two:
@@ -293,7 +300,7 @@ def test_half_each_of_what_was_not_written(site: Site, output: Output, spark: "S
 
 @pytest.mark.parametrize(("output", "step"), [("files", "judged"), ("table", "copied")], indirect=["output"])
 def test_a_member_stopped_before_its_write(site: Site, output: Output, step: str) -> None:
-    """The write with the old fencing token is rejected, the batch fails and says so; the output is its successor's."""
+    """The write with the old fencing token is rejected and the batch fails. The output is that of the successor."""
     stopped = site.start(output, with_spark=False, halt_at_step=step)
     claimed = stopped.wait_until_reported("claimed")
     stopped.wait_until_reported(f"halted {step}")
@@ -301,7 +308,9 @@ def test_a_member_stopped_before_its_write(site: Site, output: Output, step: str
     site.wait_until_claimable(output)
 
     successor = site.start(output, with_spark=False)
-    assert successor.wait_until_reported("claimed") == claimed, "it takes over that very plan"
+    assert successor.wait_until_reported("claimed") == claimed, (
+        "the successor does not take over the stopped member's plan"
+    )
     successor.wait_until_reported("drained")
     assert successor.wait() == 0
     written = output.rows()
@@ -317,7 +326,10 @@ def test_a_member_stopped_before_its_write(site: Site, output: Output, step: str
 
 
 def test_a_member_stopped_before_its_commit(site: Site, output: Output) -> None:
-    """Its rows are there once, its successor commits them; its own commit is refused, and it says whose it is now."""
+    """The stopped member's rows exist once, and its successor commits them.
+
+    The member's own commit is rejected, and the error names the successor.
+    """
     stopped = site.start(output, with_spark=False, halt_when_written=True)
     stopped.wait_until_reported("halted when written")
     stopped.signal(signal.SIGSTOP)
@@ -340,7 +352,7 @@ def test_a_member_stopped_before_its_commit(site: Site, output: Output) -> None:
 
 
 def test_a_spark_process_killed_at_work(site: Site, output: Output, spark: "SparkSession") -> None:
-    """SIGKILL to the whole process group, with the JVM, in the middle of a Spark action: the output is exact."""
+    """SIGKILL to the process group, with the JVM, during a Spark action: the output is exact."""
     worker = site.start(output, slow_ms=200)
     claimed = worker.wait_until_reported("claimed")
     worker.wait_until_reported("Spark is at work")
@@ -349,12 +361,14 @@ def test_a_spark_process_killed_at_work(site: Site, output: Output, spark: "Spar
 
     done = site.drain(output, spark)
 
-    assert claimed == f"claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", "that very plan"
+    assert claimed == f"claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
+        "the successor does not take over the killed member's plan"
+    )
     assert output.rows() == input_rows()
 
 
 def test_a_spark_process_killed_at_its_commit(site: Site, files: Files, spark: "SparkSession") -> None:
-    """SIGKILL to the whole process group between two commit records: what was written is not written again."""
+    """SIGKILL to the process group between two commit records: rows that were written are not written again."""
     worker = site.start(files, halt_in_commit=True)
     worker.wait_until_reported("halted between two commit records")
     worker.kill_all()
@@ -367,7 +381,7 @@ def test_a_spark_process_killed_at_its_commit(site: Site, files: Files, spark: "
 
 
 def test_a_session_whose_jvm_is_killed(site: Site, output: Output, spark: "SparkSession") -> None:
-    """SIGKILL to the JVM alone, in the middle of a Spark action: its run releases at once, the next one redoes it."""
+    """SIGKILL only to the JVM, during a Spark action: the run releases at once, and the next one repeats the batch."""
     worker = site.start(output, slow_ms=200)
     claimed = worker.wait_until_reported("claimed")
     worker.wait_until_reported("Spark is at work")
@@ -382,13 +396,15 @@ def test_a_session_whose_jvm_is_killed(site: Site, output: Output, spark: "Spark
 
     done = site.drain(output, spark)
 
-    assert claimed == f"claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", "that very plan"
+    assert claimed == f"claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
+        "the next run does not take over the failed run's plan"
+    )
     assert output.rows() == input_rows()
 
 
 @pytest.fixture
 def reached_through_spark(request: pytest.FixtureRequest, tmp_path: Path, spark: "SparkSession") -> Output:
-    """An empty output that has no other way in than a session."""
+    """An empty output that is only reachable through a Spark session."""
     if request.param == "delta":
         return DeltaFolder(tmp_path / "output", spark)
     return HadoopFiles(f"{request.getfixturevalue('hdfs')}/{new_instance_id('output')}", spark)
@@ -402,7 +418,7 @@ def reached_through_spark(request: pytest.FixtureRequest, tmp_path: Path, spark:
 def test_a_spark_process_killed_at_a_step_of_its_sink(
     site: Site, reached_through_spark: Output, spark: "SparkSession", step: str
 ) -> None:
-    """SIGKILL to the whole process group, with the JVM that has the rows: what is there is all, and there once."""
+    """SIGKILL to the process group, with the JVM that has the rows: the output has all rows once, or none."""
     worker = site.start(reached_through_spark, halt_at_step=step)
     worker.wait_until_reported(f"halted {step}")
     worker.kill_all()
@@ -419,7 +435,7 @@ def test_a_spark_process_killed_at_a_step_of_its_sink(
 def test_a_spark_process_killed_within_deltas_own_commit(
     site: Site, tmp_path: Path, spark: "SparkSession", sign: str
 ) -> None:
-    """SIGKILL as soon as the first file of rows, or of the commit, is there: the table has all rows or none."""
+    """SIGKILL as soon as the first file of rows, or of the commit, exists: the table has all rows or none."""
     output = DeltaFolder(tmp_path / "output", spark)
     worker = site.start(output, halt_at_step="judged")
     worker.wait_until_reported("halted judged")
@@ -436,7 +452,7 @@ def test_a_spark_process_killed_within_deltas_own_commit(
 
 
 def test_an_orphaned_spark_process_stops(site: Site, table: Table, spark: "SparkSession") -> None:
-    """The run worker alone is killed: its step cancels its Spark jobs and ends; nothing of it is in the output."""
+    """Only the run worker is killed. Its step cancels its Spark jobs and ends, and the output has none of its rows."""
     run_worker = site.start_below(table, slow_ms=500)
     run_worker.wait_until_reported("Spark is at work")
     orphans = children(run_worker.process.pid)
@@ -446,7 +462,7 @@ def test_an_orphaned_spark_process_stops(site: Site, table: Table, spark: "Spark
     assert "BatchAbortedError" in said
     assert "the parent process ended" in said
     _, alive = psutil.wait_procs(orphans, DEADLINE_S)
-    assert not alive, "the JVM ends with it"
+    assert not alive, "processes of the step are still alive"
     assert table.rows() == []
     site.drain(table, spark)
     assert table.rows() == input_rows()

@@ -1,4 +1,4 @@
-"""Metrics of a run on a real Kafka and Spark, with heartbeats of its own."""
+"""Metrics of a run on a real Kafka and Spark, with its own heartbeats."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ INTERVAL_S = 2.0
 
 
 def test_a_run_is_measured(site: Site, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claims, heartbeats while it works, commits and phases are with the provider when the run has ended."""
+    """When the run has ended, the provider has its claims, heartbeats, commits and phases."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
@@ -47,8 +47,8 @@ def test_a_run_is_measured(site: Site, spark: "SparkSession", monkeypatch: pytes
     assert [point.value for point in measured["marshal.offsets"]] == [MESSAGES]
     leases = {point.attributes["at"]: point for point in measured["marshal.lease.remaining"]}
     assert leases["heartbeat"].count >= 3  # the first one follows the claim
-    # What was left before a heartbeat, not after it (1.9): a later one comes 0.7 intervals at the soonest after the one
-    # before it was sent, and some time passes between the two clock readings.
+    # The lease that was left before a heartbeat, not after it (1.9). A later heartbeat comes at the soonest
+    # 0.7 intervals after the one before it was sent, and some time passes between the two clock readings.
     assert 0 < leases["heartbeat"].min < 1.5 * INTERVAL_S
     phases = {point.attributes["phase"]: point.sum for point in measured["marshal.phase.duration"]}
     assert phases["process"] >= 2 * INTERVAL_S

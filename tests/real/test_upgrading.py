@@ -1,4 +1,4 @@
-"""Members of two versions in one group: the wheel of an earlier commit works beside this one (docs/upgrading.md)."""
+"""Members of two versions in one group: the wheel of an earlier commit and the present code (docs/upgrading.md)."""
 
 import io
 import os
@@ -33,14 +33,14 @@ from tests.real.test_takeover_sinks import (
 )
 
 PREVIOUS = "39e7505408499453429311620dcaa5b12422e922"
-"""The last commit that knows no range claims: neither their records nor the settings' features."""
+"""The last commit without range claims: it knows neither their records nor the settings' features."""
 ROOT = Path(__file__).parents[2]
 PYTHON = (sys.executable, "-P")
-"""Imports nothing from where it is started."""
+"""Python that imports nothing from its working directory."""
 
 
 def run(*command: str | Path, environment: dict[str, str] | None = None) -> bytes:
-    """Run a command; fail with what it says."""
+    """Run a command. If it fails, show its stderr."""
     result = subprocess.run(command, env=environment, capture_output=True, timeout=DEADLINE_S, check=False)
     assert result.returncode == 0, f"{command}: {result.stderr.decode()}"
     return result.stdout
@@ -48,7 +48,7 @@ def run(*command: str | Path, environment: dict[str, str] | None = None) -> byte
 
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to import from: the earlier commit's library as its wheel installs it, and its own tests."""
+    """A folder to import from: the earlier commit's library, installed from its wheel, and its own tests."""
     if run("git", "-C", ROOT, "rev-parse", "--is-shallow-repository") != b"false\n":
         pytest.skip(f"this clone lacks the history that holds {PREVIOUS}: git fetch --unshallow")
     folder = tmp_path_factory.mktemp("previous")
@@ -65,15 +65,15 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def importing(folder: Path) -> dict[str, str]:
-    """Give an environment in which Python imports from `folder` first."""
+    """Return an environment in which Python imports from `folder` first."""
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
 class Group(Site):
-    """A group whose members are each of a version."""
+    """A group whose members may have different versions."""
 
     def start_version(self, folder: Path, output: Files, **orders: object) -> Worker:
-        """Start a member that imports the library, and the member itself, from `folder`."""
+        """Start a member whose library and worker code are imported from `folder`."""
         told = self.orders(output, with_spark=False, max_records=MESSAGES // 4, **orders)
         process = subprocess.Popen(
             [*PYTHON, "-m", "tests.real.sink_worker", told],
@@ -95,7 +95,7 @@ def group(
     topic: MakeTopic,
     fill: Callable[[str, int, int], None],
 ) -> Iterator[Group]:
-    """A group without a member yet, and a filled data topic."""
+    """A group without members yet, and a filled data topic."""
     name = topic(PARTITIONS)
     fill(name, PARTITIONS, MESSAGES)
     group = Group(connection, coordination_topic, topics, name)
@@ -104,14 +104,14 @@ def group(
 
 
 def ranges(line: str) -> set[str]:
-    """Read which ranges a member says that it has claimed."""
+    """Return the ranges that a member reports as claimed."""
     found = set(re.findall(r"\S+ \[\d+, \d+\)", line))
     assert found
     return found
 
 
 def test_each_version_takes_over_from_the_other(previous: Path, group: Group, tmp_path: Path) -> None:
-    """Each replays the very plan that the other left, takes its rows for written, and goes on behind its commits."""
+    """Each version replays the other's open plan, treats its rows as written, and continues after its commits."""
     output = Files(tmp_path / "output")
     left: set[str] = set()
     for folder in (previous, ROOT):
@@ -135,7 +135,7 @@ def test_each_version_takes_over_from_the_other(previous: Path, group: Group, tm
 def test_the_earlier_version_leaves_a_group_alone_whose_settings_it_does_not_know(
     previous: Path, group: Group, tmp_path: Path
 ) -> None:
-    """A feature that came later keeps it from claiming, and it says which."""
+    """The earlier version does not claim in a group with a later feature, and its error names the feature."""
     settings = GroupSettings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE, (RANGES,))
     with closing(KafkaLog(group.connection, group.coordination_topic, HEARTBEAT_INTERVAL_MS)) as log:
         member = Member(group.group, "new", new_instance_id("new"))
