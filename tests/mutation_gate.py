@@ -81,7 +81,7 @@ def gate(mutants: Sequence[Mutant], module: str, code: Sequence[str], seeds: int
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}.mutants")
     parser.add_argument(
-        "--seeds", type=int, default=seeds, help="run at most so many; a mutant that passes them has survived"
+        "--seeds", type=int, default=seeds, help="the most seeds for a mutant; one that passes them has survived"
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("names", nargs="*", help="parts of the names of the mutants to judge; all by default")

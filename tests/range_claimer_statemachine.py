@@ -76,7 +76,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
                 won = member.claim({number: (start, start + size)})
         except GroupPausedError:
             return
-        self._see("range asked for" if won else "range not won")
+        self._see("any range claimed" if won else "range not won")
 
     @rule(which=which_ones, fault=faults)
     def beat(self, which: int, fault: Fault | None) -> None:

@@ -39,7 +39,7 @@ class Story:
 
 @dataclass(slots=True)
 class Judge:
-    """Sees what is committed in the database and in Kafka, in that order, and what members believe."""
+    """Sees each commit in the database and in Kafka when it happens, and the beliefs of members."""
 
     fail: Callable[[str, str], None]
     stories: dict[int, Story] = field(default_factory=dict)
