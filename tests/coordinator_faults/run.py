@@ -120,7 +120,7 @@ class Run(FaultRun[Process, Line, Tally]):
         self._end_calmly()
 
     def _calm_down(self) -> None:
-        """Let all processes run, except one by chance of two with the same name, and except the independent claimer."""
+        """Let all processes run, but only one (by chance) of two with the same name, and no independent claimer."""
         self.kafka.repair()
         for twin in self.twins:
             double = next(each for each in self.members if each.name == twin.name)
