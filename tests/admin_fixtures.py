@@ -1,4 +1,4 @@
-"""What tests of an operator's commands stand on: a group in memory, and a data topic that is none."""
+"""Fixtures for tests of an operator's commands: a group in memory and a fake data topic."""
 
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -23,19 +23,19 @@ from tests.cli import Answer, call
 from tests.members import SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record
 
 START, END, WRITTEN = 20, 100, 110
-"""What each partition of the data topic holds; from `END` to `WRITTEN` by an open transaction."""
+"""The bounds of each partition of the data topic. An open transaction holds the offsets from `END` to `WRITTEN`."""
 YOUNGEST_MS = 5_000
-"""The record at offset n has timestamp 50·n: the last one's is this."""
+"""The timestamp of the last record. The record at offset n has the timestamp 50·n."""
 
 
 def write_first_settings(site: Site, settings: GroupSettings = SETTINGS) -> None:
-    """Give the tests' group its settings, before anything else of it is there."""
+    """Write the settings of the tests' group as its first records."""
     for number in range(site.partitions):
         site.broker.append(number, render(settings_record(settings)))
 
 
 def go_owner(site: Site, *partitions: int, at: int = 50, instance: str = "gohost-7") -> str:
-    """Let a Go consumer hold partitions at offset `at`; return its instance id."""
+    """Write the records of a Go consumer that owns partitions at offset `at`; return its instance id."""
     for partition in partitions:
         site.say(about(ClaimingPartition, instance, partition))
         site.say(about(Heartbeat, instance, partition, offset=at))
@@ -43,7 +43,7 @@ def go_owner(site: Site, *partitions: int, at: int = 50, instance: str = "gohost
 
 
 def go_left(site: Site, *partitions: int, at: int = 50) -> None:
-    """Let a Go consumer have left partitions at offset `at`."""
+    """Write the records of a Go consumer that owned partitions at offset `at` and released them."""
     instance = go_owner(site, *partitions, at=at)
     for partition in partitions:
         site.say(about(ReleasingPartition, instance, partition, offset=at))
@@ -60,7 +60,7 @@ def types(site: Site) -> set[str]:
 
 @dataclass(slots=True)
 class FakeTopics:
-    """A cluster with the data topic `TOPIC` of three partitions, and the group offsets that were committed."""
+    """A fake cluster with the data topic `TOPIC` of three partitions and the committed group offsets."""
 
     topic_id: str = TOPIC_ID
     committed: dict[int, int] = field(default_factory=dict)
@@ -68,44 +68,43 @@ class FakeTopics:
     partitions: tuple[int, ...] = (0, 1, 2)
     has_consumers_of: set[str] = field(default_factory=set)
     future: dict[int, int] = field(default_factory=dict)
-    """By partition, the offset of a record with a time in the future."""
+    """For some partitions, the offset of a record with a timestamp in the future."""
 
     def __enter__(self) -> Self:
-        """Give itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close nothing."""
+        """Do nothing."""
 
     def describe(self, topic: str) -> TopicDescription:
-        """Describe it."""
+        """Return the description of `TOPIC`; raise an error for any other topic."""
         if topic != TOPIC:
             raise TopicNotFoundError(f"topic {topic!r} does not exist")
         return TopicDescription(topic, self.topic_id, self.partitions, 1)
 
     def offsets(self, _: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
-        """Give what each partition holds."""
+        """Return the bounds of each partition."""
         return {partition: OffsetBounds(START, END if committed_only else WRITTEN) for partition in partitions}
 
     def offsets_at(self, _: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
-        """Give the first offset of that time or later."""
+        """Return the first offset with that timestamp or a later one."""
         at = max(START, -(-at_ms // 50))
         found = {} if at_ms > YOUNGEST_MS else dict.fromkeys(partitions, at)
         hidden = {number: self.future[number] for number in partitions if number in self.future}
         return found | {number: min(offset, found.get(number, offset)) for number, offset in hidden.items()}
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Give what is committed."""
+        """Return the committed offsets."""
         assert group
         assert topic
         return self.committed
 
     def has_consumers(self, group: str) -> bool:
-        """Tell whether consumers are at work in it."""
+        """Return whether the group has active consumers."""
         return group in self.has_consumers_of
 
     def commit_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> str | None:
-        """Commit, or say why not."""
+        """Commit the offsets, or return why that failed."""
         assert group
         assert topic
         if self.problem is None:
@@ -114,7 +113,7 @@ class FakeTopics:
 
 
 def site_now() -> Site:
-    """Make a coordination topic whose broker's clock begins as this machine's."""
+    """Create a coordination topic on a broker whose clock starts at this machine's time."""
     return Site(ManualClock(time.time_ns() // 1_000_000))
 
 
@@ -122,7 +121,7 @@ class Nobodys:
     """Assignments of a cluster without a coordinator."""
 
     def of(self, _: Collection[str]) -> dict[str, dict[tuple[str, int], str]]:
-        """Give none."""
+        """Return no assignment."""
         return {}
 
 
@@ -130,7 +129,7 @@ NOBODYS = Nobodys()
 
 
 def at_work_on(site: Site, monkeypatch: pytest.MonkeyPatch, *modules: object, topics: FakeTopics | None = None) -> None:
-    """Have the commands in `modules` find the group and the data topic at any server."""
+    """Make the commands in `modules` use this group and data topic, whatever server they are given."""
 
     def open_reader(*_: object, **__: object) -> Rationalizer:
         return Rationalizer(site.log(), clock=site.clock)
@@ -144,5 +143,5 @@ def at_work_on(site: Site, monkeypatch: pytest.MonkeyPatch, *modules: object, to
 
 
 def act(capsys: pytest.CaptureFixture[str], *arguments: Any) -> Answer:  # noqa: ANN401 - words
-    """Carry out a command line on some server."""
+    """Run a command line against a server that is not contacted."""
     return call(capsys, *map(str, arguments), "-b", "somewhere:1")

@@ -1,4 +1,4 @@
-"""Avro's binary encoding, written down from its specification: what the decoder is held against."""
+"""Avro's binary encoding, written from its specification. Tests compare the decoder with it."""
 
 import struct
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def long(number: int) -> bytes:
-    """Zig-zag, then seven bits a byte, the lowest first."""
+    """Encode a number: zigzag, then seven bits in each byte, the lowest bits first."""
     left, written = (number << 1) ^ (number >> 63), b""
     while left > 0x7F:
         written += bytes([left & 0x7F | 0x80])
@@ -15,13 +15,13 @@ def long(number: int) -> bytes:
 
 
 def string(text: str) -> bytes:
-    """The length in bytes, then UTF-8."""
+    """Encode a string: its length in bytes, then UTF-8."""
     raw = text.encode()
     return long(len(raw)) + raw
 
 
 def encode(schema: Any, value: Any) -> bytes:  # noqa: ANN401
-    """A value of a schema: records, unions with null, arrays, and the primitive types that the tests use."""
+    """Encode a value of a schema: records, unions with null, arrays, and the primitive types that the tests use."""
     match schema:
         case "null":
             return b""
@@ -44,12 +44,12 @@ def encode(schema: Any, value: Any) -> bytes:  # noqa: ANN401
 
 
 def framed(number: int, payload: bytes) -> bytes:
-    """Put Confluent's frame in front."""
+    """Prepend Confluent's header."""
     return struct.pack(">bI", 0, number) + payload
 
 
 def record(name: str, fields: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The schema of a record."""
+    """Return the schema of a record."""
     given = defaults or {}
     return {
         "type": "record",

@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 GROUP, TOPIC = "etl", "orders"
 HI_MS = 10_000
-"""Long beside any test: no heartbeat thread sends anything by itself, the clock is moved by hand."""
+"""Much longer than any test, so no heartbeat thread sends records. Tests move the clock themselves."""
 
 Place = tuple[int, int]
-"""Partition and offset of a message."""
+"""The partition and offset of a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """As `marshal_dagster.kafka.admin_client.TopicDescription`."""
+    """The same fields as `marshal_dagster.kafka.admin_client.TopicDescription`."""
 
     topic_id: str
     partitions: tuple[int, ...]
 
 
 class Bounds(NamedTuple):
-    """As `marshal_dagster.kafka.admin_client.OffsetBounds`."""
+    """The same fields as `marshal_dagster.kafka.admin_client.OffsetBounds`."""
 
     start: int
     end: int
@@ -62,7 +62,7 @@ class DataPartition:
     start: int = 0
     end: int = 0
     stable_end: int | None = None
-    """The last stable offset, while a transaction is open."""
+    """The last stable offset while a transaction is open."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class DataTopic:
 
 
 class DataTopics:
-    """Data topics in memory, asked as `marshal_dagster.kafka.admin_client.Topics` is."""
+    """Data topics in memory, with the methods of `marshal_dagster.kafka.admin_client.Topics`."""
 
     def __init__(self) -> None:
         self.is_down = False
@@ -84,10 +84,10 @@ class DataTopics:
         self._topics: dict[str, DataTopic] = {}
         self._made = 0
 
-    # What a test does to them
+    # Methods with which a test changes the topics
 
     def make(self, topic: str = TOPIC, partitions: int = 3, messages: int = 0) -> None:
-        """Make a topic, in place of any before it, with `messages` messages in each partition."""
+        """Create a topic with `messages` messages in each partition; it replaces a topic of that name."""
         self._made += 1
         self._topics[topic] = DataTopic(f"{self._made:022d}", [DataPartition() for _ in range(partitions)])
         for partition in range(partitions):
@@ -104,26 +104,26 @@ class DataTopics:
         at.end += messages
 
     def skip(self, partition: int, offsets: int = 1, topic: str = TOPIC) -> None:
-        """Let offsets pass that hold no message: markers, aborted or compacted messages."""
+        """Skip offsets, as transaction markers, aborted messages and compacted messages do."""
         self._topics[topic].partitions[partition].end += offsets
 
     def retain_from(self, partition: int, start: int, topic: str = TOPIC) -> None:
-        """Delete what lies before `start`, as retention does."""
+        """Delete the messages before `start`, as retention does."""
         at = self._topics[topic].partitions[partition]
         at.start = start
         at.messages = [offset for offset in at.messages if offset >= start]
 
     def hold(self, partition: int, stable_end: int | None, topic: str = TOPIC) -> None:
-        """Let a transaction be open from `stable_end` on; None: it has ended."""
+        """Keep a transaction open from `stable_end`; None ends it."""
         self._topics[topic].partitions[partition].stable_end = stable_end
 
     def grow(self, partitions: int, topic: str = TOPIC) -> None:
-        """Give a topic more partitions: `partitions` in all."""
+        """Increase the number of partitions to `partitions`."""
         at = self._topics[topic].partitions
         at.extend(DataPartition() for _ in range(partitions - len(at)))
 
     def read(self, ranges: Iterable[ClaimedRange]) -> list[Place]:
-        """Read what is there at `ranges`."""
+        """Read the messages of `ranges`."""
         return [
             (range_.partition, offset)
             for range_ in ranges
@@ -132,10 +132,10 @@ class DataTopics:
         ]
 
     def all_messages(self, topic: str = TOPIC) -> set[Place]:
-        """Give all that a topic holds."""
+        """Return all messages of a topic."""
         return {(n, offset) for n, at in enumerate(self._topics[topic].partitions) for offset in at.messages}
 
-    # What a delivery asks of them
+    # Methods that a batch session calls
 
     def describe(self, topic: str) -> Description:
         """Look up a topic's id and partitions."""
@@ -144,7 +144,7 @@ class DataTopics:
         return Description(found.topic_id, tuple(range(len(found.partitions))))
 
     def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, Bounds]:
-        """Look up the bounds of partitions."""
+        """Look up the bounds of the partitions."""
         self.before_offsets()
         found = self._found(topic).partitions
         bounds = {}
@@ -155,19 +155,19 @@ class DataTopics:
         return bounds
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Look up committed offsets."""
+        """Look up the committed offsets."""
         self._found(topic)
         return dict(self.committed.get((group, topic), {}))
 
     def commit_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> str | None:
-        """Set committed offsets, or say why not."""
+        """Set the committed offsets, or return why that failed."""
         if self.is_down:
             return "the data cluster does not answer"
         self.committed.setdefault((group, topic), {}).update(offsets)
         return None
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing, because nothing is open."""
 
     def _found(self, topic: str) -> DataTopic:
         if self.is_down:
@@ -178,7 +178,7 @@ class DataTopics:
 
 
 class MemorySink:
-    """An output in memory that takes each range once, by the rules of the real ones; a frame is a list of places."""
+    """A sink in memory that stores each range once, by the rules of the real sinks; a frame is a list of places."""
 
     supports_unordered_ranges = True
 
@@ -187,11 +187,11 @@ class MemorySink:
         """Data topic id, generation, and the message."""
         self.stored: dict[int, TakenRanges] = {}
         self.while_reading: Callable[[], None] = lambda: None
-        """Called where Spark would read Kafka."""
+        """Called at the moment at which Spark would read Kafka."""
         self.after_write: Callable[[], None] = lambda: None
 
     def counts(self) -> Counter[Place]:
-        """Give how often each message is in the output."""
+        """Return how often each message is in the output."""
         return Counter(place for _, _, place in self.rows)
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
@@ -208,7 +208,7 @@ class MemorySink:
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Take all ranges that are not there yet, in one step."""
+        """Store all ranges that are not stored yet, in one step."""
         self.while_reading()
         before_commit()
         verdicts = self.verdicts(ranges)
@@ -227,7 +227,7 @@ class MemorySink:
         return WriteResult(taken, tuple(one for one in ranges if one not in taken), {})
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:  # noqa: ARG002 - as `Sink`
-        """Rows have offsets: always."""
+        """Return None: each row has an offset, so replacing is always possible."""
         return None
 
     def _replace(self, one: ClaimedRange, intervals: Iterable[tuple[int, int]]) -> None:
@@ -238,7 +238,7 @@ class MemorySink:
 
 
 class MeddledLog(KillableLog):
-    """A log that lets `meddle` happen just before or after the append at `at`, once, and goes on."""
+    """A log that calls `meddle` once, just before or after the append at `at`, and then continues."""
 
     def __init__(self, log: CoordinationLog, at: KillPoint, meddle: Callable[[], object]) -> None:
         super().__init__(log, at)
@@ -252,19 +252,18 @@ class MeddledLog(KillableLog):
 
 @dataclass(slots=True)
 class Scene:
-    """One coordination topic, data topics, a clock, an output for each of two kinds, and members that come and go."""
+    """One coordination topic, data topics, a clock, two kinds of output, and members that start and stop."""
 
     clock: ManualClock = field(default_factory=ManualClock)
     data: DataTopics = field(default_factory=DataTopics)
     sink: MemorySink = field(default_factory=MemorySink)
     processed: Counter[Place] = field(default_factory=Counter)
-    """What was processed by members without a sink: an output that cannot be undone."""
+    """Messages that members without a sink processed: an output that cannot be undone."""
     announced: list[ClaimedRange] = field(default_factory=list)
     broker: MemoryBroker = field(init=False)
     _members: int = 0
 
     def __post_init__(self) -> None:
-        """Make the coordination topic."""
         self.broker = MemoryBroker(4, now_ms=self.clock.wall_ms)
 
     def log(self) -> MemoryLog:
@@ -272,7 +271,7 @@ class Scene:
         return MemoryLog(self.broker)
 
     def meddled(self, side: Side, record: str, meddle: Callable[[], object], count: int = 1) -> MeddledLog:
-        """Open a log that calls `meddle` on that side of the `count`th append of records of type `record`."""
+        """Open a log that calls `meddle` before or after (`side`) the `count`th append of a record of type `record`."""
         return MeddledLog(self.log(), KillPoint(side, record, count), meddle)
 
     def delivery(
@@ -284,7 +283,7 @@ class Scene:
         log: CoordinationLog | None = None,
         **extra: Any,  # noqa: ANN401 - the fields of a Delivery
     ) -> BatchSession:
-        """Open a member of the group, which claims `ranges` of partitions or the whole."""
+        """Open a batch session as a new member of the group. It claims whole partitions, or `ranges` of them."""
         self._members += 1
         features = (RANGES,) if ranges else ()
         return BatchSession(
@@ -301,12 +300,12 @@ class Scene:
         )
 
     def batch(self, delivery: BatchSession, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
-        """Give a batch of `TOPIC` with these limits, with the sink if the mode has one."""
+        """Return a batch of `TOPIC` with these limits, and with the sink if the mode needs one."""
         has_sink = delivery.settings.delivery is DeliveryMode.EFFECTIVELY_ONCE
         return delivery.claimed_batch(BatchRequest(topic=TOPIC, **limits), self.sink if has_sink else None)
 
     def process(self, batch: ClaimedBatch) -> None:
-        """Read the batch's messages and put them into the output of its mode."""
+        """Read the batch's messages and write them to the output of its mode."""
         batch.begin_processing()
         messages = self.data.read(batch.ranges)
         if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
@@ -322,7 +321,7 @@ class Scene:
         return batch
 
     def drain(self, delivery: BatchSession, **limits: Any) -> list[ClaimedBatch]:  # noqa: ANN401
-        """Work batch after batch until one is idle; the last one is."""
+        """Work batch after batch until one is idle. The last batch returned is the idle one."""
         batches = []
         for _ in range(100):
             batches.append(self.work(delivery, **limits))
@@ -331,32 +330,32 @@ class Scene:
         raise AssertionError("endless")
 
     def counts(self, mode: DeliveryMode) -> Counter[Place]:
-        """Give how often each message is in the output of `mode`."""
+        """Return how often each message is in the output of `mode`."""
         return self.sink.counts() if mode is DeliveryMode.EFFECTIVELY_ONCE else self.processed
 
     def wait_until_stale(self) -> None:
-        """Let so much time pass that every owner is stale."""
+        """Move the clock so far that every owner is stale."""
         self.clock.advance(2 * HI_MS + 1)
 
     def key(self, partition: int = 0, topic: str = TOPIC) -> Key:
-        """Read the state of one key anew."""
+        """Read the state of one key from the log again."""
         return replace(Rationalizer(self.log()).catch_up().key(GROUP, topic, partition))
 
     def values(self, topic: str = TOPIC) -> list[str]:
-        """Give all records in the coordination partition of `topic`."""
+        """Return all records in the coordination partition of `topic`."""
         return [(value or b"").decode() for _, _, value in self.broker.records(self._home(topic))]
 
     def say(self, message: Message, topic: str = TOPIC) -> int:
-        """Append `message` where `topic` lies, as another member would, and give its log offset."""
+        """Append `message` to the coordination partition of `topic`, as another member would; return its log offset."""
         return self.broker.append(self._home(topic), render(message))
 
     def about(self, kind: type[Message], instance: str, partition: int = 0, **tail: Any) -> int:  # noqa: ANN401
-        """Append a record about a key of `TOPIC`, as `instance`, and give its log offset."""
+        """Append a record about a key of `TOPIC` as `instance`; return its log offset."""
         fields: dict[str, Any] = {"instance": instance, "client": f"{instance}'s client", "group": GROUP, "time_s": 0}
         return self.say(kind(topic=TOPIC, partition=partition, **fields, **tail))
 
     def pause(self, seconds: int = 3_600, instance: str = "ops.1") -> None:
-        """Pause the group everywhere."""
+        """Pause the group in all coordination partitions."""
         until_s = self.clock.wall_ms() // 1_000 + seconds
         message = ReleaseGroup(instance=instance, client="ops", group=GROUP, time_s=0, expiry_s=until_s)
         for partition in range(self.broker.identity.partitions):

@@ -1,4 +1,4 @@
-"""Checkpoints of Structured Streaming, written as Spark 4.0 writes them."""
+"""Checkpoints of Structured Streaming in the format that Spark 4.0 writes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ Source = Mapping[str, Mapping[int, int]] | str
 
 
 def write_batch(folder: Path, number: int, *sources: Source, is_committed: bool = True) -> Path:
-    """Write one batch with the offsets at which its sources end, and give the checkpoint's folder."""
+    """Write one batch with the end offsets of its sources; return the folder of the checkpoint."""
     lines = [source if isinstance(source, str) else _line(source) for source in sources]
     _write(folder / "offsets", number, ["v1", HEAD, *lines])
     if is_committed:

@@ -1,8 +1,8 @@
-"""A machine in which members of a group do whatever they may, in any order, while time passes.
+"""A state machine in which members of a group take any allowed step, in any order, while time passes.
 
-Beside it stand a list of who holds what, kept from what the steps answered and nothing else, and the plain reader,
-which reads the log that the members write. After each step the three must agree, and no member may believe in a claim
-that is another's.
+The test keeps its own list of owners, built only from the results of the steps. The reference reader reads the log that
+the members write. After each step the members, the list and the reference reader must agree, and no member may believe
+that it owns a claim of another member.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ partitions = st.integers(0, PARTITIONS - 1)
 
 
 class Holder(NamedTuple):
-    """Who holds a key, by what the steps answered."""
+    """The owner of a key, by the results of the steps."""
 
     instance: str
     epoch: int
@@ -34,7 +34,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
     """The steps of the members."""
 
     seen: ClassVar[Counter[str]] = Counter()
-    """What has happened in any run, for a test to see that all does."""
+    """Counts of what happened in all runs. A test checks that each case occurs."""
 
     def _prepare(self) -> None:
         self.holders: dict[int, Holder] = {}
@@ -47,7 +47,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
 
     @rule(which=which_ones, wanted=st.sets(partitions, min_size=1), looks=st.booleans())
     def claim(self, which: int, wanted: set[int], *, looks: bool) -> None:
-        """A member wins exactly what it had not asked for before and nobody alive holds, in a group that runs."""
+        """In a running group, a member wins exactly the keys that it newly requests and that have no live owner."""
         member = self._member(which)
         instance = member.member.instance
         if looks:
@@ -71,7 +71,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
 
     @rule(passed_ms=steps_ms, starts=st.booleans())
     def succeed(self, passed_ms: int, *, starts: bool) -> None:
-        """Time passes, and a new member comes for all there is; the oldest may not be heard of again."""
+        """Time passes and a new member requests all keys. The oldest member may never send a record again."""
         newest = self._succeed(passed_ms)
         self.claim(newest, set(range(PARTITIONS)), looks=True)
         if starts:
@@ -79,7 +79,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
 
     @rule(which=which_ones)
     def start(self, which: int) -> None:
-        """A member that has won sends what a member sends first."""
+        """A member that has won sends its first records."""
         member = self._member(which)
         nowhere = [n for n, claim in member.claims.items() if claim.offset is None]
         before = self._may_lose(member)
@@ -96,7 +96,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
 
     @rule(which=which_ones)
     def beat(self, which: int) -> None:
-        """A member's heartbeat renews all that it holds; it is told when one is not its own any more."""
+        """A member's heartbeat renews all its claims; the member is notified of each claim that it has lost."""
         member = self._member(which)
         before, ended = self._may_lose(member), self._has_ended(member)
         try:
@@ -113,7 +113,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
 
     @rule(which=which_ones, ahead=st.integers(0, 20))
     def plan(self, which: int, ahead: int) -> None:
-        """A plan is open after it was accepted, and rejected only where the plain reader says why."""
+        """An accepted plan is open; a plan is rejected only where the reference reader gives a reason."""
         member = self._member(which)
         number = self._one_of(member, which)
         if number is None:
@@ -137,7 +137,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
 
     @rule(which=which_ones, ahead=st.integers(0, 20), whole=st.booleans())
     def commit(self, which: int, ahead: int, whole: bool) -> None:
-        """A commit that succeeds is in the log; one that fails has moved nothing."""
+        """A commit that succeeds is in the log; one that fails has moved no offset."""
         member = self._member(which)
         number = self._one_of(member, which)
         if number is None:
@@ -168,7 +168,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
 
     @rule(which=which_ones, some=st.none() | st.sets(partitions, min_size=1))
     def release(self, which: int, some: set[int] | None) -> None:
-        """A member gives up some or all: what its lease still covers is free at once, and no offset has moved."""
+        """A member releases some or all claims. Those that its lease covers are free at once, and no offset moves."""
         member = self._member(which)
         leaving = [n for n in member.claims if some is None or n in some]
         free = [n for n in leaving if not self._is_late(member, n)]
@@ -185,7 +185,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
 
     @rule(which=which_ones, number=partitions, older=st.booleans())
     def revoke(self, which: int, number: int, older: bool) -> None:
-        """A claim is taken from its owner by its epoch, and by no other."""
+        """A revocation takes a claim from its owner only if it names the epoch of that claim."""
         holder = self.holders.get(number)
         epoch = 0 if holder is None else holder.epoch - older
         taken = self._member(which).revoke([(number, epoch)])
@@ -195,11 +195,11 @@ class ClaimerMachine(MemberMachine[Claimer]):
             self.revoked.add(holder)
             del self.holders[number]
 
-    # What holds after each step
+    # Invariants after each step
 
     @invariant()
     def readers_agree(self) -> None:
-        """The library and the plain reader make the same of the log; who holds what is what the steps answered."""
+        """The library and the reference reader compute the same state; the owners match the results of the steps."""
         if not hasattr(self, "site"):
             return
         self._read_log()
@@ -211,14 +211,14 @@ class ClaimerMachine(MemberMachine[Claimer]):
 
     @invariant()
     def no_member_holds_anothers_claim(self) -> None:
-        """What a member holds under a lease is its own by the log, unless it was revoked behind its back."""
+        """What a member holds under a lease is its own by the log, unless the claim was revoked without its notice."""
         for member in getattr(self, "members", []):
             for number, claim in member.claims.items():
                 believed = Holder(member.member.instance, claim.epoch)
                 if claim.lease.holds(self.site.clock.lease_ms()) and believed not in self.revoked:
                     assert self.holders.get(number) == believed
 
-    # What the steps need
+    # Helpers of the steps
 
     @staticmethod
     def _one_of(member: Claimer, which: int) -> int | None:
@@ -235,16 +235,16 @@ class ClaimerMachine(MemberMachine[Claimer]):
         return owner is not None and self._now_ms - owner["last_beat"] <= 2 * HI_MS
 
     def _is_late(self, member: Claimer, number: int) -> bool:
-        """Tell whether the lease is too short for another record."""
+        """Return whether the lease is too short for another record."""
         return not member.claims[number].lease.may_send(self.site.clock.lease_ms())
 
     def _has_ended(self, member: Claimer) -> bool:
-        """Tell whether a lease has ended."""
+        """Return whether a lease has ended."""
         now_ms = self.site.clock.lease_ms()
         return any(not claim.lease.holds(now_ms) for claim in member.claims.values())
 
     def _may_lose(self, member: Claimer) -> bool:
-        """Tell whether a member has lost something, or is about to: by its lease, or to another."""
+        """Return whether a member has lost a claim or is about to: its lease ended, or another took the claim."""
         instance = member.member.instance
         return bool(member._claim_set.left) or any(
             self._is_late(member, n) or self.holders.get(n) != Holder(instance, claim.epoch)
@@ -259,5 +259,6 @@ class ClaimerMachine(MemberMachine[Claimer]):
             self.read = offset + 1
             message = parse(value)
             assert isinstance(message, Message)
-            # Who has left a key sends nothing more for it; a revocation names another's claim.
+            # A member that has released a key sends nothing more for it. A revocation names the claim of another
+            # member.
             assert (message.instance, message.partition) not in self.left or message.topic != TOPIC

@@ -1,4 +1,4 @@
-"""The command line, called in this process or started in one of its own."""
+"""Run the command line in this process or in a new one."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _COLOURS = {"NO_COLOR", "FORCE_COLOR"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command line came to."""
+    """The result of a command line."""
 
     code: int
     out: str
@@ -29,23 +29,23 @@ class Answer:
 
     @property
     def json(self) -> Any:  # noqa: ANN401 - whatever JSON holds
-        """Its whole standard output as one JSON value."""
+        """Return the whole standard output as one JSON value."""
         return json.loads(self.out)
 
     @property
     def lines(self) -> list[Any]:
-        """Its standard output as JSON, line by line."""
+        """Return the standard output as JSON values, one for each line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
     def error(self) -> str:
-        """The one line on its standard error."""
+        """Return the one line on standard error."""
         (line,) = self.err.splitlines()
         return line
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Answer:
-    """Carry out a command line in this process."""
+    """Run a command line in this process."""
     capsys.readouterr()
     code = run([str(argument) for argument in arguments])
     captured = capsys.readouterr()
@@ -53,7 +53,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Answer:
 
 
 def start(*arguments: str | Path, given: str | bytes = b"", environment: dict[str, str] | None = None) -> Answer:
-    """Carry out a command line in a process of its own, which gets no MARSHAL_ variables but these."""
+    """Run a command line in a new process, which gets no MARSHAL_ variables except those in `environment`."""
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         input=given.encode() if isinstance(given, str) else given,
@@ -67,7 +67,7 @@ def start(*arguments: str | Path, given: str | bytes = b"", environment: dict[st
 
 
 def environ(more: dict[str, str] | None = None) -> dict[str, str]:
-    """Give this process's environment without what would configure the command line, and with `more`."""
+    """Return this process's environment without the variables that configure the command line, and with `more`."""
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""The one way in which tests wait for what another thread, process or server does."""
+"""Functions with which tests wait for another thread, process or server."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 WITHIN_S: Final = 20.0
 RUN_S: Final = 150.0
-"""More than a busy machine takes for a run of Dagster's, or what Spark is to do in one."""
+"""More than a busy machine needs for a Dagster run, or for Spark's work in one."""
 
 
 def wait_until(
@@ -23,17 +23,17 @@ def wait_until(
     pause_s: float = 0.02,
     ignored: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> T:
-    """Wait until `condition` returns something true, and return that.
+    """Wait until `condition` returns a true value, and return that value.
 
     Args:
-        condition: Called again and again.
-        what: The sentence that then holds, such as "the topic is drained", or a function that returns it.
+        condition: Called repeatedly.
+        what: A sentence that is then true, such as "the topic is drained", or a function that returns it.
         within_s: The deadline in seconds.
-        pause_s: The seconds between two questions.
+        pause_s: The seconds between two calls.
         ignored: Errors of `condition` that count as "not yet".
 
     Raises:
-        AssertionError: The condition does not hold in time; the message has `what`.
+        AssertionError: The condition does not hold in time; the message contains `what`.
     """
     deadline_s = time.monotonic() + within_s
     while True:
@@ -50,10 +50,12 @@ def wait_until(
 
 
 def wait_for_line(process: "subprocess.Popen[str]", beginning: str, within_s: float = RUN_S) -> str:
-    """Read what a process prints up to a line that begins so, and return that line; it is killed after `within_s`.
+    """Read the output of a process up to a line that starts with `beginning`, and return that line.
+
+    The process is killed after `within_s` seconds.
 
     Raises:
-        AssertionError: The process ends without such a line; the message has what it printed.
+        AssertionError: The process ends without such a line; the message contains its output.
     """
     assert process.stdout is not None
     deadline = threading.Timer(within_s, process.kill)

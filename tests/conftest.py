@@ -1,7 +1,7 @@
-"""What holds for every test: an interrupt is heeded, and Spark's JVMs are made for short lives.
+"""Settings for every test: interrupts work, and Spark's JVMs start fast.
 
-A shell starts background commands with SIGINT ignored, and every process that a test starts would inherit that; so it
-does the place of Spark's defaults, which halve what a JVM of a few seconds costs.
+A shell starts background commands with SIGINT ignored, and every process that a test starts would inherit that. The
+processes also inherit the location of Spark's defaults, which halve the cost of a JVM that lives a few seconds.
 """
 
 import os
@@ -16,7 +16,7 @@ os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark_conf"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Report a failure at once, because a run that is stopped from outside may have no summary."""
+    """Report a failure at once, because a test run that is stopped from outside may print no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = crash.message.partition("\n")[0] if crash else "see below"

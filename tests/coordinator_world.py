@@ -1,4 +1,4 @@
-"""A group, its members and its coordinators on a virtual clock, with a network that loses, delays and repeats."""
+"""A group, its members and coordinators on a virtual clock, with a network that loses, delays and repeats records."""
 
 import heapq
 import itertools
@@ -29,7 +29,7 @@ GONE = frozenset({GroupEventKind.LEFT, GroupEventKind.FAILED})
 
 @dataclass(slots=True)
 class Network:
-    """How bad it is; probabilities, and the longest delay in milliseconds."""
+    """The faults of a network: two probabilities, and the longest delay in milliseconds."""
 
     loses: float = 0.0
     repeats: float = 0.0
@@ -38,26 +38,26 @@ class Network:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A member's process: it claims what it is told to work on, and gives up what it is told to stop with."""
+    """A member's process: it claims the partitions that it is assigned, and releases those that it has to stop."""
 
     membership: Membership
     is_dead: bool = False
     sleeps_until_ms: float = 0.0
     inbox: list[bytes] = field(default_factory=list)
-    """What has come while it slept."""
+    """The messages that arrived while it slept."""
     stops_in_ms: float = 10.0
     stopped_for: int = 0
-    """How many partitions it had to stop working on."""
+    """The number of partitions that it had to stop working on."""
 
     @property
     def name(self) -> str:
-        """The member that it is."""
+        """Return the name of the member."""
         return self.membership.registration.member
 
 
 @dataclass
 class World:
-    """Everything; `claims` stand for the coordination log, which alone decides who has what."""
+    """All state of one simulation. `claims` replaces the coordination log, which alone decides who owns a partition."""
 
     seed: int = 0
     session_ms: int = 6_000
@@ -65,12 +65,12 @@ class World:
     topics: dict[str, int] = field(default_factory=lambda: {"orders": 24})
     network: Network = field(default_factory=Network)
     weights: dict[DataPartitionId, float] | None = None
-    """What partitions weigh, where that is looked at."""
+    """The weight of each partition, if the strategy uses weights."""
     overhears: bool = True
-    """Whether members get the orders for others too, as they do on a broker; thousands are too many for that here."""
+    """Whether members receive the messages for others too, as on a broker. With thousands of members that is too slow.
+    """
 
     def __post_init__(self) -> None:
-        """Begin with nobody."""
         self.now_ms = 0.0
         self.random = random.Random(self.seed)
         self.workers: dict[str, Worker] = {}
@@ -78,16 +78,16 @@ class World:
         self.terms = 0
         self.kept: dict[str, StartFetcher] = {}
         self.happened: list[tuple[int, GroupEvent]] = []
-        """What coordinators told of, with the epoch of each."""
+        """The events that coordinators reported, each with the coordinator's epoch."""
         self.sleeping: dict[int, tuple[float, list[bytes]]] = {}
-        """Until when coordinators sleep, by epoch, and what has come for them."""
+        """By epoch of a sleeping coordinator: when it wakes up, and the messages that arrived for it."""
         self.claims: dict[DataPartitionId, Worker] = {}
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.rules = GroupRules(self.strategy, min_session_ms=500, weighs=self.weights is not None)
 
     def join(self, name: str, **fields: object) -> Worker:
-        """Start a member's process; one of that name which is there goes on, if it lives."""
+        """Start a member's process; an older process of that name continues if it is alive."""
         if name in self.workers and not self.workers[name].is_dead:
             self.workers[f"{name} before {next(self._numbers)}"] = self.workers.pop(name)
         wanted = {"topics": ["orders"], "session_timeout_ms": self.session_ms, **fields}
@@ -104,12 +104,12 @@ class World:
         self._later(self.session_ms / 2, lambda: self._forget(worker))
 
     def leave(self, name: str) -> None:
-        """Shut a member down."""
+        """Shut down a member."""
         worker = self.workers[name]
         self._do(worker, worker.membership.leave())
 
     def elect(self) -> GroupCoordinator:
-        """Begin another coordinator's term; one before may go on for a while."""
+        """Start another coordinator's term; the coordinator before it may continue for a while."""
         self.terms += 1
         epoch = self.terms
         leader = GroupCoordinator(
@@ -126,7 +126,7 @@ class World:
         return leader
 
     def put_to_sleep(self, leader: GroupCoordinator, duration_ms: float) -> None:
-        """Stop a coordinator's process for a while; what comes meanwhile it hears when it wakes up."""
+        """Stop a coordinator's process for a while; it receives the messages of that time when it wakes up."""
         self.sleeping.setdefault(leader.epoch, (self.now_ms + duration_ms, []))
 
     def depose(self, leader: GroupCoordinator) -> None:
@@ -135,7 +135,7 @@ class World:
         self.coordinators = [coordinator for coordinator in self.coordinators if coordinator is not leader]
 
     def run(self, duration_ms: float) -> None:
-        """Let time pass."""
+        """Let the given time pass."""
         end_ms = self.now_ms + duration_ms
         while self.now_ms < end_ms:
             self.now_ms += TICK_MS
@@ -157,7 +157,7 @@ class World:
                     self._claim(worker)
 
     def until(self, condition: Callable[[], bool], within_ms: float) -> float:
-        """Let time pass until something is so; give how long it took. Raises `AssertionError`."""
+        """Let time pass until `condition` holds; return how long that took. Raises `AssertionError`."""
         began_ms = self.now_ms
         while not condition():
             assert self.now_ms - began_ms < within_ms, self.actions()
@@ -165,7 +165,7 @@ class World:
         return self.now_ms - began_ms
 
     def is_even(self) -> bool:
-        """Tell whether each partition is worked on, by who is to, and nobody has two more than another."""
+        """Return whether each assigned member works on its partitions, and the counts differ by at most one."""
         living = [name for name, worker in self.workers.items() if worker.membership.state is MemberState.REGISTERED]
         places = {(topic, number) for topic, count in self.topics.items() for number in range(count)}
         owners = self.owners()
@@ -176,7 +176,7 @@ class World:
         return has_all and max(counts[name] for name in living) - min(counts[name] for name in living) <= 1
 
     def _is_even_by_weight(self, owners: dict[DataPartitionId, str]) -> bool:
-        """Tell whether nobody has much more than its share and the heaviest partition."""
+        """Return whether no member has much more than its share plus the heaviest partition."""
         weights = self.weights or {}
         loads: Counter[str] = Counter()
         for place, name in owners.items():
@@ -185,20 +185,20 @@ class World:
         return max(loads.values()) <= 1.3 * (loads.total() / len(self.workers) + heaviest)
 
     def _weigh(self, leader: GroupCoordinator) -> None:
-        """Tell the weights now and then, and a little after they are waited for, as a process does."""
+        """Update the weights now and then, and soon after the coordinator waits for them, as a process does."""
         is_due = self.now_ms % 3_000 < TICK_MS or (leader.awaits_weights and self.now_ms % 500 < TICK_MS)
         if self.weights is not None and is_due:
             leader.update_weights(leader.topics_wanted(), self.weights)
 
     def owners(self) -> dict[DataPartitionId, str]:
-        """Give by which name each partition is claimed."""
+        """Return the name of the member that claims each partition."""
         return {place: owner.name for place, owner in self.claims.items()}
 
     def disagreements(self) -> list[str]:
-        """Give where members, the newest coordinator and the claims differ of who has what."""
+        """Return where the members, the newest coordinator and the claims differ about the owner of a partition."""
         shares = self.coordinators[-1].assignment()
         found = [
-            f"{name}: it has {sorted(worker.membership.places)}, the coordinator says {sorted(shares.get(name, []))}"
+            f"{name}: it has {sorted(worker.membership.places)}, the coordinator has {sorted(shares.get(name, []))}"
             for name, worker in self.workers.items()
             if worker.membership.places != shares.get(name)
         ]
@@ -209,7 +209,7 @@ class World:
         return found + [f"{n}: it claims {c}" for n, c in claimed.items() if c != self.workers[n].membership.places]
 
     def actions(self) -> str:
-        """Say how things stand, for messages."""
+        """Return a summary of the present state, for messages."""
         counts = Counter(self.owners().values())
         standings = {name: worker.membership.state.name for name, worker in self.workers.items()}
         return f"at {self.now_ms:.0f} ms: {dict(counts)}, {standings}"
@@ -257,7 +257,7 @@ class World:
         self._send_orders(leader.receive(message, self.now_ms))
 
     def _wake(self) -> None:
-        """Let coordinators go on whose time it is; what came for them they hear at once, or a little later."""
+        """Wake the coordinators whose sleep is over; they receive their messages at once or a little later."""
         for leader in self.coordinators:
             until_ms, waiting = self.sleeping.get(leader.epoch, (self.now_ms + 1, []))
             if until_ms > self.now_ms:
@@ -268,7 +268,7 @@ class World:
                 self._later(delay_ms, lambda leader=leader, value=value: self._receive_one(leader, value))  # type: ignore[misc]
 
     def _report(self, leader: GroupCoordinator) -> None:
-        """Do with what a coordinator tells of as its process does."""
+        """Handle the events that a coordinator reports as its process does."""
         count = sum(epoch == leader.epoch for epoch, _ in self.happened)
         for event in leader.events[count:]:
             self.happened.append((leader.epoch, event))
@@ -302,7 +302,7 @@ class World:
         self._do(worker, worker.membership.receive(order, self.now_ms))
 
     def _deliveries(self) -> list[float]:
-        """Give after how long a record arrives: not at all, once or twice."""
+        """Return the delay of each delivery of a record: no delivery, one or two."""
         bad = self.network
         if self.random.random() < bad.loses:
             return []
@@ -314,12 +314,12 @@ class World:
 
 
 def inject_fault(seed: int) -> None:
-    """Let faults befall a group for a while, at random; then none. Raises `AssertionError` unless all is well then.
+    """Inject random faults into a group for a while, then none; raise `AssertionError` if the group does not recover.
 
-    By then another coordinator leads, or the newest that there was goes on with what it knows.
+    At the end another coordinator leads, or the newest one continues with its own state.
     """
     dice = random.Random(seed)
-    # In one of five worlds an answer may come behind that to the next ping.
+    # In one of five worlds a reply may arrive after the reply to the next ping.
     world = World(seed=seed, network=Network(loses=0.15, repeats=0.1, delay_ms=3_000 if seed % 5 == 2 else 800))
     if seed % 4 == 3:
         weights = {("orders", number): random.Random(f"{seed}/{number}").paretovariate(1) * 100 for number in range(24)}
@@ -342,12 +342,14 @@ def inject_fault(seed: int) -> None:
     world.elect()
     world.run(2 * world.session_ms + 1_000)
     assert not world.disagreements(), world.disagreements()
-    assert sum(worker.stopped_for for worker in world.workers.values()) == stopped_for, "some stop for nothing"
-    assert world.kept.keys() <= world.workers.keys(), f"kept are {sorted(world.kept)}, members {sorted(world.workers)}"
+    assert sum(worker.stopped_for for worker in world.workers.values()) == stopped_for, (
+        "members stopped without a reason"
+    )
+    assert world.kept.keys() <= world.workers.keys(), f"kept: {sorted(world.kept)}, members: {sorted(world.workers)}"
 
 
 def _calm_down(world: World, dice: random.Random) -> None:
-    """End all faults; the coordinator that there is stays, mostly."""
+    """End all faults; the present coordinator mostly stays."""
     world.network = Network()
     world.run(1_000)
     _depose_superseded(world)
@@ -412,7 +414,7 @@ def _inject_member_fault(world: World, dice: random.Random, name: str) -> None:
 
 
 def _start_again(world: World, name: str, *, is_dead: bool) -> None:
-    """Start a second process of a name: of one that is killed, or beside one that goes on."""
+    """Start a second process of a name, whose first process is killed or continues."""
     fields = world.workers[name].membership.registration.model_dump(
         include={"topics", "pattern", "auto_commit", "is_static"}
     )
@@ -422,7 +424,7 @@ def _start_again(world: World, name: str, *, is_dead: bool) -> None:
 
 
 def main() -> None:
-    """Run the seeds from the first number on, as many as the second says; show which fail."""
+    """Run the seeds from the first argument, as many as the second argument, and print those that fail."""
     first, count = map(int, sys.argv[1:])
     failed = []
     for seed in range(first, first + count):

@@ -1,6 +1,7 @@
 """A member of an election in a process of its own: `python -m tests.election_process SERVERS TOPIC GROUP JOURNAL`.
 
-Into the journal go what it is told of terms, and each moment's answer to whether it leads. SIGTERM ends it in order.
+It writes to the journal each event of a term that it receives, and at each interval whether it leads. SIGTERM ends it
+cleanly.
 """
 
 import json
@@ -19,12 +20,12 @@ LOOK_S: Final = 0.02
 
 
 def boot_ms() -> float:
-    """Milliseconds of a clock that all processes of a machine share, and that goes on while one is stopped."""
+    """Return the milliseconds of a clock that all processes share and that runs while a process is stopped."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) * 1_000
 
 
 def main() -> None:
-    """Stand until SIGTERM."""
+    """Take part in the election until SIGTERM."""
     servers, topic, group, journal = sys.argv[1:]
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())

@@ -1,4 +1,4 @@
-"""A socket that speaks as much of Kafka's protocol as clients need to connect, and then answers as a test wants."""
+"""A fake broker: a socket that speaks the part of Kafka's protocol that clients need, with answers that a test sets."""
 
 import socket
 import struct
@@ -30,7 +30,7 @@ VERSIONS: Final[Mapping[int, tuple[int, int]]] = {
     DESCRIBE_CONFIGS: (0, 2),
     75: (0, 0),
 }
-"""By each request the versions that this broker says it knows; none with tagged fields, except that of versions."""
+"""By API key, the versions that this broker announces. None has tagged fields except ApiVersions."""
 
 
 def text(value: str | None) -> bytes:
@@ -43,7 +43,7 @@ def text(value: str | None) -> bytes:
 def metadata(
     brokers: Iterable[tuple[int, int]], topics: Mapping[str, Mapping[int, int]] | None = None, *, version: int
 ) -> bytes:
-    """Encode a Metadata answer, versions 1 to 8: brokers by number and port, and each partition's leader by topic."""
+    """Encode a Metadata response, versions 1 to 8: the port of each broker, and the leader of each partition."""
     brokers = list(brokers)
     answer = b"" if version < 3 else struct.pack(">i", 0)
     answer += struct.pack(">i", len(brokers))
@@ -69,7 +69,7 @@ def _api_versions(version: int) -> bytes:
 
 
 def _offsets(version: int, body: bytes, offset_of: Callable[[int], int], error: int) -> bytes:
-    """Encode a ListOffsets answer, versions 1 to 5, to a request without its head; `error` is each partition's."""
+    """Encode the ListOffsets response, versions 1 to 5, to a request without its header, with one error code."""
     at = 2 + max(0, struct.unpack_from(">h", body)[0]) + 4 + (1 if version >= 2 else 0)
     (topics,) = struct.unpack_from(">i", body, at)
     at += 4
@@ -89,11 +89,11 @@ def _offsets(version: int, body: bytes, offset_of: Callable[[int], int], error: 
 
 
 class FakeBroker:
-    """A broker that answers requests about versions, metadata and offsets; any other request gets no answer.
+    """A broker that answers requests about versions, metadata and offsets, and no other requests.
 
-    `brokers` are the numbers of the brokers that its answers list, all of them at its own port, and `topics` by each
-    topic the leader of each partition. `error` is that of each partition in answers about offsets. All may be
-    changed while it runs. `asked` are the requests that it got.
+    `brokers` are the numbers of the brokers in its responses, all of them at its own port. `topics` holds the leader of
+    each partition of each topic. `error` is the error code of each partition in responses about offsets. A test may
+    change all of them while the broker runs. `asked` holds the requests that it received.
     """
 
     def __init__(self, brokers: Sequence[int] = (), topics: Mapping[str, Mapping[int, int]] | None = None) -> None:
@@ -107,14 +107,14 @@ class FakeBroker:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for held in (self._listener, *self._held):
             with suppress(OSError):
                 held.shutdown(socket.SHUT_RDWR)
             held.close()
 
     def answer(self, api: int, version: int, body: bytes) -> bytes | None:
-        """Return the answer to a request, without its head; None: it gets none."""
+        """Return the response to a request, without its header; None for no response."""
         if api == API_VERSIONS:
             return _api_versions(version)
         if api == METADATA:
@@ -124,7 +124,7 @@ class FakeBroker:
         return None
 
     def offset_of(self, time_ms: int) -> int:
-        """Return the offset of a time, which is -2 for the beginning and -1 for the end: here 3, and 68."""
+        """Return the offset for a time, which is -2 for the start and -1 for the end: here 3 and 68."""
         return {-2: 3, -1: 68}.get(time_ms, -1)
 
     def _accept(self) -> None:
@@ -154,7 +154,7 @@ class FakeBroker:
 def fake_broker(
     brokers: Sequence[int] = (), topics: Mapping[str, Mapping[int, int]] | None = None
 ) -> Iterator[FakeBroker]:
-    """Give a broker that runs meanwhile."""
+    """Run a broker for the duration of the block."""
     broker = FakeBroker(brokers, topics)
     try:
         yield broker

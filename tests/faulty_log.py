@@ -1,4 +1,4 @@
-"""A coordination log that fails as networks, brokers and signals do, where and when a test says."""
+"""A coordination log that fails as networks, brokers and signals do, where and when a test requests it."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from marshal_dagster.protocol.state import OffsetBounds
 
 
 class Fault(Enum):
-    """What becomes of a record that is appended."""
+    """What happens to a record that is appended."""
 
     LOST_ACK = auto()
-    """It is in the log, and no acknowledgement came."""
+    """It is in the log, but no acknowledgement arrives."""
     FAILED = auto()
-    """It is not in the log, and no acknowledgement came."""
+    """It is not in the log, and no acknowledgement arrives."""
     LATE = auto()
-    """No acknowledgement came; it reaches the log later, with `arrive()`."""
+    """No acknowledgement arrives; the record reaches the log later, with `arrive()`."""
 
 
 Choice = Callable[[Append], bool]
@@ -29,7 +29,7 @@ def every(_: Append) -> bool:
 
 
 def of_type(*types: str, partition: int | None = None) -> Choice:
-    """Choose records of these types, of all partitions or of one."""
+    """Choose records of these types, in all partitions or in one."""
 
     def chosen(record: Append) -> bool:
         fields = record.value.decode().split("/")
@@ -39,11 +39,11 @@ def of_type(*types: str, partition: int | None = None) -> Choice:
 
 
 class InterruptError(BaseException):
-    """What Dagster or Ctrl-C raises in the middle of anything."""
+    """A stand-in for what Dagster or Ctrl-C raises at any place."""
 
 
 class _InterruptedRecords(list[tuple[int, int, bytes | None]]):
-    """Records of which the last is never come to."""
+    """Records of which the last one is never yielded."""
 
     def __iter__(self) -> Iterator[tuple[int, int, bytes | None]]:
         for index in range(len(self) - 1):
@@ -53,69 +53,69 @@ class _InterruptedRecords(list[tuple[int, int, bytes | None]]):
 
 @dataclass(slots=True)
 class FaultyLog:
-    """`log`, with faults on demand. `seen` holds what members tried to append, whether it came through or not."""
+    """`log` with faults on demand. `seen` holds the records that members tried to append, with or without success."""
 
     log: CoordinationLog
     seen: list[str] = field(default_factory=list)
     purged: int = 0
     is_down: bool = False
     before_append: Callable[[], None] = lambda: None
-    """Called before records are appended: to let time pass, or to raise."""
+    """Called before records are appended, to let time pass or to raise an error."""
     after_append: Callable[[], None] = lambda: None
-    """Called when records are in the log, before the sender hears of it."""
+    """Called when records are in the log, before the sender gets the result."""
     after_bounds: Callable[[], None] = lambda: None
-    """Called when the bounds were looked up, before who asked is told."""
+    """Called when the bounds were looked up, before the caller gets them."""
     before_read: Callable[[], None] = lambda: None
     after_read: Callable[[], None] = lambda: None
-    """Called when all that was wanted is read."""
+    """Called when all requested records are read."""
     interrupt: str | None = None
-    """Where the next reading is interrupted: "read" (records taken from the log are lost) or "apply"."""
+    """Where the next read is interrupted: "read" (records taken from the log are lost) or "apply"."""
     _faults: list[tuple[Fault, Choice, int]] = field(default_factory=list)
     _late: list[Append] = field(default_factory=list)
 
     @property
     def delivery_timeout_ms(self) -> int:
-        """Give the log's."""
+        """Return the value of the log."""
         return self.log.delivery_timeout_ms
 
     def fail(self, fault: Fault, choice: Choice = every, times: int = 1_000_000) -> None:
-        """Let `fault` befall the next `times` records that `choice` chooses."""
+        """Apply `fault` to the next `times` records that `choice` selects."""
         self._faults.append((fault, choice, times))
 
     def recover(self) -> None:
-        """Let nothing fail any more."""
+        """End all faults."""
         self._faults.clear()
         self.is_down = False
         self.before_append = self.after_append = lambda: None
         self.after_bounds = self.before_read = self.after_read = lambda: None
 
     def arrive(self) -> None:
-        """Let what was late reach the log."""
+        """Append the late records to the log."""
         late, self._late = self._late, []
         self.log.append(late)
 
     def types(self) -> list[str]:
-        """Give the types of the records seen so far, in order."""
+        """Return the types of the records seen so far, in order."""
         return [value.split("/", 1)[0] for value in self.seen]
 
     def identity(self) -> LogIdentity:
-        """Ask the log, unless it is down."""
+        """Return the identity of the log; raise an error if the log is down."""
         self._require_up()
         return self.log.identity()
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Ask the log, unless it is down."""
+        """Return the bounds; raise an error if the log is down."""
         self._require_up()
         bounds = self.log.bounds(partitions)
         self.after_bounds()
         return bounds
 
     def follow(self, positions: Mapping[int, int]) -> None:
-        """Pass on."""
+        """Forward to the log."""
         self.log.follow(positions)
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read, unless it is down or interrupted."""
+        """Read records; raise an error if the log is down or interrupted."""
         self.before_read()
         self._require_up()
         for chunk in self.log.read_until(ends, timeout_s):
@@ -129,7 +129,7 @@ class FaultyLog:
         self.after_read()
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
-        """Append what no fault befalls, in order."""
+        """Append the records that have no fault, in order."""
         self.seen.extend(record.value.decode() for record in records)
         self.before_append()
         acks = [self._append(record) for record in records]
@@ -137,12 +137,12 @@ class FaultyLog:
         return acks
 
     def purge(self) -> None:
-        """Count and pass on."""
+        """Count the call and forward it to the log."""
         self.purged += 1
         self.log.purge()
 
     def close(self) -> None:
-        """Pass on."""
+        """Forward to the log."""
         self.log.close()
 
     def _require_up(self) -> None:

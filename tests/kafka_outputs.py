@@ -1,4 +1,4 @@
-"""A topic as an output: the sink with rows of plain Python in place of Spark's, and a reader of its own."""
+"""A Kafka topic as an output: the sink with plain Python rows in place of Spark's, and a reader for the results."""
 
 import os
 import time
@@ -22,14 +22,14 @@ PARTITIONS: Final = 2
 
 @dataclass(frozen=True)
 class FakeRecords:
-    """Rows as records, whose keys say which message they come from; without Spark."""
+    """Rows as Kafka records without Spark; each key names the message that the row comes from."""
 
     rows: Sequence[Mapping[str, Any]]
     rejected: None = None
 
     @property
     def counts(self) -> dict[int | None, int]:
-        """Rows by partition."""
+        """Return the number of rows in each partition."""
         partitions = [row["partition"] for row in self.rows]
         return {partition: partitions.count(partition) for partition in partitions}
 
@@ -44,7 +44,7 @@ def _offset(row: Mapping[str, Any]) -> int | None:
 
 
 class FakeKafkaSink(KafkaSink):
-    """A Kafka sink whose rows come without Spark."""
+    """A Kafka sink that gets its rows without Spark."""
 
     @contextmanager
     def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeRecords]:  # type: ignore[override]
@@ -53,7 +53,7 @@ class FakeKafkaSink(KafkaSink):
 
 
 class KafkaOutput:
-    """A topic of its own with its notes."""
+    """An output topic of its own, with its notes topic."""
 
     steps: ClassVar[Sequence[str]] = KAFKA_STEPS
 
@@ -66,19 +66,19 @@ class KafkaOutput:
             assert KafkaSink(connection, self.topic).create_notes()
 
     def sink(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
-        """Another process's sink, whose frames are stand-ins."""
+        """Return a sink as another process would have it, with plain rows in place of Spark's frames."""
         sink = FakeKafkaSink(self.connection, self.topic, **self.options)
         hook(sink, reached)
         return sink
 
     def open(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
-        """Another process's sink."""
+        """Return a sink as another process would have it."""
         sink = KafkaSink(self.connection, self.topic, **self.options)
         hook(sink, reached)
         return sink
 
     def rows(self, patience_s: float = 10.0) -> list[Row]:
-        """What a reader sees by now that reads what is committed; what is open is waited for so long."""
+        """Return the rows that a read_committed reader sees now; wait up to `patience_s` for open transactions."""
         found = [
             (message.key().decode().split("/"), message.value().decode())
             for message in committed(self.connection, self.topic, patience_s)
@@ -87,7 +87,7 @@ class KafkaOutput:
 
 
 def committed(connection: KafkaConnection, topic: str, patience_s: float = 10.0) -> list[Any]:
-    """Read a topic from its start to its end as a reader of committed records does."""
+    """Read a topic from its start to its end with a read_committed consumer."""
     settings = {"bootstrap.servers": connection.bootstrap_servers, "group.id": "reader", "enable.partition.eof": True}
     consumer = Consumer({**settings, "isolation.level": "read_committed", "fetch.wait.max.ms": 10})
     try:

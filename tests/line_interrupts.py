@@ -1,4 +1,4 @@
-"""Something happens before each line of some code: how an interrupt at any of them is tried."""
+"""Run a callback before each line of some code, to test an interrupt at every line."""
 
 import linecache
 import sys
@@ -8,15 +8,15 @@ from types import FrameType, ModuleType
 from typing import Any
 
 Place = tuple[str, int]
-"""A file's name and a line's number."""
+"""The name of a file and the number of a line."""
 
 
 @contextmanager
 def watched(modules: Iterable[ModuleType], at_line: Callable[[Place], None], *, but: tuple[str, ...]) -> Iterator[None]:
-    """Call `at_line` before each line of `modules`, in this thread, `but` before those that begin so.
+    """Call `at_line` before each line of `modules` in this thread, except lines that start with a text in `but`.
 
-    A signal is not handled between a block's end and its clearing up, nor before what calls nothing and jumps nowhere,
-    a trace would be.
+    Python handles no signal between the end of a block and its cleanup, nor before lines that neither call nor jump. A
+    trace function is called there all the same.
     """
     files = {str(module.__file__) for module in modules}
 

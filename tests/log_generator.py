@@ -1,10 +1,10 @@
 """Seeded logs that lead readers of docs/reference/protocol.md into deep states.
 
-Random records alone are refused nearly always: a plan needs a live owner that knows its offset, a settings
-change needs a pause and stale owners. So the author keeps a plain reader of its own beside the log that it
-writes, looks at the state, and picks records that matter there: the owner's own id, the epoch in force, the end
-of the open plan, a time on the last millisecond of a lease. Scripts (a takeover, a set position, ...) run
-interleaved with random records, and between them stand records with exactly one thing wrong.
+Random records are refused nearly always: a plan needs a live owner that knows its offset, and a settings change needs a
+pause and stale owners. So the author runs a reference reader over the log that it writes, looks at the state, and picks
+records that matter there: the owner's own id, the epoch in force, the end of the open plan, a time on the last
+millisecond of a lease. Scripts (a takeover, a set position, ...) run interleaved with random records. Between them are
+records with exactly one error.
 """
 
 import copy
@@ -24,11 +24,11 @@ LogRecord: TypeAlias = tuple[int, int, int, bytes | None]
 
 MAX_VALUE_BYTES = 2048
 START_MS = 1_795_230_000_000
-FAR_S = 4_000_000_000  # a pause that no log outlives, unix seconds
+FAR_S = 4_000_000_000  # a pause that is longer than any log, unix seconds
 GROUPS = ("etl", "größe", "audit.daily")
 FEATURES = ("-", "ranges", "ranges,a", "x" * 32, ",".join(f"f{n}" for n in range(20)))
 DATA_TOPIC_IDS = ("AAAAAAAAAAAAAAAAAAAAAA", "Zk3_-0987654321abcdefg", "----------------------")
-# Ids that a careless reader would take for one another.
+# Ids that a careless reader would confuse.
 ODD_INSTANCES = (
     "\u00e9",
     "e\u0301",
@@ -44,12 +44,12 @@ ODD_INSTANCES = (
     "-",
 )
 
-# Each is refused as a number (section 1).
+# Each is invalid as a number (section 1).
 BAD_NUMBERS = (
     "", " ", "-", "+1", "-1", "-0", "00", "01", "1 ", " 1", "1.0", "1e3", "1_0", "0x1", "1\n", "x", "None",
     "\u0661", "\uff11", "\u00b2", "\u0967", "9" * 40,
 )  # fmt: skip
-# Each is refused as an instance, client or group.
+# Each is invalid as an instance, client or group.
 BAD_NAMES = (
     "",
     "a" * 256,
@@ -64,7 +64,7 @@ BAD_NAMES = (
     "\x9f",
     "a\n",
 )
-# Each is refused as a topic.
+# Each is invalid as a topic.
 BAD_TOPICS = ("", ".", "..", "a" * 250, "a b", "gr\u00fc\u00df", "a:b", "a\n", "*", "a,b")
 BAD_TYPES = (
     "",
@@ -120,11 +120,11 @@ def generate(
     coordination_partitions: int = 4,
     profile: Profile = "mixed",
 ) -> Iterator[LogRecord]:
-    """Yield the records of a log, the same for the same arguments, coordination partitions interleaved.
+    """Yield the records of a log, the same for the same arguments, with coordination partitions interleaved.
 
-    `heartbeat_interval_ms` is what readers of this log are to be given; under the profile `go` they are also to
-    be given that rule set. `keys` is about how many (group, topic, partition) there are: 12, for `steady` 10,000.
-    `steady` is what a large group writes on a quiet day, 97 % heartbeats, made fast enough for a benchmark.
+    `heartbeat_interval_ms` must be passed to the readers of this log; with the profile `go` they also need that rule
+    set. `keys` is the approximate number of (group, topic, partition): 12, for `steady` 10,000. `steady` is what a
+    large group writes on a quiet day, 97 % heartbeats, and is generated fast enough for a benchmark.
     """
     if profile == "steady":
         return _steady(seed, records, keys or 10_000, heartbeat_interval_ms, coordination_partitions)
@@ -133,7 +133,7 @@ def generate(
 
 @functools.lru_cache
 def topics_by_coordination_partition(coordination_partitions: int, each: int, *, odd: bool) -> list[list[str]]:
-    """Return `each` topics for each coordination partition, with long and odd-looking names where asked."""
+    """Return `each` topics for each coordination partition; with `odd`, some names are long and unusual."""
     found: list[list[str]] = [[] for _ in range(coordination_partitions)]
     number = 0
     while min(len(topics) for topics in found) < each:
@@ -149,7 +149,7 @@ def topics_by_coordination_partition(coordination_partitions: int, each: int, *,
     return found
 
 
-# Values: valid ones, and all that can be wrong with one of them.
+# Values: valid ones, and every possible error in one of them.
 
 
 def value_of(fields: Sequence[str]) -> bytes:
@@ -158,7 +158,7 @@ def value_of(fields: Sequence[str]) -> bytes:
 
 
 def spoiled(fields: Sequence[str], foreign_topic: str | None) -> Iterator[tuple[str, bytes | None]]:
-    """Yield what is wrong, and the value, for each way to be invalid by section 1, one thing at a time.
+    """Yield a description and the value for each way to be invalid by section 1, one error at a time.
 
     `fields` are those of a valid value; `foreign_topic` is one that lies in another coordination partition.
     """
@@ -211,7 +211,7 @@ def _wrong_fields(fields: Sequence[str], foreign_topic: str | None) -> Iterator[
 
 
 def stretched(fields: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield what is unusual, and the value, for each way to be at a limit of section 1 and still valid."""
+    """Yield a description and the value for each way to be at a limit of section 1 and still valid."""
     yield "2,048 bytes", padded(fields, MAX_VALUE_BYTES)
     for position in (VERSION, TIME):
         for text in ("0", str(INT64_MAX)):
@@ -233,14 +233,14 @@ def stretched(fields: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def padded(fields: Sequence[str], size: int) -> bytes:
-    """Return the value, its instance and client replaced by names that make it exactly `size` bytes long."""
+    """Return the value with an instance and a client that make it exactly `size` bytes long."""
     rest = len(value_of([*fields[:INSTANCE], "", "", *fields[GROUP:]]))
     first = (size - rest) // 2
     return value_of([*fields[:INSTANCE], _filler(first), _filler(size - rest - first), *fields[GROUP:]])
 
 
 def _filler(size: int) -> str:
-    """Return a name of that many bytes in as few code points as there can be."""
+    """Return a name of `size` bytes in as few code points as possible."""
     return "𝄞" * (size // 4) + ("", "a", "é", "€")[size % 4]
 
 
@@ -264,7 +264,7 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A record before it has an offset."""
+    """A record that has no offset yet."""
 
     timestamp_ms: int
     fields: list[str]
@@ -272,7 +272,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Habits:
-    """How often an author does what, as probabilities."""
+    """The probability of each choice of an author."""
 
     stranger: float
     spoil: float
@@ -311,7 +311,7 @@ _WEIGHTS = {
 
 
 class _Author:
-    """Writes one log, looking at the state that its own plain reader has of it."""
+    """Writes one log, and chooses records by the state that its own reference reader computes."""
 
     def __init__(
         self, seed: int, keys: int, heartbeat_interval_ms: int, coordination_partitions: int, profile: str
@@ -358,7 +358,7 @@ class _Author:
 
     def _append(self, lane: _Lane, timestamp_ms: int, value: bytes | None) -> LogRecord:
         if lane.written and self.rng.random() < 0.1:
-            lane.next_offset += self.rng.choice((1, 1, 2, 5, 1000))  # what transactions and compaction leave
+            lane.next_offset += self.rng.choice((1, 1, 2, 5, 1000))  # gaps that transactions and compaction leave
         offset = lane.next_offset
         self.reader.read(lane.partition, offset, timestamp_ms, value)
         lane.next_offset = offset + 1
@@ -375,12 +375,12 @@ class _Author:
         return lane.partition, offset, timestamp_ms, value
 
     def _next(self, lane: _Lane) -> list[tuple[int, bytes | None]]:
-        """Return the next record, and before or behind it what is like it but is wrong, odd or said twice."""
+        """Return the next record, with similar ones before or after it that are invalid, unusual or duplicates."""
         draft = self._draft(lane)
         out: list[tuple[int, bytes | None]] = []
         if self.rng.random() < self.habits.spoil:
             wrong = draft
-            if self.rng.random() < 0.3:  # those with the most fields to be wrong are written seldom
+            if self.rng.random() < 0.3:  # types with the most fields are otherwise rare
                 wrong = self._random_draft(lane, self.rng.choice(("GroupSettings", "DataTopic")))
             foreign = next((other.keys[0][1] for other in self.lanes if other is not lane), None)
             ways: dict[str, list[bytes | None]] = {}
@@ -411,7 +411,7 @@ class _Author:
         kind = self.rng.choices(list(self.weights), weights=list(self.weights.values()))[0]
         return self._random_draft(lane, kind)
 
-    # What the state says.
+    # Questions about the state.
 
     def _group(self, lane: _Lane, name: str) -> dict[str, Any]:
         log = self.reader.logs.get(lane.partition)
@@ -423,12 +423,12 @@ class _Author:
         return found
 
     def _is_begun(self, lane: _Lane) -> bool:
-        """Tell whether ranges of the key can be claimed, but for a pause and an owner."""
+        """Return whether ranges of the key can be claimed, apart from a pause and an owner."""
         key, group = self._key(lane, lane.key), self._group(lane, lane.key[0])
         return key["offset"] is not None and "ranges" in self.reader._settings_of(group)["features"]
 
     def _held(self, lane: _Lane) -> list[dict[str, Any]]:
-        """Return the ranges that have owners, as they are now: the reader goes on."""
+        """Return a copy of the ranges that have owners now, because the reader continues to change them."""
         return copy.deepcopy([each for each in self._key(lane, lane.key)["ranges"] if each["owner"] is not None])
 
     def _now_ms(self, lane: _Lane) -> int:
@@ -468,7 +468,7 @@ class _Author:
         return self._new_instance()
 
     def _lease_edge_ms(self, lane: _Lane) -> int | None:
-        """Return the last millisecond at which the key's owner is live, or that of a range of it."""
+        """Return the last millisecond at which the owner of the key, or of one of its ranges, is live."""
         owner = self._key(lane, lane.key)["owner"]
         held = self._held(lane)
         if held and (owner is None or self.rng.random() < 0.5):
@@ -479,7 +479,7 @@ class _Author:
         return edge
 
     def _near(self, lane: _Lane, edge_ms: int | None, *, otherwise_ms: int) -> int:
-        """Return a time on the edge or 1 ms to either side, unless there is none within reach."""
+        """Return a time on the edge or within 1 ms of it, if the edge is near enough."""
         reachable = edge_ms is not None and edge_ms < self._now_ms(lane) + 10**10
         if edge_ms is None or not reachable:
             return otherwise_ms
@@ -492,7 +492,7 @@ class _Author:
     def _time_ms(self, lane: _Lane, *, edge: float = 0.12) -> int:
         now_ms = self._now_ms(lane)
         if not lane.written and self.rng.random() < 0.1:
-            return -1  # what a broker says that has no clock of its own for it
+            return -1  # what a broker returns if it has no timestamp for it
         roll = self.rng.random()
         if roll < edge:
             return self._near(lane, self._lease_edge_ms(lane), otherwise_ms=now_ms)
@@ -593,7 +593,7 @@ class _Author:
         return self._make(lane, self._time_ms(lane), "Mark", self._instance(lane, 1.0))
 
     def _bounds(self, lane: _Lane) -> list[int]:
-        """Return what a range could be claimed by: a range that is there, one beside it, one that is off by one."""
+        """Return the bounds for a claim of a range: an existing range, one next to it, or one that is off by one."""
         key = self._key(lane, lane.key)
         offset = key["offset"] or 0
         edges = [offset, *(edge for each in key["ranges"] for edge in (each["start"], each["end"]))]
@@ -627,10 +627,10 @@ class _Author:
         tail = [epoch, end] if kind == "PlanningRange" else [epoch]
         return self._make(lane, self._time_ms(lane), kind, instance, tail)
 
-    # Scripts: each looks at the state again before each of its records, since others come in between.
+    # Scripts: each looks at the state again before each of its records, because other records come in between.
 
     def _free(self, lane: _Lane, instance: str) -> Iterator[_Draft]:
-        """Take the key from its owner, by its epoch or by waiting."""
+        """Take the key from its owner, by a revocation or by waiting."""
         owner = self._key(lane, lane.key)["owner"]
         edge_ms = self._lease_edge_ms(lane)
         if owner is None or edge_ms is None:
@@ -650,7 +650,7 @@ class _Author:
             yield self._make(lane, self._soon_ms(lane), "DataTopic", instance, [data_topic_id])
         if self.rng.random() < 0.3:
             yield self._make(lane, self._soon_ms(lane), "Heartbeat", instance, [self._commit(lane)])
-        if self.rng.random() < 0.2:  # another one pauses in between
+        if self.rng.random() < 0.2:  # another instance pauses in between
             yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", self._new_instance(), [FAR_S])
         yield self._make(lane, self._time_ms(lane), "ReleasingPartition", instance, [self._commit(lane)])
         yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", instance, [0])
@@ -701,7 +701,7 @@ class _Author:
             offset = self._key(lane, lane.key)["offset"] or 0
             yield self._make(lane, self._soon_ms(lane), "Heartbeat", owner["instance"], [offset])
             yield self._make(lane, self._soon_ms(lane), "ReleasingPartition", owner["instance"], [offset])
-        # An open plan, nobody owns it: may the group be given settings?
+        # An open plan without an owner: may the group get settings?
         yield self._make(lane, self._soon_ms(lane), "GroupSettings", self._new_instance(), self._settings())
 
     def _pause_ends(self, lane: _Lane) -> Iterator[_Draft]:
@@ -733,7 +733,7 @@ class _Author:
         yield self._make(lane, self._soon_ms(lane), "Heartbeat", instance, [self._commit(lane)])
 
     def _steal_back(self, lane: _Lane) -> Iterator[_Draft]:
-        """Let two instances beat for one key in turn: under `go` each takes it from the other."""
+        """Let two instances send heartbeats for one key in turn: under `go` each takes it from the other."""
         instances = [self._instance(lane, 0.0), self._new_instance()]
         for _ in range(self.rng.randrange(2, 7)):
             offset = self._commit(lane)
@@ -741,7 +741,7 @@ class _Author:
             yield self._make(lane, self._time_ms(lane), kind, self.rng.choice(instances), [offset])
 
     def _by_ranges(self, lane: _Lane) -> Iterator[_Draft]:
-        """Let a key be held by ranges, from whatever it was."""
+        """Bring the key from any state to claims by ranges."""
         instance = self._new_instance()
         yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", instance, [FAR_S])
         for key in [each for each in lane.keys if each[0] == lane.key[0]]:
@@ -766,7 +766,7 @@ class _Author:
             yield self._make(lane, self._soon_ms(lane), "RevokingRange", instance, [held["owner"]["epoch"]])
 
     def _work_by_ranges(self, lane: _Lane) -> Iterator[_Draft]:
-        """Claim neighbours, plan some of them, shorter or whole, and let them be done in any order."""
+        """Claim adjacent ranges, plan some of them, shorter or whole, and finish them in any order."""
         first, second = self._new_instance(), self._new_instance()
         start = self._key(lane, lane.key)["offset"] or 0
         for _ in range(self.rng.randrange(2, 5)):
@@ -802,7 +802,7 @@ class _Author:
             yield self._make(lane, self._soon_ms(lane), "RangeDone", held_now["owner"]["instance"], tail)
 
     def _pause_ranges(self, lane: _Lane) -> Iterator[_Draft]:
-        """Pause, and do what may be done to ranges then; the pausing instance claims whole, and its pause may end."""
+        """Pause, and do with ranges what is allowed then; the pausing instance claims the key, or its pause ends."""
         pauser = self._new_instance()
         expiry_s = self._now_ms(lane) // 1000 + self.rng.randrange(1, 4)
         until_s = self.rng.choice((expiry_s, FAR_S))
@@ -844,7 +844,7 @@ class _Author:
             yield self._make(lane, self._soon_ms(lane), "GroupSettings", pauser, self._settings())
 
     def _settle_ranges(self, lane: _Lane) -> Iterator[_Draft]:
-        """Change the settings at the end of the last lease, and let the ranges' owners be heard of again."""
+        """Change the settings at the end of the last lease, and let the owners of the ranges send records again."""
         instance, own = self._new_instance(), lane.key
         yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", instance, [FAR_S])
         edge_ms, before = 0, self._held(lane)
@@ -898,10 +898,10 @@ _RANGE_SCRIPTS: tuple[Callable[[_Author, _Lane], Iterator[_Draft]], ...] = (
 def _steady(
     seed: int, records: int, keys: int, heartbeat_interval_ms: int, coordination_partitions: int
 ) -> Iterator[LogRecord]:
-    """Yield a log in which each key beats a little oftener than it must; 97 % heartbeats in the long run.
+    """Yield a log in which each key beats a little more often than it must; in the long run 97 % are heartbeats.
 
-    The rest are claims, plans, releases and 0.5 % invalid records. No state is read back: each record's part in
-    the story is known when it is written.
+    The rest are claims, plans, releases and 0.5 % invalid records. No state is read: the meaning of each record is
+    known when it is written.
     """
     rng = Random(f"steady:{seed}")
     topics = topics_by_coordination_partition(coordination_partitions, 4, odd=False)
@@ -944,7 +944,7 @@ def _steady(
 
 
 def _spoiled_beat(rng: Random, value: bytes) -> bytes | None:
-    """Return a heartbeat with something wrong."""
+    """Return a heartbeat with one error."""
     return rng.choice(
         (None, b"", value[1:], value + b"/", value + b"x", value + b"\xff", value.replace(b"/1/", b"/01/", 1))
     )

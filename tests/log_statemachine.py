@@ -1,7 +1,7 @@
-"""A machine that does whatever members may do to a coordination log, in any order, beside lists that say what holds.
+"""A state machine that takes any step that members may take with a coordination log, in any order.
 
-It runs against the log in memory and against Kafka. One step at a time: what is acknowledged then lies exactly where
-the lists end.
+It compares the log with its own lists of the records. It runs with the log in memory and with Kafka. Only one step runs
+at a time, so an acknowledged record lies exactly at the end of the lists.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ MOST_LOGS = 3
 numbers = st.integers(0, PARTITIONS - 1)
 payloads = st.binary(max_size=12)
 parts = st.sampled_from([0, 1, 0.5]) | st.floats(0, 1)
-"""Where between two offsets."""
+"""A place between two offsets, as a fraction."""
 
 
 @dataclass(slots=True)
 class Partition:
-    """What one coordination partition holds: a value for each offset that ever was, None where none is."""
+    """The content of one coordination partition: for each offset so far the value, or None if there is no record."""
 
     values: list[tuple[bytes | None] | None] = field(default_factory=list)
     times_ms: dict[int, int] = field(default_factory=dict)
@@ -34,29 +34,29 @@ class Partition:
 
     @property
     def end(self) -> int:
-        """The offset that the next record gets."""
+        """Return the offset of the next record."""
         return len(self.values)
 
     def between(self, start: int, end: int) -> list[tuple[int, bytes | None]]:
-        """Give the records from offset `start` to `end` (exclusive)."""
+        """Return the records from offset `start` to `end` (exclusive)."""
         return [(at, value[0]) for at in range(start, end) if (value := self.values[at]) is not None]
 
 
 @dataclass(slots=True)
 class Opened:
-    """A log that a member opened, and where it stands."""
+    """A log that a member opened, and its read positions."""
 
     log: CoordinationLog
     positions: dict[int, int] = field(default_factory=dict)
 
 
 class LogMachine(RuleBasedStateMachine):
-    """The steps; a subclass gives the house."""
+    """The steps; a subclass provides the broker."""
 
     in_memory: ClassVar[bool] = False
 
     def make_house(self) -> House:
-        """Make a topic of two partitions, with nothing in it."""
+        """Create an empty topic of two partitions."""
         raise NotImplementedError
 
     @initialize()
@@ -82,7 +82,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0), batch=st.lists(st.tuples(numbers, payloads), max_size=8))
     def append(self, which: int, batch: list[tuple[int, bytes]]) -> None:
-        """A member appends; the acknowledgements name the offsets, which rise in the order of the records."""
+        """A member appends records; the acknowledgements name the offsets, which rise in the order of the records."""
         acks = self._log(which).log.append([Append(number, value) for number, value in batch])
         assert [ack.error for ack in acks] == [None] * len(batch)
         offsets = [self._add(number, value) for number, value in batch]
@@ -90,19 +90,19 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(number=numbers, value=st.none() | payloads)
     def say(self, number: int, value: bytes | None) -> None:
-        """Somebody else appends, perhaps a record without value."""
+        """Another process appends a record, perhaps without a value."""
         assert self.house.say(number, value) == self._add(number, value)
 
     @rule(which=st.integers(0), at=st.dictionaries(numbers, parts, min_size=1))
     def follow(self, which: int, at: dict[int, float]) -> None:
-        """A member begins to read somewhere in the log, in place of where it was."""
+        """A member starts to read at any place of the log, instead of its present position."""
         opened = self._log(which)
         opened.positions = {number: self._between(number, part) for number, part in at.items()}
         opened.log.follow(opened.positions)
 
     @rule(which=st.integers(0), at=st.dictionaries(numbers, parts, min_size=1))
     def read(self, which: int, at: dict[int, float]) -> None:
-        """A member reads on, to some point at least: every record once, in order, as it was appended."""
+        """A member reads at least up to some offset: it gets every record once, in order and unchanged."""
         opened = self._log(which)
         ends = {number: self._between(number, part) for number, part in at.items() if number in opened.positions}
         at_start = opened.positions.copy()
@@ -112,13 +112,13 @@ class LogMachine(RuleBasedStateMachine):
             assert self._is_outside(opened.positions[told], told)
             self._begin(opened)
             return
-        # What Kafka's client had fetched before it was deleted is read all the same.
+        # Kafka's client still returns records that it fetched before they were deleted.
         assert not (lost and self.in_memory)
         assert all(opened.positions[number] >= end for number, end in ends.items())
 
     @rule(which=st.integers(0))
     def ask_for_bounds(self, which: int) -> None:
-        """The bounds are those of now."""
+        """The bounds are the present ones."""
         bounds = self._log(which).log.bounds(range(PARTITIONS))
         assert bounds == {
             number: OffsetBounds(partition.start, partition.end) for number, partition in enumerate(self.partitions)
@@ -126,12 +126,12 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0))
     def purge(self, which: int) -> None:
-        """A member drops what waits to be sent; what it appends later goes through."""
+        """A member drops the records that wait to be sent; records that it appends later are sent."""
         self._log(which).log.purge()
 
     @rule(number=numbers, part=parts)
     def retain(self, number: int, part: float) -> None:
-        """Retention deletes the beginning."""
+        """Retention deletes the start of the log."""
         start = self._between(number, part)
         self.house.retain_from(number, start)
         self.partitions[number].start = start
@@ -139,20 +139,20 @@ class LogMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0))
     @precondition(lambda self: len(self.logs) > 1)
     def close(self, which: int) -> None:
-        """A member goes away."""
+        """A member closes its log."""
         opened = self._log(which)
         opened.log.close()
         self.logs.remove(opened)
 
     def teardown(self) -> None:
-        """Let go of all."""
+        """Close all logs."""
         for opened in getattr(self, "logs", []):
             opened.log.close()
 
-    # What holds
+    # Checks
 
     def _read(self, opened: Opened, ends: Mapping[int, int]) -> int | None:
-        """Read, and give the partition whose position is lost, if one is told."""
+        """Read, and return the partition whose position is lost, if the log reports one."""
         try:
             for chunk in opened.log.read_until(ends, SOON_S):
                 self._take(opened, chunk)
@@ -182,7 +182,7 @@ class LogMachine(RuleBasedStateMachine):
         assert read == one.between(position, chunk.position)
         opened.positions[chunk.partition] = chunk.position
         for offset, timestamp_ms, _ in chunk.records:
-            # All readers are told the same time of a record.
+            # All readers get the same time for a record.
             assert one.times_ms.setdefault(offset, timestamp_ms) == timestamp_ms
         times_ms = [one.times_ms[offset] for offset in sorted(one.times_ms)]
         assert times_ms == sorted(times_ms)
@@ -193,12 +193,12 @@ class LogMachine(RuleBasedStateMachine):
 
 
 class MemoryLogMachine(LogMachine):
-    """The log in memory, and what only a test can do to it."""
+    """The log in memory, with the steps that only a test can take."""
 
     in_memory = True
 
     def make_house(self) -> House:
-        """Make a topic whose broker has a clock of its own."""
+        """Create a topic on a broker with its own clock."""
         self.clock = ManualClock()
         self.memory = MemoryHouse()
         self.memory.broker.now_ms = self.clock.wall_ms
@@ -206,7 +206,7 @@ class MemoryLogMachine(LogMachine):
 
     @property
     def broker(self) -> MemoryBroker:
-        """The broker."""
+        """Return the broker."""
         return self.memory.broker
 
     @rule(passed_ms=st.integers(0, 100_000))
@@ -216,7 +216,7 @@ class MemoryLogMachine(LogMachine):
 
     @rule(number=numbers, offsets=st.integers(1, 3))
     def pass_over(self, number: int, offsets: int) -> None:
-        """Offsets are used up without a record."""
+        """Offsets are skipped without a record."""
         self.broker.skip(number, offsets)
         self.partitions[number].values += [None] * offsets
 
@@ -228,14 +228,14 @@ class MemoryLogMachine(LogMachine):
         self.broker.truncate(number, end)
         del one.values[end:]
         one.times_ms = {offset: at for offset, at in one.times_ms.items() if offset < end}
-        # Who had read further may not notice once others have appended; members do, by the leader's epoch.
+        # A reader that was further may not notice once others have appended. Members notice by the leader epoch.
         for opened in self.logs:
             if opened.positions.get(number, 0) > end:
                 self._begin(opened)
 
     @rule(which=st.integers(0))
     def append_where_nothing_is(self, which: int) -> None:
-        """A coordination partition that is not there takes nothing; the others take theirs."""
+        """An append to a coordination partition that does not exist fails; the appends to the others succeed."""
         good, bad = self._log(which).log.append([Append(0, b"a"), Append(PARTITIONS, b"b")])
         assert good.offset == self._add(0, b"a")
         assert bad.offset is None
@@ -243,7 +243,7 @@ class MemoryLogMachine(LogMachine):
 
     @invariant()
     def what_is_there_is_what_was_appended(self) -> None:
-        """The broker holds what the lists hold, and nothing else."""
+        """The broker has exactly the records of the lists."""
         for number, one in enumerate(getattr(self, "partitions", [])):
             held = [(offset, value) for offset, _, value in self.broker.records(number)]
             assert held == one.between(one.start, one.end)

@@ -1,6 +1,6 @@
-"""What machines of members have in common: members come and die, time passes, people pause the group.
+"""The common part of the state machines of members: members start and die, time passes, operators pause the group.
 
-The members write one log in memory; the library's world and the plain reader read it after each step.
+The members write one log in memory. The library's world state and the reference reader read it after each step.
 """
 
 from abc import abstractmethod
@@ -19,7 +19,7 @@ from tests.members import HI_MS, Site
 from tests.reference_reader import PlainReader
 
 ROUNDS: Final = 6
-"""The steps are drawn by chance, which may leave one thing out of a round."""
+"""The steps are random, so one round may leave out a case."""
 MOST_MEMBERS = 4
 LEASE_MS = 2 * HI_MS - HI_MS // 10
 steps_ms = st.sampled_from(
@@ -31,14 +31,14 @@ M = TypeVar("M", bound=BaseClaimer)  # type: ignore[type-arg]
 
 
 class MemberMachine(RuleBasedStateMachine, Generic[M]):
-    """Members of one group, told apart by where they stand in a list."""
+    """Members of one group, identified by their place in a list."""
 
     seen: ClassVar[Counter[str]]
-    """What has happened in any run, for a test to see that all does."""
+    """Counts of what happened in all runs. A test checks that each case occurs."""
 
     @initialize()
     def begin(self) -> None:
-        """A first member gives the group its settings."""
+        """A first member writes the settings of the group."""
         self.site = Site()
         self.plain, self.world, self.read = PlainReader(self.site.partitions), World(self.site.partitions), 0
         self.world.start(self.site.home, 0)
@@ -50,13 +50,13 @@ class MemberMachine(RuleBasedStateMachine, Generic[M]):
     @rule()
     @precondition(lambda self: len(self.members) < MOST_MEMBERS)
     def join(self) -> None:
-        """A new member comes."""
+        """A new member starts."""
         self.members.append(self._new_member())
 
     @rule(which=which_ones)
     @precondition(lambda self: len(self.members) > 1)
     def vanish(self, which: int) -> None:
-        """A member dies where it stands."""
+        """A member dies without another record."""
         self.members.remove(self._member(which))
 
     @rule(passed_ms=steps_ms)
@@ -66,30 +66,30 @@ class MemberMachine(RuleBasedStateMachine, Generic[M]):
 
     @rule(seconds=st.integers(1, 60))
     def pause(self, seconds: int) -> None:
-        """A person pauses the group."""
+        """An operator pauses the group."""
         self.site.pause(seconds)
         self.paused_until_ms = (self._now_ms // 1_000 + seconds) * 1_000
 
     @rule()
     def resume(self) -> None:
-        """A person resumes the group."""
+        """An operator resumes the group."""
         self.site.pause(0)
         self.paused_until_ms = self._now_ms // 1_000 * 1_000
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Begin what only this machine keeps."""
+        """Initialise the fields of a subclass."""
 
     @abstractmethod
     def _new_member(self) -> M:
-        """Open a member that has agreed on the settings."""
+        """Open a member with the same settings as the group."""
 
     @abstractmethod
     def _read_log(self) -> None:
-        """Let both readers read on."""
+        """Let both readers read the new records."""
 
     def _succeed(self, passed_ms: int) -> int:
-        """Let time pass and a new member come, after whom the oldest may not be heard of again; give its number."""
+        """Let time pass and start a member, after which the oldest may never send a record again; return its number."""
         self.site.clock.advance(passed_ms)
         self.members = [*self.members[1 - MOST_MEMBERS :], self._new_member()]
         return len(self.members) - 1
@@ -110,7 +110,7 @@ class MemberMachine(RuleBasedStateMachine, Generic[M]):
 
 
 def run_until_seen(machine: type[MemberMachine[Any]], of: settings, happens: AbstractSet[str]) -> None:
-    """Run a machine round after round until all of `happens` was seen; `AssertionError` for what never was."""
+    """Run a machine repeatedly until all of `happens` was seen; raise `AssertionError` for what was never seen."""
     machine.seen.clear()
     for _ in range(ROUNDS):
         run_state_machine_as_test(machine, settings=of)

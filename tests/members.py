@@ -1,4 +1,4 @@
-"""Members of a group on a coordination log in memory, with one clock that moves when a test says so."""
+"""Members of a group on a coordination log in memory, with one clock that only the test moves."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ RANGES = GroupSettings(HI_MS, features=("ranges",))
 
 @dataclass(slots=True)
 class Site:
-    """One coordination topic, its clock, and a reader that looks at it from outside."""
+    """One coordination topic, its clock, and a reader that is no member."""
 
     clock: ManualClock = field(default_factory=ManualClock)
     partitions: int = 4
@@ -44,27 +44,26 @@ class Site:
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
-        """Make the topic."""
         self.broker = MemoryBroker(self.partitions, now_ms=self.clock.wall_ms)
 
     @property
     def home(self) -> int:
-        """The coordination partition of `TOPIC`."""
+        """Return the coordination partition of `TOPIC`."""
         return coordination_partition(TOPIC, self.partitions)
 
     def log(self) -> FaultyLog:
-        """Open a log whose faults are its own."""
+        """Open a log with its own faults."""
         return FaultyLog(MemoryLog(self.broker))
 
     def reader(self, log: CoordinationLog, topics: Collection[str] | None = None) -> Rationalizer:
-        """Open a reader, which begins with a snapshot where there is one."""
+        """Open a reader, which starts at a snapshot if there is one."""
         snapshots = None if self.snapshot_topic is None else Snapshots(self.snapshot_topic)
         return Rationalizer(log, topics=topics, clock=self.clock, snapshots=snapshots)
 
     def claimer(
         self, *, settings: GroupSettings = SETTINGS, log: FaultyLog | None = None, instance: str | None = None
     ) -> Claimer:
-        """Open a claimer with a log and a rationalizer of its own, that has read the log."""
+        """Open a claimer with its own log and rationalizer, which has read the log."""
         number = next(self._numbers)
         rationalizer = self.reader(log or self.log(), topics=[TOPIC])
         member = Member(GROUP, f"client{number}", instance or f"run{number}.0")
@@ -73,7 +72,7 @@ class Site:
         return claimer
 
     def member(self, *, settings: GroupSettings = SETTINGS, log: FaultyLog | None = None) -> Claimer:
-        """Open a claimer that has agreed on the settings."""
+        """Open a claimer with the same settings as the group."""
         claimer = self.claimer(settings=settings, log=log)
         claimer.ensure_group_settings()
         return claimer
@@ -81,7 +80,7 @@ class Site:
     def owner_of(
         self, *partitions: int, settings: GroupSettings = SETTINGS, log: FaultyLog | None = None, at: int = 0
     ) -> Claimer:
-        """Open a claimer that holds `partitions`, each at offset `at`, by default 0."""
+        """Open a claimer that owns `partitions`, each at the offset `at`, by default 0."""
         claimer = self.member(settings=settings, log=log)
         assert len(claimer.claim(partitions)) == len(partitions)
         claimer.name_data_topic(TOPIC_ID)
@@ -89,13 +88,13 @@ class Site:
         return claimer
 
     def begin(self, *partitions: int, settings: GroupSettings = RANGES, at: int = 0) -> None:
-        """Let a first member name the data topic and the offset, as ranges need it."""
+        """Let a first member write the data topic and the offset, which ranges need."""
         self.owner_of(*partitions, settings=settings, at=at).release()
 
     def range_claimer(
         self, *, settings: GroupSettings = RANGES, log: FaultyLog | None = None, instance: str | None = None
     ) -> RangeClaimer:
-        """Open a claimer of ranges with a log and a rationalizer of its own, that has agreed on the settings."""
+        """Open a claimer of ranges with its own log and rationalizer, and with the same settings as the group."""
         number = next(self._numbers)
         rationalizer = self.reader(log or self.log(), topics=[TOPIC])
         member = Member(GROUP, f"client{number}", instance or f"run{number}.0")
@@ -106,7 +105,7 @@ class Site:
     def holder_of(
         self, ranges: Mapping[int, tuple[int, int]], *, settings: GroupSettings = RANGES, plans: bool = False
     ) -> RangeClaimer:
-        """Open a claimer that holds a range of each of some partitions, which have begun, and has planned them."""
+        """Open a claimer that holds one range in each of some partitions; with `plans`, the ranges are planned."""
         claimer = self.range_claimer(settings=settings)
         assert len(claimer.claim(ranges)) == len(ranges)
         if plans:
@@ -114,37 +113,37 @@ class Site:
         return claimer
 
     def ranges(self, partition: int = 0) -> list[tuple[int, int, str]]:
-        """Read start, end and phase of a key's ranges anew."""
+        """Read the log again; return start, end and phase of a key's ranges."""
         return [(range_.start, range_.end, range_.phase.value) for range_ in self.key(partition).ranges]
 
     def overtake(self) -> None:
-        """Let retention delete all there is, with a record more: who has not read it can only observe from now on."""
+        """Let retention delete all records and one more: a reader that has not read it can only observe from now on."""
         self.broker.append(self.home, b"anything")
         self.broker.retain_from(self.home, self.broker.bounds(self.home).end)
 
     def world(self) -> World:
-        """Read the whole log anew."""
+        """Read the whole log again."""
         return Rationalizer(MemoryLog(self.broker), clock=self.clock).catch_up()
 
     def key(self, partition: int = 0) -> Key:
-        """Read the state of one key anew."""
+        """Read the log again; return the state of one key."""
         return self.world().key(GROUP, TOPIC, partition)
 
     def owner(self, partition: int = 0) -> str | None:
-        """Read anew who owns a key: the instance, or None."""
+        """Read the log again; return the instance that owns a key, or None."""
         owner = self.key(partition).owner
         return None if owner is None else owner.instance
 
     def values(self) -> list[str]:
-        """Give all records in the coordination partition of `TOPIC`."""
+        """Return all records in the coordination partition of `TOPIC`."""
         return [(value or b"").decode() for _, _, value in self.broker.records(self.home)]
 
     def say(self, message: Message) -> int:
-        """Append `message` where `TOPIC` lies, as another member would."""
+        """Append `message` to the coordination partition of `TOPIC`, as another member would."""
         return self.broker.append(self.home, render(message))
 
     def pause(self, seconds: int, instance: str = "ops.1") -> None:
-        """Pause the group, as `instance`, everywhere."""
+        """Pause the group in all coordination partitions, as `instance`."""
         until_s = self.clock.wall_ms() // 1_000 + seconds
         message = ReleaseGroup(instance=instance, client="ops", group=GROUP, time_s=0, expiry_s=until_s)
         for partition in range(self.partitions):
@@ -152,31 +151,31 @@ class Site:
 
 
 def faulty(claimer: BaseClaimer[Any]) -> FaultyLog:
-    """Give the log of a member of a `Site`."""
+    """Return the log of a member of a `Site`."""
     log = claimer.rationalizer.log
     assert isinstance(log, FaultyLog)
     return log
 
 
 def about(kind: type[Message], instance: str, partition: int = 0, **tail: object) -> Message:
-    """Make a record of the tests' group and topic."""
+    """Return a record about the tests' group and topic."""
     fields = {"instance": instance, "client": "other", "group": GROUP, "topic": TOPIC, "partition": partition}
     return kind(time_s=0, **fields, **tail)  # type: ignore[arg-type]
 
 
 def settings_record(settings: GroupSettings) -> GroupSettingsRecord:
-    """Make the record by which `ops.1` gives the group settings."""
+    """Return the record by which `ops.1` sets the group's settings."""
     return GroupSettingsRecord(instance="ops.1", client="ops", group=GROUP, time_s=0, settings=settings)
 
 
 def messages_sent_by(site: Site, instance: str) -> list[str]:
-    """Give the types of the records that `instance` has in the log."""
+    """Return the types of the records of `instance` in the log."""
     messages = [parse(value.encode()) for value in site.values()]
     return [type_name(message) for message in messages if isinstance(message, Message) and message.instance == instance]
 
 
 def raiser(error: BaseException) -> Callable[[], None]:
-    """Give a function that raises `error`."""
+    """Return a function that raises `error`."""
 
     def fail() -> None:
         raise error

@@ -1,9 +1,9 @@
-"""Wrong readings of protocol.md: a piece of the plain reader, and what a mistaken writer might have put there.
+"""Wrong readings of protocol.md: a piece of the reference reader, and the code of a mistaken author.
 
-They show that what the readers are compared over (`log_generator`) tells each of these mistakes from the rules.
+They show that the generated logs (`log_generator`), over which the readers are compared, reveal each of these mistakes.
 """
 
-# Pieces of source, as they stand there.
+# Pieces of source, quoted exactly.
 # ruff: noqa: E501, ISC004, Q000, Q003
 
 # Section 1: which values are valid.
@@ -138,7 +138,7 @@ WRONG_RULES: dict[str, tuple[str, str]] = {
         'self._note("rewind")  # a lower one is reported and moves nothing\n',
         'move_offset(key, record["offset"])\n',
     ),
-    # 4 and 7, what is reported
+    # 4 and 7, reports
     "a rewind is not reported": ('self._note("rewind")', "pass"),
     "a release elsewhere is not reported": ('self._note("released_elsewhere")', "pass"),
     "a displacement is not reported": ('self._note("displaced")', "pass"),
@@ -335,7 +335,7 @@ WRONG_RULES: dict[str, tuple[str, str]] = {
     ),
 }  # fmt: skip
 
-# protocol.md, sections 8.2 and 8.3: what range records do, and what ranges keep others from doing.
+# protocol.md, sections 8.2 and 8.3: what range records do, and what ranges prevent.
 WRONG_RANGES: dict[str, tuple[str, str]] = {
     # ClaimingRange
     "ranges need no setting": ("if not self._enables_ranges(group):\n            return False", ""),
@@ -466,7 +466,7 @@ WRONG_RANGES: dict[str, tuple[str, str]] = {
         'if each["phase"] != "claimed" and each["start"] == key["offset"]:',
     ),
     "a range that the offset has passed stays": ('move_offset(key, each["end"])\n                key["ranges"].remove(each)', 'move_offset(key, each["end"])'),
-    # ReleasingRange, RevokingRange, and who a record speaks of
+    # ReleasingRange, RevokingRange, and the range that a record names
     "anybody releases a range": (
         'if found["owner"]["instance"] != record["instance"]:\n            return False\n        give_range_up(key, found)',
         "give_range_up(key, found)",
@@ -478,7 +478,7 @@ WRONG_RANGES: dict[str, tuple[str, str]] = {
     "a claimed range stays without an owner": ('if found["phase"] == "claimed":\n        key', 'if False:\n        key'),
     "a planned range goes with its owner": ('if found["phase"] == "claimed":\n        key', 'if True:\n        key'),
     "an epoch stands for all before it": ('each["owner"]["epoch"] == epoch', 'each["owner"]["epoch"] >= epoch'),
-    # What ranges keep others from doing
+    # What ranges prevent for other records
     "the partition is claimed whole beside live ranges": (
         'if self._is_live(log, group, each["owner"]):\n                return False\n        sender_paused',
         "pass\n        sender_paused",

@@ -1,6 +1,6 @@
-"""The mutation gate of a simulator: each mutant is a broken copy of the library, which a violated seed must catch.
+"""The mutation gate of a simulator: each mutant is a broken copy of the library that some seed must catch.
 
-`python -m tests.simulator.mutants` and `python -m tests.outbox_simulator.mutants` have the mutants.
+`python -m tests.simulator.mutants` and `python -m tests.outbox_simulator.mutants` contain the mutants.
 """
 
 import argparse
@@ -22,24 +22,24 @@ LIBRARY: Final = "marshal_dagster"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One way to break the library: in a file, some text in place of another that occurs exactly once."""
+    """One way to break the library: in one file, a text that occurs exactly once is replaced by another."""
 
     name: str
     file: str
     old: str
     new: str
     also: tuple[tuple[str, str, str], ...] = ()
-    """More edits, where one alone changes nothing because a second line holds: file, text, text in its place."""
+    """More edits, if one alone changes nothing because a second check remains: file, text, new text."""
 
     @property
     def edits(self) -> tuple[tuple[str, str, str], ...]:
-        """All edits."""
+        """Return all edits."""
         return ((self.file, self.old, self.new), *self.also)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a mutant: after how many seeds it was caught, and by which promise."""
+    """The result for a mutant: the number of seeds until it was caught, and the promise that it broke."""
 
     mutant: Mutant
     seeds: int
@@ -47,7 +47,7 @@ class Verdict:
 
 
 def broken_copy(mutant: Mutant, folder: Path) -> Path:
-    """Make a tree in `folder` with the broken library and these tests; raises `LookupError` for text that is gone."""
+    """Copy the library and these tests to `folder` and break the copy; raise `LookupError` if the text is not found."""
     shutil.copytree(TOP / LIBRARY, folder / LIBRARY, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "tests").symlink_to(TOP / "tests")
     for name, old, new in mutant.edits:
@@ -60,26 +60,29 @@ def broken_copy(mutant: Mutant, folder: Path) -> Path:
 
 
 def judge(mutant: Mutant, seeds: int, module: str) -> Verdict:
-    """Run seeds of a simulator against a mutant until one is violated."""
+    """Run seeds of a simulator against a mutant until one finds a violation."""
     with tempfile.TemporaryDirectory(prefix="marshal-mutant-") as folder:
         tree = broken_copy(mutant, Path(folder))
         command = [sys.executable, "-m", module, "--seeds", str(seeds), "--processes", "1", "--until-first"]
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     found = re.search(r"^seed (\d+): (.*?): ", done.stdout, re.MULTILINE)
     if done.returncode not in (0, 1) or (done.returncode == 1 and found is None):
-        raise RuntimeError(f"mutant {mutant.name!r} could not be run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise RuntimeError(f"mutant {mutant.name!r} failed to run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     if found is None:
         return Verdict(mutant, seeds, None)
     return Verdict(mutant, int(found[1]) + 1, found[2])
 
 
 def gate(mutants: Sequence[Mutant], module: str, code: Sequence[str], seeds: int) -> int:
-    """Judge all mutants, or those that the command line names by a part; return the exit code.
+    """Judge all mutants, or those whose names contain a text from the command line; return the exit code.
 
-    A mutant has survived after `seeds`. `code` is what seeds depend on, as git names it; a digest of it is printed.
+    A mutant has survived if `seeds` seeds find no violation. `code` lists the paths on which the results depend, as git
+    names them; a digest of them is printed.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}.mutants")
-    parser.add_argument("--seeds", type=int, default=seeds, help="after which a mutant has survived")
+    parser.add_argument(
+        "--seeds", type=int, default=seeds, help="the most seeds for a mutant; one that passes them has survived"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("names", nargs="*", help="parts of the names of the mutants to judge; all by default")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""An outbox of a test's own, on real services: written, harvested step by step, and read as consumers do."""
+"""An outbox for one test on real services: write rows, harvest them step by step, and read them as consumers do."""
 
 import time
 import uuid
@@ -29,7 +29,7 @@ READ_WITHIN_S: Final = 20.0
 
 
 class Published(NamedTuple):
-    """A record as a consumer reads it; `headers` are without the row's id, which is `row`."""
+    """A record as a consumer reads it; `headers` are without the row's id, which is in `row`."""
 
     key: bytes | None
     value: bytes | None
@@ -39,7 +39,7 @@ class Published(NamedTuple):
 
 
 class Session:
-    """A session of harvesting, step by step; its clock stands still unless it is told."""
+    """A session of harvesting, step by step; only the test moves its clock."""
 
     def __init__(self, site: "Site", limits: HarvestLimits) -> None:
         self.store, self.publisher = PostgresStore(site.tables), site.publisher()
@@ -50,7 +50,7 @@ class Session:
         )
 
     def turns(self) -> list[int]:
-        """Begin, and harvest until nothing is left, waiting for nothing; give how many rows each turn took."""
+        """Start, and harvest without waiting until no row is left; return the number of rows of each step."""
         self.harvest.begin()
         taken: list[int] = []
         while len(taken) < MOST_TURNS:
@@ -62,13 +62,13 @@ class Session:
         return taken
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self.publisher.close()
         self.store.close()
 
 
 class Site:
-    """An outbox, and what belongs to it."""
+    """An outbox with its tables and topics."""
 
     def __init__(self, dsn: str, connection: KafkaConnection, name: str | None = None, schema: str = "public") -> None:
         self.dsn, self.connection = dsn, connection
@@ -80,17 +80,17 @@ class Site:
         self.outbox = Outbox(self.name, schema=schema, max_bytes=50_000_000)
 
     def stash(self, *records: OutboxRecord) -> None:
-        """Write rows in a transaction of their own."""
+        """Write rows in one transaction."""
         with psycopg.connect(self.dsn) as connection:
             self.outbox.stash(connection, records)
 
     def publisher(self) -> KafkaPublisher:
-        """Give an end in Kafka."""
+        """Return a publisher for Kafka."""
         return KafkaPublisher(self.connection, self.uid, self.topics.notes)
 
     @contextmanager
     def session(self, **limits: int) -> Iterator[Session]:
-        """Give a session that has not begun."""
+        """Open a session that has not started."""
         session = Session(self, HarvestLimits(topic_patience_s=0, **limits))
         try:
             yield session
@@ -98,17 +98,17 @@ class Site:
             session.close()
 
     def harvest(self, **limits: int) -> HarvestCounts:
-        """Harvest all that is there in one session."""
+        """Harvest all rows in one session."""
         with self.session(**limits) as session:
             session.turns()
             return session.counts
 
     def harvester(self, **options: Any) -> Harvester:  # noqa: ANN401
-        """Give a harvester that stands for leader."""
+        """Return a harvester that is the leader."""
         return Harvester(self.tables, self.connection, HarvesterOptions(**options))
 
     def status(self) -> OutboxStatus:
-        """Look at the outbox."""
+        """Return the status of the outbox."""
         backlog = OutboxInspector(self.tables)
         try:
             return backlog.status()
@@ -116,7 +116,7 @@ class Site:
             backlog.close()
 
     def parked(self) -> list[ParkedRow]:
-        """Give what is set aside."""
+        """Return the parked rows."""
         backlog = OutboxInspector(self.tables)
         try:
             return backlog.parked()
@@ -124,7 +124,7 @@ class Site:
             backlog.close()
 
     def rows(self) -> list[Row]:
-        """Give the rows that wait."""
+        """Return the rows that wait."""
         with psycopg.connect(self.dsn) as connection:
             found = connection.execute(
                 self.tables.named("SELECT id, topic, key, value, header_keys, header_values FROM {rows} ORDER BY id"),
@@ -172,7 +172,7 @@ class Site:
 
 
 def values(found: Sequence[Published]) -> list[str]:
-    """Give the values of records, as text."""
+    """Return the values of records as text."""
     return [(each.value or b"").decode() for each in found]
 
 

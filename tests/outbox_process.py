@@ -1,4 +1,4 @@
-"""A harvester that kills itself: `python -m tests.outbox_process STEP ORDERS`; the orders are a fault worker's."""
+"""A harvester that kills itself: `python -m tests.outbox_process STEP ORDERS`, with the orders of a fault worker."""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tests.real.kill_points import die
 
 
 def before_commit() -> None:
-    """All of the batch is with the brokers, and its transaction is open."""
+    """Kill the process while the whole batch is at the brokers and its transaction is open."""
 
     def commit(_: Transaction) -> None:
         die()
@@ -21,7 +21,7 @@ def before_commit() -> None:
 
 
 def before_strike() -> None:
-    """A batch is committed in Kafka, and its rows are still in the database."""
+    """Kill the process while a batch is committed in Kafka and its rows are still in the database."""
     turn = PostgresStore.turn
 
     def dying_turn(store: PostgresStore, session: int, given: BatchTransaction) -> TransactionResult:
@@ -33,7 +33,7 @@ def before_strike() -> None:
 
 
 def after_strike() -> None:
-    """A batch is committed in Kafka, and its rows are struck."""
+    """Kill the process while a batch is committed in Kafka and its rows are deleted."""
     turn = PostgresStore.turn
 
     def dying_turn(store: PostgresStore, session: int, given: BatchTransaction) -> TransactionResult:
@@ -51,7 +51,7 @@ STEPS: Final[dict[str, Callable[[], None]]] = {
 
 
 def main() -> None:
-    """Harvest, and die."""
+    """Harvest until the process kills itself."""
     STEPS[sys.argv[1]]()
     harvester(Orders.model_validate_json(sys.argv[2])).run()
 

@@ -1,4 +1,4 @@
-"""Protobuf files and messages for the tests: descriptors built by hand, frames as Confluent's serializers have them."""
+"""Protobuf files and messages for tests: descriptors built in code, and the header of Confluent's serializers."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ F = FieldDescriptorProto
 def message_field(
     name: str, number: int, kind: int, *, repeated: bool = False, of: str = "", optional: bool = False
 ) -> FieldDescriptorProto:
-    """A field; `of` is the full name of its message or enum; `optional` gives it presence."""
+    """Return a field; `of` is the full name of its message or enum; `optional` gives it presence."""
     label = F.LABEL_REPEATED if repeated else F.LABEL_OPTIONAL
     made = FieldDescriptorProto(name=name, number=number, type=kind, label=label, type_name=f".{of}" if of else None)
     if optional:
@@ -21,7 +21,7 @@ def message_field(
 
 
 def orders_file(*, newer: bool = False) -> FileDescriptorProto:
-    """`shop.Other`, and `shop.Order` with `shop.Order.Line` in it; the newer one has a field more."""
+    """Return a file with `shop.Other`, and `shop.Order` with `shop.Order.Line`; the newer one has one more field."""
     line = DescriptorProto(name="Line", field=[message_field("sku", 1, F.TYPE_STRING)])
     order = DescriptorProto(
         name="Order",
@@ -51,6 +51,6 @@ def orders_file(*, newer: bool = False) -> FileDescriptorProto:
 
 
 def framed_message(number: int, indexes: Sequence[int], payload: bytes) -> bytes:
-    """Put Confluent's frame with its message indexes in front; the path [0] is a single zero."""
+    """Prepend Confluent's header with message indexes; the path [0] is written as a single zero."""
     path = b"\x00" if list(indexes) == [0] else long(len(indexes)) + b"".join(map(long, indexes))
     return framed(number, path + payload)

@@ -1,7 +1,7 @@
-"""A machine in which members claim ranges of two partitions, in any order of steps, while records are lost or late.
+"""A state machine in which members claim ranges of two partitions, in any order of steps, with lost and late records.
 
-The plain reader reads the log that they write. After each step it must agree with the library, and no member may
-believe in offsets that are another's, nor call done what is not.
+The reference reader reads the log that they write. After each step it must agree with the library. No member may
+believe that it holds offsets of another member, or that an unfinished range is done.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
     """The steps of the members."""
 
     seen: ClassVar[Counter[str]] = Counter()
-    """What has happened in any run, for a test to see that all does."""
+    """Counts of what happened in all runs. A test checks that each case occurs."""
 
     def _prepare(self) -> None:
         self.revoked: set[int] = set()
@@ -47,12 +47,12 @@ class RangeMachine(MemberMachine[RangeClaimer]):
 
     @rule(which=which_ones)
     def arrive(self, which: int) -> None:
-        """What was late reaches the log."""
+        """Late records reach the log."""
         faulty(self._member(which)).arrive()
 
     @rule(which=which_ones, size=sizes, max_attempts=st.sampled_from([None, 1, 3]), plans=st.booleans())
     def take_advice(self, which: int, size: int, max_attempts: int | None, *, plans: bool) -> None:
-        """What a member that has read the log is advised to claim is won, all of it and exactly; it may plan it."""
+        """A member that has read the log wins exactly the ranges that the library advises; it may plan them."""
         member = self._member(which)
         member.rationalizer.catch_up()
         wanted = member.choose(dict.fromkeys(range(PARTITIONS), TOPIC_END), size, max_attempts=max_attempts)
@@ -69,18 +69,18 @@ class RangeMachine(MemberMachine[RangeClaimer]):
 
     @rule(which=which_ones, number=partitions, start=st.integers(0, TOPIC_END), size=sizes, fault=faults)
     def claim(self, which: int, number: int, start: int, size: int, fault: Fault | None) -> None:
-        """A member asks for anything; what it wins it was free to."""
+        """A member claims any range; it wins only a range that was free."""
         member = self._member(which)
         try:
             with self._failing(member, fault):
                 won = member.claim({number: (start, start + size)})
         except GroupPausedError:
             return
-        self._see("range asked for" if won else "range not won")
+        self._see("any range claimed" if won else "range not won")
 
     @rule(which=which_ones, fault=faults)
     def beat(self, which: int, fault: Fault | None) -> None:
-        """A member's heartbeat renews all that it holds; it is told when one is not its own any more."""
+        """A member's heartbeat renews all its ranges; the member is notified of each range that it has lost."""
         member = self._member(which)
         try:
             with self._failing(member, fault):
@@ -93,12 +93,12 @@ class RangeMachine(MemberMachine[RangeClaimer]):
 
     @rule(passed_ms=steps_ms, size=sizes)
     def succeed(self, passed_ms: int, size: int) -> None:
-        """Time passes, and a new member comes and works; the oldest may not be heard of again."""
+        """Time passes, and a new member starts and works; the oldest may never send a record again."""
         self.take_advice(self._succeed(passed_ms), size, None, plans=True)
 
     @rule(which=which_ones, length=sizes, fault=faults)
     def plan(self, which: int, length: int, fault: Fault | None) -> None:
-        """A range that was planned is so in the log, and ends where it was planned to."""
+        """A range with a successful plan is planned in the log, with the same end."""
         member = self._member(which)
         if not member.claims:
             return
@@ -117,7 +117,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
             return
         self._see("range planned")
         held = self._held(claim)
-        if held is None:  # planned before, so nothing was sent, nor read
+        if held is None:  # planned before, so no record was sent or read
             assert before[1] == end
             assert claim.epoch in self.revoked or not claim.lease.holds(self.site.clock.lease_ms()) or claim.may_be_done
             return
@@ -125,7 +125,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
 
     @rule(which=which_ones, fault=faults)
     def commit(self, which: int, fault: Fault | None) -> None:
-        """A commit that succeeds is in the log; one that is there is not told as lost, though another range may be."""
+        """A commit that succeeds is in the log and not reported as lost, though another range may be."""
         member = self._member(which)
         planned = [claim for claim in member.claims.values() if claim.plan_end is not None and not claim.is_done]
         if not planned:
@@ -145,7 +145,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
 
     @rule(which=which_ones, some=st.none() | st.sets(partitions, min_size=1), fault=faults)
     def release(self, which: int, some: set[int] | None, fault: Fault | None) -> None:
-        """A member gives up some or all."""
+        """A member releases some or all ranges."""
         member = self._member(which)
         with self._failing(member, fault):
             member.release(some)
@@ -153,7 +153,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
 
     @rule(which=which_ones, number=partitions, nth=st.integers(0, 3))
     def revoke(self, which: int, number: int, nth: int) -> None:
-        """A range is taken from its owner by its epoch."""
+        """A revocation takes a range from its owner if it names the epoch."""
         epochs = [range_.owner.epoch for range_ in self._key(number).ranges if range_.owner is not None]
         if not epochs:
             return
@@ -164,11 +164,11 @@ class RangeMachine(MemberMachine[RangeClaimer]):
         self._read_log()
         assert epoch not in [each.owner.epoch for each in self._key(number).ranges if each.owner is not None]
 
-    # What holds after each step
+    # Invariants after each step
 
     @invariant()
     def readers_agree(self) -> None:
-        """The library and the plain reader make the same of the log, and the offset passes only what was done."""
+        """The library and the reference reader compute the same state, and the offset passes only what was done."""
         if not hasattr(self, "site"):
             return
         self._read_log()
@@ -179,7 +179,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
 
     @invariant()
     def no_member_holds_anothers_range(self) -> None:
-        """What members hold under leases is theirs by the log and shared with nobody; what they call done is done."""
+        """By the log, a member's leased ranges belong to it alone, and the ranges that it reports as done are done."""
         if not hasattr(self, "members"):
             return
         self._read_log()
@@ -199,11 +199,11 @@ class RangeMachine(MemberMachine[RangeClaimer]):
             ordered = sorted(bounds)
             assert all(one[1] <= other[0] for one, other in pairwise(ordered))
 
-    # What the steps need
+    # Helpers of the steps
 
     @contextmanager
     def _failing(self, member: RangeClaimer, fault: Fault | None) -> Iterator[None]:
-        """Let `fault` befall the first record of a step."""
+        """Apply `fault` to the first record of a step."""
         log = faulty(member)
         if fault is not None:
             log.fail(fault, every, times=1)
@@ -223,7 +223,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
         )
 
     def _may_lose(self, member: RangeClaimer) -> bool:
-        """Tell whether a member has lost something, or is about to."""
+        """Return whether a member has lost a range or is about to."""
         now_ms = self.site.clock.lease_ms()
         return bool(member._claim_set.left) or any(
             not claim.is_done and (not claim.lease.may_send(now_ms) or self._held(claim) is None)
@@ -245,7 +245,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
                 self.done[message.partition] |= set(range(done.start, done.end))
                 self.done_epochs.add(message.epoch)
             if isinstance(message, ClaimingRange):
-                # Who was refused may ask again; who has won one asks for no other.
+                # A member whose claim was refused may claim again; one that has won a range claims no other.
                 assert (message.instance, message.partition) not in self.winners
                 if verdict.reason is None:
                     self.winners.add((message.instance, message.partition))

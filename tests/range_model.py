@@ -1,11 +1,11 @@
 """A model check of protocol.md, section 8: random walks of simple members over the library's rules.
 
-Members do what section 8.4 says, one step at a time, in any interleaving; they crash, stand still, lose
-acknowledgements, and their records come late or twice. Beside them people pause, set positions, revoke, change the
-settings and switch ranges off and on. After each record the state is checked, and what was processed against what it
-says.
+Members follow section 8.4 one step at a time, in any interleaving. They crash, stop for a while and lose
+acknowledgements, and their records arrive late or twice. Meanwhile operators pause, set positions, revoke, change the
+settings and switch ranges off and on. After each record the walk checks the state, and compares it with what was
+processed.
 
-`python -m tests.range_model --walks 1000` walks; a violation names its seed.
+`python -m tests.range_model --walks 1000` runs walks; a violation names its seed.
 """
 
 import argparse
@@ -67,25 +67,25 @@ class CrashError(Exception):
 
 @dataclass(slots=True)
 class View:
-    """What a certain reader knows who has read so far."""
+    """The state that a certain reader has computed up to now."""
 
     key: Key
     group: Group
     log_time_ms: int
 
     def live_ranges(self, at_ms: int) -> list[Range]:
-        """Give the ranges with an owner that is not stale at `at_ms`."""
+        """Return the ranges with an owner that is not stale at `at_ms`."""
         interval_ms = self.group.settings.heartbeat_interval_ms
         return [range_ for range_ in self.key.ranges if range_.is_live(at_ms, interval_ms)]
 
     def is_held(self, at_ms: int) -> bool:
-        """Tell whether anybody holds anything."""
+        """Return whether any instance holds the key or a range of it."""
         return self.group.is_live(self.key, at_ms) or bool(self.live_ranges(at_ms))
 
 
 @dataclass(slots=True)
 class Belief:
-    """What a member believes to hold, until when."""
+    """What a member believes that it holds, and until when."""
 
     start: int
     end: int
@@ -95,7 +95,7 @@ class Belief:
 
 @dataclass(slots=True)
 class Truth:
-    """What really happened in one generation; `done` is what the offset has not passed yet."""
+    """What really happened in one generation; `done` has the offsets that are done but not passed yet."""
 
     done: set[int] = field(default_factory=set)
     processed: Counter[int] = field(default_factory=Counter)
@@ -104,10 +104,10 @@ class Truth:
 
 
 class Walk:
-    """One walk: a log, who writes to it, and what must hold."""
+    """One walk: a log, its writers, and the checks."""
 
     def __init__(self, seed: int, mode: DeliveryMode | None = None) -> None:
-        """Begin with a group that nobody has named."""
+        """Start with a group that has no record."""
         self.rng = Random(f"ranges:{seed}")
         self.mode = mode or self.rng.choice(MODES)
         self.now_ms = 0
@@ -131,18 +131,18 @@ class Walk:
     # The log
 
     def view(self) -> View:
-        """Give what the log has led to."""
+        """Return the state after the present log."""
         return self.views[-1] if self.views else View(Key(), Group(GroupSettings()), 0)
 
     def look(self) -> View:
-        """Copy what the log has led to."""
+        """Return a copy of the state after the present log."""
         group = self.world.group_of("g", PLACE[0])
         return View(
             replace(group.keys.get(PLACE) or Key()), replace(group, keys={}), self.world.partitions[0].log_time_ms or 0
         )
 
     def append(self, message: Message) -> int:
-        """Let a record into the log, and look at what it did."""
+        """Append a record to the log, and check its effect."""
         before, value, offset = self.view(), render(message), len(self.accepted)
         verdict = self.world.apply(0, offset, self.now_ms, value)
         older = b"Unheard" if b"Range" in value.split(b"/", 1)[0] else value
@@ -158,7 +158,7 @@ class Walk:
         return offset
 
     def record(self, before: View, after: View, message: Message) -> None:
-        """Keep what was done, apart from the state, and check that the offset moves over nothing else."""
+        """Record what was done, apart from the state, and check that the offset passes nothing else."""
         was, now = before.key, after.key
         truth = self.truth_of(was.generation)
         if isinstance(message, RangeDone):
@@ -183,7 +183,7 @@ class Walk:
             raise ViolationError("ranges outlived their generation")
 
     def give_way(self, epoch: int, is_new_generation: bool) -> None:
-        """A new generation is a person's doing: who works in the old one is excused."""
+        """Excuse a member that works in the old generation, because an operator started the new one."""
         if is_new_generation:
             self.excused.add(epoch)
 
@@ -193,10 +193,10 @@ class Walk:
         if not truth.done.issuperset(ground):
             raise ViolationError(f"the offset passed {sorted(set(ground) - truth.done)}, which is not done")
         if self.mode is DeliveryMode.AT_LEAST_ONCE and not all(truth.processed[each] for each in ground):
-            raise ViolationError("at least once: the offset passed what nobody processed")
+            raise ViolationError("at least once: the offset passed a message that no member processed")
         truth.done.difference_update(ground)
         if self.mode is DeliveryMode.EFFECTIVELY_ONCE and any(truth.output[each] != 1 for each in ground):
-            raise ViolationError("effectively once: the output does not hold each once")
+            raise ViolationError("effectively once: the output does not hold each message once")
 
     def check_state(self, view: View) -> None:
         """Check what must hold of any state."""
@@ -207,37 +207,37 @@ class Walk:
         if key.ranges and (key.offset is None or key.offset > key.ranges[0].start or key.data_topic_id is None):
             raise ViolationError("a range below the offset, or of an unknown topic")
         if key.ranges and key.plan_end is not None:
-            raise ViolationError("a plan for the whole beside ranges")
+            raise ViolationError("a plan for the whole key together with ranges")
         if view.group.is_live(key, at_ms) and view.live_ranges(at_ms):
-            raise ViolationError("held whole and by ranges")
+            raise ViolationError("the whole key and ranges of it have live owners")
         if key.ranges and not enables_ranges(view.group.settings):
             raise ViolationError("ranges in a group that does not enable them")
         if len(key.ranges) > MOST_RANGES:
             raise ViolationError("too many ranges")
         for each in key.ranges:
             if each.phase is (Phase.CLAIMED if each.owner is None else Phase.DONE):
-                raise ViolationError("a range in no phase")
+                raise ViolationError("a range without a phase")
         self.check_done(key)
 
     def check_done(self, key: Key) -> None:
-        """Check that done ranges are what is done ahead of the offset, and all of it."""
+        """Check that the done ranges are exactly what is done above the offset."""
         done = {each for one in key.ranges if one.phase is Phase.DONE for each in range(one.start, one.end)}
         if done != self.truth_of(key.generation).done:
-            raise ViolationError("what is done ahead of the offset is not what was done")
+            raise ViolationError("the done ranges differ from what was done")
         if any(
             one.end == other.start and one.phase is other.phase is Phase.DONE
             for one, other in zip(key.ranges, key.ranges[1:], strict=False)
         ):
-            raise ViolationError("done ranges that touch are not one")
+            raise ViolationError("adjacent done ranges are not merged")
 
     def truth_of(self, generation: int) -> Truth:
-        """Give what happened in a generation."""
+        """Return what happened in a generation."""
         return self.truth.setdefault(generation, Truth())
 
-    # What members do to the world outside
+    # Effects of members outside of the log
 
     def process(self, generation: int, start: int, end: int) -> None:
-        """Process the messages of a range to the end, in the mode's way."""
+        """Process all messages of a range, as the mode requires."""
         truth = self.truth_of(generation)
         self.seen["processed"] += 1
         if self.mode is DeliveryMode.EFFECTIVELY_ONCE:
@@ -253,7 +253,7 @@ class Walk:
             raise ViolationError(f"at most once: [{start}, {end}) processed twice in generation {generation}")
 
     def believe(self, instance: str, epoch: int, belief: Belief | None) -> None:
-        """Let a member believe in a lease, or no longer; no two may believe in the same offsets."""
+        """Record that a member believes in a lease or no longer does; no two may believe in the same offsets."""
         if belief is None:
             self.beliefs.pop((instance, epoch), None)
             return
@@ -268,12 +268,12 @@ class Walk:
     # Sending
 
     def new_instance(self) -> str:
-        """Give an id that nobody has had."""
+        """Return an id that no instance has had."""
         self.instances += 1
         return f"i{self.instances}"
 
     def send(self, kind: type[Message], instance: str, **content: object) -> int | None:
-        """Send a record; give its log offset if it is acknowledged. It may be lost, come late or twice, or kill."""
+        """Send a record; return its log offset if acknowledged. It may be lost, late or doubled, or kill the sender."""
         where = (
             {} if issubclass(kind, ReleaseGroup | GroupSettingsRecord) else {"topic": PLACE[0], "partition": PLACE[1]}
         )
@@ -299,7 +299,7 @@ class Walk:
     # The walk
 
     def walk(self, steps: int) -> None:
-        """Let actors act in any order for so many steps, then let one drain what is left."""
+        """Let actors act in any order for so many steps, then let one finish the rest."""
         actors: list[Steps] = []
         kinds: Sequence[Callable[[Walk], Steps]] = (
             *(member,) * 30,
@@ -313,7 +313,7 @@ class Walk:
             self.pass_time()
             if len(actors) < 4 or (len(actors) < 7 and self.rng.random() < 0.03):
                 actors.append(self.rng.choice(kinds)(self))
-            actor = self.rng.choice(actors[: self.rng.randrange(1, len(actors) + 1)])  # some stand still for long
+            actor = self.rng.choice(actors[: self.rng.randrange(1, len(actors) + 1)])  # some stop for a long time
             if not self.alive(actor):
                 actors.remove(actor)
             if self.rng.random() < 0.002:
@@ -321,7 +321,7 @@ class Walk:
         self.drain()
 
     def pass_time(self) -> None:
-        """Let time pass, messages arrive and records that were late come in."""
+        """Let time pass, let messages arrive and let late records reach the log."""
         roll = self.rng.random()
         self.now_ms += 0 if roll < 0.5 else 1 if roll < 0.93 else self.rng.choice((HI_MS, 2 * HI_MS, 2 * HI_MS + 1))
         if self.rng.random() < 0.05:
@@ -331,7 +331,7 @@ class Walk:
 
     @staticmethod
     def alive(actor: Steps) -> bool:
-        """Let an actor take a step; tell whether it goes on."""
+        """Let an actor take a step; return whether it continues."""
         try:
             next(actor)
         except (StopIteration, CrashError):
@@ -339,7 +339,7 @@ class Walk:
         return True
 
     def drain(self) -> None:
-        """Once nothing goes wrong any more, all gets done."""
+        """Check that all messages get done once no more faults happen."""
         self.calm = True
         self.late.clear()
         self.now_ms += 2 * HI_MS + 1
@@ -350,10 +350,10 @@ class Walk:
             for _ in member(self):
                 self.now_ms += self.rng.randrange(2)
             self.now_ms += 2 * HI_MS + 1
-        raise ViolationError(f"not all gets done: {self.view()}")
+        raise ViolationError(f"not all messages get done: {self.view()}")
 
     def is_drained(self) -> bool:
-        """Tell whether there is nothing left to do."""
+        """Return whether no work is left."""
         key = self.view().key
         return (
             key.offset is not None
@@ -366,7 +366,7 @@ class Walk:
 
 
 def member(walk: Walk) -> Steps:
-    """Work by ranges where the group enables it, whole where it does not or the partition is not begun."""
+    """Work by ranges if the group enables them and the partition has an offset; else claim the whole key."""
     for _ in range(walk.rng.randrange(1, 4)):
         view = walk.view()
         yield
@@ -381,7 +381,7 @@ def member(walk: Walk) -> Steps:
 
 
 def whole_member(walk: Walk) -> Steps:
-    """Hold the partition whole: name its topic, or do a batch."""
+    """Claim the whole key: name its topic, or do a batch."""
     instance, sent_ms = walk.new_instance(), walk.now_ms
     epoch = walk.send(ClaimingPartition, instance)
     yield
@@ -450,7 +450,7 @@ class _Tenures:
         self.sent_ms: dict[int, int] = {}
 
     def work(self) -> Steps:
-        """Claim some ranges, do them in any order, leave what is not done; the dead believe nothing."""
+        """Claim some ranges, do them in any order, and leave the rest. A dead instance believes nothing."""
         try:
             yield from self.claim_and_do()
         finally:
@@ -481,7 +481,7 @@ class _Tenures:
             yield from self.do(epoch)
 
     def wanted(self) -> Iterator[tuple[int, int]]:
-        """Give planned ranges that nobody holds, then pieces of the lowest gaps, also beyond the data's end."""
+        """Yield planned ranges without an owner, then parts of the lowest gaps, also beyond the end of the data."""
         key, interval_ms = self.view.key, HI_MS
         left = self.rng.randrange(1, 4)
         for range_ in key.ranges:
@@ -504,7 +504,7 @@ class _Tenures:
             at = end
 
     def held(self, epoch: int) -> Range | None:
-        """Find the range in what was read just now."""
+        """Return the range of this epoch in the last state that was read."""
         ranges = self.walk.view().key.ranges
         return next((each for each in ranges if each.owner is not None and each.owner.epoch == epoch), None)
 
@@ -518,7 +518,7 @@ class _Tenures:
         return self.walk.now_ms < self.sent_ms[epoch] + LEASE_MS - DELIVERY_MS or self.walk.rng.random() < 0.02
 
     def beat(self, epoch: int) -> None:
-        """Say that one is still here, and read back whether one is."""
+        """Send a heartbeat, and read back whether it was accepted."""
         if not self.may_send(epoch):
             return
         at_ms = self.walk.now_ms
@@ -579,11 +579,11 @@ class _Tenures:
             self.walk.send(ReleasingRange, self.instance, epoch=epoch)
 
 
-# People
+# Operators
 
 
 def revoker(walk: Walk) -> Steps:
-    """Revoke somebody, alive or not."""
+    """Revoke the claim of any instance, live or not."""
     key = walk.view().key
     yield
     instance = walk.new_instance()
@@ -595,7 +595,7 @@ def revoker(walk: Walk) -> Steps:
 
 
 def _paused(walk: Walk, instance: str) -> Generator[None, None, bool]:
-    """Pause, and wait until nobody holds anything, not long."""
+    """Pause, and wait a short time until no instance holds anything."""
     walk.send(ReleaseGroup, instance, expiry_s=FAR_S)
     for _ in range(60):
         yield
@@ -610,7 +610,7 @@ def _paused(walk: Walk, instance: str) -> Generator[None, None, bool]:
 
 
 def _set_position(walk: Walk, instance: str, *, to_own: bool) -> Generator[None, None, bool]:
-    """Claim whole and release at an offset; tell whether the position is set."""
+    """Claim the whole key and release it at an offset; return whether the position is set."""
     epoch = walk.send(ClaimingPartition, instance)
     yield
     key = walk.view().key
@@ -636,7 +636,7 @@ def _set_position(walk: Walk, instance: str, *, to_own: bool) -> Generator[None,
 
 
 def position_setter(walk: Walk) -> Steps:
-    """Set the position as section 6 says, or give up half-way."""
+    """Set the position as section 6 describes, or stop half-way."""
     instance = walk.new_instance()
     if (yield from _paused(walk, instance)):
         yield from _set_position(walk, instance, to_own=walk.rng.random() < 0.3)
@@ -644,7 +644,7 @@ def position_setter(walk: Walk) -> Steps:
 
 
 def settler(walk: Walk) -> Steps:
-    """Write the settings anew, or switch ranges off or on as section 8.4 says."""
+    """Write the settings again, or switch ranges off or on as section 8.4 describes."""
     instance = walk.new_instance()
     if (yield from _paused(walk, instance)):
         is_on = enables_ranges(walk.view().group.settings)
@@ -662,7 +662,7 @@ def _switch_off(walk: Walk, instance: str) -> Steps:
         if walk.now_ms > begun_ms + 2 * HI_MS:
             break
         yield
-    walk.send(Heartbeat, walk.new_instance(), offset=0)  # anything moves log time
+    walk.send(Heartbeat, walk.new_instance(), offset=0)  # any record moves log time
     if not (yield from _set_position(walk, instance, to_own=True)):
         return
     if walk.seen["ReleaseGroup accepted"] != pauses:
@@ -673,11 +673,11 @@ def _switch_off(walk: Walk, instance: str) -> Steps:
     walk.seen["switched off"] += 1
     ours, theirs = walk.view().key, walk.older.key("g", *PLACE)
     if ours != theirs or walk.view().group.settings != walk.older.group_of("g", PLACE[0]).settings:
-        raise ViolationError(f"a reader that knows no ranges has another state: {theirs}, not {ours}")
+        raise ViolationError(f"a reader without support for ranges has another state: {theirs}, not {ours}")
 
 
 def stranger(walk: Walk) -> Steps:
-    """Send records that no member sends so: they are refused, or nothing comes of them."""
+    """Send records that no correct member sends: they are refused or have no bad effect."""
     instance = walk.new_instance()
     yield
     deed = walk.rng.choice((_speak_for_others, _claim_wrongly, _plan_wrongly, _pause_and_hold))
@@ -696,7 +696,7 @@ def _speak_for_others(walk: Walk, instance: str) -> Steps:
 
 
 def _claim_wrongly(walk: Walk, instance: str) -> Steps:
-    """Claim what others may hold, and say that it is done, without a plan."""
+    """Claim a range that others may hold, and report it as done without a plan."""
     start = max(0, (walk.view().key.offset or 0) + walk.rng.randrange(-6, 12))
     epoch = walk.send(ClaimingRange, instance, start=start, end=start + walk.rng.randrange(1, 8))
     yield
@@ -708,7 +708,7 @@ def _claim_wrongly(walk: Walk, instance: str) -> Steps:
 
 
 def _plan_wrongly(walk: Walk, instance: str) -> Steps:
-    """Take a planned range over and plan it otherwise, or plan beyond what was claimed."""
+    """Take over a planned range and plan another end, or plan beyond the claim."""
     view = walk.view()
     left = [
         range_ for range_ in view.key.ranges if range_.phase is Phase.PLANNED and not range_.is_live(walk.now_ms, HI_MS)
@@ -725,7 +725,7 @@ def _plan_wrongly(walk: Walk, instance: str) -> Steps:
 
 
 def _pause_and_hold(walk: Walk, instance: str) -> Steps:
-    """Pause, claim ranges and the whole without waiting, and act as its owner when the pause is over."""
+    """Pause, claim ranges and the whole key without waiting, and act as its owner after the pause."""
     walk.send(ReleaseGroup, instance, expiry_s=FAR_S)
     group = walk.view().group
     walk.send(GroupSettingsRecord, instance, settings=group.settings if group.settings_accepted else walk.ranges_on)
@@ -750,14 +750,14 @@ def _pause_and_hold(walk: Walk, instance: str) -> Steps:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What some walks came to: what was seen, and the first violation by seed."""
+    """The result of some walks: what was seen, and the first violation by seed."""
 
     seen: Mapping[str, int]
     violation: str | None = None
 
 
 def run(seeds: Sequence[int], steps: int, *, shows: int = 25) -> Outcome:
-    """Walk with each of the seeds, until one breaks a promise."""
+    """Walk with each of the seeds until one breaks a promise."""
     seen: Counter[str] = Counter()
     for seed in seeds:
         walk = Walk(seed)
@@ -775,9 +775,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Walk over many seeds; return 1 on a violation."""
     parser = argparse.ArgumentParser(prog="python -m tests.range_model", description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
-    parser.add_argument("--walks", type=int, default=1_000, help="how many (default: %(default)s)")
+    parser.add_argument("--walks", type=int, default=1_000, help="the number of walks (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1_000, help="steps of each (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=1, help="at once (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=1, help="processes that run at once (default: %(default)s)")
     options = parser.parse_args(arguments)
     chunks = [
         range(first, min(first + 20, options.first + options.walks))

@@ -1,7 +1,7 @@
-"""Compares the library's reader of the log with the plain one, record by record, over generated logs.
+"""Compares the library's reader of the log with the reference reader, record by record, over generated logs.
 
-`python -m tests.reader_diff --records 1000000` does it for that many records and ends with exit code 1 when the two
-differ; the first difference is then shown with its seed and the shortest log found that still has it.
+`python -m tests.reader_diff --records 1000000` does so for that many records and ends with exit code 1 if the two
+differ. It then shows the first difference with its seed and the shortest log that still has it.
 """
 
 import argparse
@@ -25,11 +25,11 @@ INTERVALS_MS = (60_000, 60_000, 1000, 7, 1)
 
 
 class Reader(Protocol):
-    """What is compared: verdicts, the state as `replay --json` shows it, and what is reported of accepted records."""
+    """A reader to compare: verdicts, the state as `replay --json` shows it, and the notes about accepted records."""
 
     @property
     def noted(self) -> dict[str, int]:
-        """Return how often each thing was reported."""
+        """Return how often each note was made."""
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> str:
         """Read one record: "accepted", "refused" or "invalid"."""
@@ -39,7 +39,7 @@ class Reader(Protocol):
 
 
 class LibraryReader:
-    """The library's reader, one record at a time or many at once."""
+    """The library's reader, for single records or for many at once."""
 
     def __init__(self, coordination_partitions: int, heartbeat_interval_ms: int, rules: str) -> None:
         self.world = World(coordination_partitions, heartbeat_interval_ms, RuleSet(rules))
@@ -59,13 +59,13 @@ class LibraryReader:
         self.world.apply_many(partition, records)
 
     def summary(self) -> dict[str, Any]:
-        """Return the JSON object of `replay --json`, as JSON would carry it."""
+        """Return the JSON object of `replay --json` as it is after a round trip through JSON."""
         return cast("dict[str, Any]", json.loads(json.dumps(summary(self.world))))
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A generated log and what its readers are given."""
+    """A generated log and the arguments of its readers."""
 
     profile: Profile
     seed: int
@@ -76,7 +76,7 @@ class Case:
 
     @property
     def rules(self) -> str:
-        """Return the rule set that holds until a group's first settings."""
+        """Return the rule set that applies until a group's first settings."""
         return "go" if self.profile == "go" else "native"
 
     def log(self) -> Iterator[LogRecord]:
@@ -91,19 +91,19 @@ class Case:
         )
 
     def plain(self) -> PlainReader:
-        """Return a plain reader that has read nothing."""
+        """Return a reference reader that has read nothing."""
         return PlainReader(self.coordination_partitions, self.heartbeat_interval_ms, self.rules)
 
     def library(self) -> LibraryReader:
-        """Return the library's reader that has read nothing."""
+        """Return a library reader that has read nothing."""
         return LibraryReader(self.coordination_partitions, self.heartbeat_interval_ms, self.rules)
 
 
 def case_of(profile: Profile, seed: int, records: int) -> Case:
-    """Return the case of a seed; number of keys, coordination partitions and interval go by the seed."""
+    """Return the case of a seed, which decides the number of keys, the coordination partitions and the interval."""
     rng = Random(f"case:{seed}")
     keys, coordination_partitions = rng.randrange(1, 16), rng.randrange(1, 5)
-    if profile == "ranges":  # what can become of a key is more than elsewhere
+    if profile == "ranges":  # a key has more possible states than in the other profiles
         keys, coordination_partitions = 1 + keys % 5, 1
     return Case(
         profile,
@@ -117,7 +117,7 @@ def case_of(profile: Profile, seed: int, records: int) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two readers part: after which record, and what each says of it."""
+    """Where two readers differ: after which record, and what each returns."""
 
     at: int
     what: str
@@ -125,12 +125,12 @@ class Difference:
     other: Any
 
     def __str__(self) -> str:
-        """Say it in a few lines."""
+        """Return the difference in a few lines."""
         return f"record {self.at}, {self.what}:\n  plain reader: {self.plain}\n  other reader: {self.other}"
 
 
 def parts_of(plain: dict[str, Any], other: dict[str, Any]) -> tuple[Any, Any]:
-    """Return of two summaries only what differs."""
+    """Return only the parts in which two summaries differ."""
     if plain["groups"] == other["groups"]:
         return ({name: plain[name] for name in ("invalid", "refused")}, {**other, "groups": "the same"})
     names = [n for n in {**plain["groups"], **other["groups"]} if plain["groups"].get(n) != other["groups"].get(n)]
@@ -138,7 +138,7 @@ def parts_of(plain: dict[str, Any], other: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def first_difference(records: Iterable[LogRecord], plain: Reader, other: Reader, every: int = 1) -> Difference | None:
-    """Return where the readers first differ: verdicts after each, states after `every` records."""
+    """Return where the readers first differ: verdicts after each record, states after `every` records."""
     at = -1
     for at, record in enumerate(records):
         verdict, others = plain.read(*record), other.read(*record)
@@ -159,7 +159,7 @@ def first_difference(records: Iterable[LogRecord], plain: Reader, other: Reader,
 def first_difference_in_batches(
     records: Iterable[LogRecord], plain: Reader, other: LibraryReader, seed: int, largest: int = 60
 ) -> Difference | None:
-    """Return where the fast path first differs: pieces of random size go through it, a few through the slow one."""
+    """Return where the fast path first differs. It reads batches of random size; the slow path reads a few records."""
     rng = Random(f"pieces:{seed}")
     waiting: dict[int, list[tuple[int, int, bytes | None]]] = {}
     left = rng.randrange(1, largest)
@@ -196,7 +196,7 @@ def _read_all(reader: LibraryReader, waiting: dict[int, list[tuple[int, int, byt
 def shortest(
     records: Sequence[LogRecord], differs: Callable[[Sequence[LogRecord]], Difference | None]
 ) -> list[LogRecord]:
-    """Return a log that still differs and of which no single record can be left out."""
+    """Return a log that still differs and from which no single record can be removed."""
     kept = list(records)
     size = max(1, len(kept) // 2)
     while True:
@@ -223,7 +223,7 @@ def explain(case: Case, difference: Difference, differs: Callable[[Sequence[LogR
 
 
 def compare(case: Case, every: int = 1) -> str | None:
-    """Return an explanation where the library differs from the plain reader, one by one or many at once."""
+    """Return an explanation if the library differs from the reference reader, record by record or in batches."""
 
     def by_one(records: Iterable[LogRecord]) -> Difference | None:
         return first_difference(records, case.plain(), case.library(), every)
@@ -239,13 +239,15 @@ def compare(case: Case, every: int = 1) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare over many seeds; return 0 when nothing differs, else 1."""
+    """Compare over many seeds; return 0 if nothing differs, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.reader_diff", description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000, help="records in all (default: %(default)s)")
     parser.add_argument("--log-records", type=int, default=500, help="records in a log (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--profile", choices=PROFILES, help="one profile only (default: all in turn)")
-    parser.add_argument("--every", type=int, default=1, help="compare the state after so many (default: each)")
+    parser.add_argument(
+        "--every", type=int, default=1, help="compare the state after so many records (default: after each)"
+    )
     options = parser.parse_args(arguments)
 
     profiles = PROFILES if options.profile is None else (options.profile,)

@@ -1,9 +1,9 @@
-"""A second reader of protocol.md, plain and slow, from its words alone; it shares nothing with the library.
+"""A second reader of protocol.md, simple and slow, written from its text alone; it shares no code with the library.
 
-It exists to be compared with the library's own reader, record by record. It follows sections 1 to 5 and 7, and
-section 8 (R; R3 is section 8.3), sentence by sentence; a section's number stands where its sentence is carried out.
-States are dicts, rules are if-statements, and nothing here is to be made faster or shorter at the cost of being
-obviously what the document says.
+It exists to be compared with the library's own reader, record by record. It follows sections 1 to 5 and 7, and section
+8 (R; R3 is section 8.3), sentence by sentence. The number of a section is next to the code that carries out its
+sentence. States are dicts and rules are if-statements. Do not make anything here faster or shorter if the code then
+follows the text less obviously.
 """
 
 # Sentences of the document stay one `if` each, however many there are.
@@ -18,7 +18,7 @@ from typing import Any
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
-# Section 1, the table: how many fields follow `partition`.
+# Section 1, the table: the number of fields after `partition`.
 TAIL_FIELDS = {
     "ClaimingPartition": 0,
     "Heartbeat": 1,
@@ -48,9 +48,9 @@ UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class PlainReader:
-    """The world that section 4 (and 7) makes of the records of a log; times in milliseconds.
+    """The world state that section 4 (and 7) computes from the records of a log; times are in milliseconds.
 
-    `heartbeat_interval_ms` and `rules` ("native" or "go") hold until a group's first settings record.
+    `heartbeat_interval_ms` and `rules` ("native" or "go") apply until a group's first settings record.
     """
 
     def __init__(self, coordination_partitions: int, heartbeat_interval_ms: int = 60_000, rules: str = "go") -> None:
@@ -65,7 +65,8 @@ class PlainReader:
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> str:
         """Read the next record of a coordination partition: "accepted", "refused" or "invalid".
 
-        Raises ValueError for a coordination partition out of range or an offset that does not rise.
+        Raises ValueError for a coordination partition out of range or for an offset that is not higher than the one
+        before.
         """
         if not 0 <= partition < self.coordination_partitions:
             raise ValueError(f"There is no coordination partition {partition}.")
@@ -124,7 +125,7 @@ class PlainReader:
         if kind == "DataTopic":
             key["data_topic_id"] = record["data_topic_id"]
 
-    # Sections 4 and 7: what a certain reader makes of a record; False is a refusal.
+    # Sections 4 and 7: the effect of a record on a certain reader; False is a refusal.
 
     def _change(self, log: dict[str, Any], record: dict[str, Any], offset: int) -> bool:
         kind = record["type"]
@@ -302,7 +303,7 @@ class PlainReader:
             key["plan_end"] = record["offset"]
             key["plan_attempts"] = 0
             return True
-        # One that was open is only said again, and keeps its attempts.
+        # A plan that was open is only repeated, and keeps its attempts.
         return bool(key["plan_end"] == record["offset"])
 
     def _release_group(self, group: dict[str, Any], record: dict[str, Any]) -> bool:
@@ -551,12 +552,12 @@ class PlainReader:
 
 
 def new_group() -> dict[str, Any]:
-    """Return what a coordination partition knows of a group that no accepted record has named."""
+    """Return the state of a group in a coordination partition before an accepted record names it."""
     return {"paused_until": None, "paused_by": None, "settings": None, "keys": {}}
 
 
 def new_key() -> dict[str, Any]:
-    """Return the state of a (group, topic, partition) that no accepted record has named (3)."""
+    """Return the state of a (group, topic, partition) before an accepted record names it (3)."""
     return {
         "owner": None,
         "offset": None,
@@ -569,7 +570,7 @@ def new_key() -> dict[str, Any]:
 
 
 def new_owner(record: dict[str, Any], epoch: int | None, log_time: int) -> dict[str, Any]:
-    """Return the owner that a record makes of its sender (3, 4)."""
+    """Return an owner: the sender of the record (3, 4)."""
     return {
         "instance": record["instance"],
         "client": record["client"],
@@ -629,7 +630,7 @@ def range_of(key: dict[str, Any], epoch: int) -> dict[str, Any] | None:
 
 
 def give_range_up(key: dict[str, Any], found: dict[str, Any]) -> None:
-    """Take a range's owner away: a claimed range is gone (R3)."""
+    """Remove a range's owner; a range that is only claimed is removed (R3)."""
     if found["phase"] == "claimed":
         key["ranges"].remove(found)
     else:
@@ -637,7 +638,7 @@ def give_range_up(key: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 def join_done(key: dict[str, Any]) -> None:
-    """Make one of done ranges that touch (R2)."""
+    """Merge done ranges that touch (R2)."""
     joined: list[dict[str, Any]] = []
     for each in key["ranges"]:
         if joined != [] and each["phase"] == "done" and joined[-1]["phase"] == "done":
@@ -649,20 +650,20 @@ def join_done(key: dict[str, Any]) -> None:
 
 
 def is_paused(log: dict[str, Any], group: dict[str, Any]) -> bool:
-    """Tell whether a group is paused at log time (4: while t < e * 1000)."""
+    """Return whether a group is paused at log time (4: while t < e * 1000)."""
     if group["paused_until"] is None:
         return False
     return bool(log["log_time"] < group["paused_until"] * 1000)
 
 
 def end_plan(key: dict[str, Any]) -> None:
-    """End a key's plan, if it has one: without one its attempts are 0 (3)."""
+    """End a key's plan, if it has one; without a plan the attempts are 0 (3)."""
     key["plan_end"] = None
     key["plan_attempts"] = 0
 
 
 def move_offset(key: dict[str, Any], new_offset: int) -> None:
-    """Set a key's offset; its plan lives exactly as long as the offset stays where it is (3)."""
+    """Set a key's offset; its plan exists exactly as long as the offset does not change (3)."""
     if key["offset"] != new_offset:
         end_plan(key)
     key["offset"] = new_offset
@@ -788,7 +789,7 @@ def parse_settings(tail: list[str]) -> dict[str, Any] | None:
 
 
 def number(text: str, largest: int) -> int | None:
-    """Return the number: ASCII digits, no sign, no leading zero but `0` itself; else None (1)."""
+    """Return the number: ASCII digits, no sign, no leading zero except in `0` itself; else None (1)."""
     if text == "":
         return None
     if not consists_of(text, DIGITS):
@@ -802,7 +803,7 @@ def number(text: str, largest: int) -> int | None:
 
 
 def is_name(text: str) -> bool:
-    """Tell whether this may be an instance, client or group: 1 to 255 code points, no `/`, no Cc (1)."""
+    """Return whether this may be an instance, client or group: 1 to 255 code points, no `/`, no Cc (1)."""
     if not 1 <= len(text) <= 255:
         return False
     for character in text:
@@ -814,7 +815,7 @@ def is_name(text: str) -> bool:
 
 
 def is_topic(text: str) -> bool:
-    """Tell whether this may be a topic (1)."""
+    """Return whether this may be a topic (1)."""
     if not 1 <= len(text) <= 249:
         return False
     if text in {".", ".."}:
@@ -823,8 +824,8 @@ def is_topic(text: str) -> bool:
 
 
 def consists_of(text: str, alphabet: str) -> bool:
-    """Tell whether each character of the text is one of the alphabet."""
-    return text.strip(alphabet) == ""  # of any other character, and what stands between two of them, something is left
+    """Return whether each character of the text is in the alphabet."""
+    return text.strip(alphabet) == ""  # a character outside of the alphabet stays, with all between two of them
 
 
 def coordination_partition(topic: str, coordination_partitions: int) -> int:
@@ -834,7 +835,7 @@ def coordination_partition(topic: str, coordination_partitions: int) -> int:
 
 
 def records_of(lines: Iterable[str]) -> list[tuple[int, int, int, bytes | None]]:
-    """Return the records of the lines of `replay FILE`; a text that has no UTF-8 becomes invalid bytes."""
+    """Return the records of the lines of `replay FILE`; a text that is not valid UTF-8 becomes invalid bytes."""
     records = []
     for line in lines:
         row = json.loads(line)

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 @dataclass
 class Registry:
-    """What it knows, and what it was asked."""
+    """A registry: its schemas, and the requests that it got."""
 
     url: str = ""
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -21,9 +21,9 @@ class Registry:
     serialized: dict[int, str] = field(default_factory=dict)
     login: str | None = None
     status: int | None = None
-    """What it answers to everything, if set."""
+    """The status with which it answers every request, if set."""
     redirect: str | None = None
-    """Where it sends everyone, if set."""
+    """The address to which it redirects every request, if set."""
     asked: list[str] = field(default_factory=list)
 
     def register(
@@ -38,7 +38,7 @@ class Registry:
         """Register a schema under the next id; `serialized` is the descriptor of a Protobuf file."""
         number = 100_000 + len(self.schemas)
         found: dict[str, Any] = {"schema": text}
-        if kind != "AVRO":  # Confluent's leaves it out for Avro
+        if kind != "AVRO":  # Confluent's registry leaves it out for Avro
             found["schemaType"] = kind
         if references:
             found["references"] = [
@@ -61,7 +61,7 @@ class Registry:
         match [unquote(part) for part in path.strip("/").split("/")]:
             case ["schemas", "ids", text]:
                 number = int(text)
-                if number > 2**31 - 1:  # as its path takes no more than an int, there is no such path
+                if number > 2**31 - 1:  # the path takes only a 32-bit number, so there is no such path
                     return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
                 if number not in self.schemas:
                     return 404, {"error_code": 40403, "message": f"Schema {number} not found"}
@@ -98,7 +98,7 @@ def running_registry() -> Iterator[Registry]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     registry.url = f"http://127.0.0.1:{server.server_address[1]}"

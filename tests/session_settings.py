@@ -1,4 +1,4 @@
-"""Settings of a Spark session for the time of a test."""
+"""Change settings of a Spark session for the duration of a test."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def session_settings(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
-    """Give the session these settings, and afterwards those that it had."""
+    """Set these settings for the block, and restore the former values afterwards."""
     before = {name: spark.conf.get(name, None) for name in settings}
     try:
         for name, value in settings.items():

@@ -1,7 +1,7 @@
-"""Runs the seeds of a simulator: in several processes, counted, shrunk, shown, and kept in a file of results.
+"""Runs the seeds of a simulator in several processes, and counts, shrinks, prints and stores the results.
 
-Both simulators are run so: `python -m tests.simulator` and `python -m tests.outbox_simulator`. What happens in a seed
-does not depend on this module.
+Both simulators use it: `python -m tests.simulator` and `python -m tests.outbox_simulator`. What happens in a seed does
+not depend on this module.
 """
 
 import argparse
@@ -22,25 +22,25 @@ from tests.soak_results import add_row, code_digest, code_version, read_rows
 CHUNK: Final = 50
 SEEDS_A_PROCESS: Final = 2_000
 BLOCK: Final = 10_000
-"""How many seeds a row of the results file is about."""
+"""The number of seeds in a row of the results file."""
 LONGEST_SEED_S: Final = 30
-"""Of the process's own time: a busy machine or a stopped process is no seed that hangs."""
+"""CPU time of the process, so a busy machine or a stopped process is not mistaken for a seed that hangs."""
 MOST_SHRUNK: Final = 3
-"""Of the seeds that fail, so many are shrunk: it takes as many runs as there are faults."""
+"""How many of the failing seeds are shrunk. Each takes as many runs as it has faults."""
 MOST_NAMED: Final = 20
 
 
 class Scenario(Protocol):
-    """What a seed means."""
+    """The faults and events of a seed."""
 
     @property
     def seed(self) -> int:
-        """The seed."""
+        """Return the seed."""
         ...
 
     @property
     def faults(self) -> int:
-        """How many faults and events there are."""
+        """Return the number of faults and events."""
         ...
 
     def without(self, left_out: set[int]) -> Self:
@@ -49,36 +49,36 @@ class Scenario(Protocol):
 
 
 class Result(Protocol):
-    """What a seed came to."""
+    """The result of a seed."""
 
     @property
     def seed(self) -> int:
-        """The seed."""
+        """Return the seed."""
         ...
 
     @property
     def violations(self) -> tuple[ViolationError, ...]:
-        """The promises that were broken."""
+        """Return the promises that were broken."""
         ...
 
     @property
     def records(self) -> int:
-        """How many records were written."""
+        """Return the number of records that were written."""
         ...
 
     @property
     def steps(self) -> int:
-        """How many steps or calls were made."""
+        """Return the number of steps or calls."""
         ...
 
     @property
     def befallen(self) -> Counter[str]:
-        """How often each kind of fault happened."""
+        """Return how often each kind of fault happened."""
         ...
 
     @property
     def transcript(self) -> Sequence[str]:
-        """What happened, line by line."""
+        """Return what happened, line by line."""
         ...
 
 
@@ -88,7 +88,7 @@ R = TypeVar("R", bound=Result)
 
 @dataclass(slots=True)
 class Tally:
-    """What many seeds came to."""
+    """The summed results of many seeds."""
 
     seeds: int = 0
     records: int = 0
@@ -98,7 +98,7 @@ class Tally:
     failed: dict[int, list[str]] = field(default_factory=dict)
 
     def merge(self, other: "Tally") -> None:
-        """Count the seeds of another tally."""
+        """Add the seeds of another tally."""
         self.seeds += other.seeds
         self.records += other.records
         self.steps += other.steps
@@ -107,7 +107,7 @@ class Tally:
         self.failed |= other.failed
 
     def row(self) -> dict[str, Any]:
-        """Return the counts as a row of the results file holds them."""
+        """Return the counts as a row of the results file."""
         counts = {"seeds": self.seeds, "records": self.records, "steps": self.steps, "faults": self.faults}
         return {**counts, **({"outcomes": self.outcomes} if self.outcomes else {}), "failed": self.failed}
 
@@ -129,27 +129,27 @@ class Tally:
 
 
 def no_outcomes(_: object) -> Counter[str]:
-    """Return no counts: the simulator has none of its own."""
+    """Return no counts, for a simulator without counts of its own."""
     return Counter()
 
 
 @dataclass(frozen=True, slots=True)
 class Simulator(Generic[S, R]):
-    """A simulator, and how its seeds are run. Its functions are those of modules, as processes are sent them."""
+    """A simulator, and how to run its seeds. Its functions belong to modules, because processes get them by name."""
 
     module: str
     description: str | None
     code: Sequence[str]
-    """What happens in a seed depends on, as git names it."""
+    """The paths on which the results depend, as git names them."""
     scenario: Callable[[int], S]
     simulate: Callable[[S], R]
     result: Callable[[int, tuple[ViolationError, ...], int, int, Counter[str]], R]
     """Makes a result: seed, violations, records, steps, faults."""
     outcomes: Callable[[R], Counter[str]] = no_outcomes
-    """Returns what else is counted of a seed."""
+    """Returns the other counts of a seed."""
 
     def run_one(self, of: S) -> R:
-        """Run a scenario; one that does not end is a violation too."""
+        """Run a scenario; a scenario that does not end is a violation too."""
 
         def stop(*_: object) -> None:
             raise TimeoutError
@@ -166,7 +166,7 @@ class Simulator(Generic[S, R]):
             signal.signal(signal.SIGVTALRM, before)
 
     def run_chunk(self, first: int, seeds: int, *, until_first: bool = False) -> Tally:
-        """Run seeds one after another, `until_first` violates something."""
+        """Run seeds one after another; with `until_first`, stop after the first violation."""
         tally = Tally()
         for seed in range(first, first + seeds):
             result = self.run_one(self.scenario(seed))
@@ -183,7 +183,7 @@ class Simulator(Generic[S, R]):
         end, share = first + seeds, SEEDS_A_PROCESS * processes
         for begin in range(first, end, share):
             starts = range(begin, min(begin + share, end), CHUNK)
-            # Collecting garbage takes longer than the memory of the few seeds that one process runs is worth.
+            # One process runs few seeds, so collecting garbage costs more time than it saves memory.
             with ProcessPoolExecutor(processes, initializer=gc.disable) as pool:
                 parts = [
                     pool.submit(self.run_chunk, start, min(CHUNK, end - start), until_first=until_first)
@@ -197,7 +197,7 @@ class Simulator(Generic[S, R]):
         return tally
 
     def shrink(self, of: S) -> tuple[set[int], R]:
-        """Leave out what the first violation of a scenario does not need."""
+        """Remove the faults that the first violation of a scenario does not need."""
         left_out: set[int] = set()
         result = self.run_one(of)
         promise = result.violations[0].promise
@@ -214,7 +214,7 @@ class Simulator(Generic[S, R]):
         return f"python -m {self.module} --seed {seed}{without}"
 
     def show(self, seed: int, left_out: set[int]) -> int:
-        """Print what happens in a seed, and what it violates; return the exit code."""
+        """Print what happens in a seed and what it violates; return the exit code."""
         of = self.scenario(seed).without(left_out)
         result = self.run_one(of)
         print(of)
@@ -223,7 +223,7 @@ class Simulator(Generic[S, R]):
         return 1 if result.violations else 0
 
     def report(self, tally: Tally, most: int = MOST_SHRUNK) -> None:
-        """Print how to see what failed, then the tally."""
+        """Print the commands that show the failed seeds, then the tally."""
         for seed in list(tally.failed)[:most]:
             left_out, result = self.shrink(self.scenario(seed))
             print(f"seed {seed}: {result.violations[0]}\n    {self.command(seed, left_out)}")
@@ -232,7 +232,7 @@ class Simulator(Generic[S, R]):
         print(tally)
 
     def soak(self, first: int, seeds: int, processes: int, results: Path, block: int = BLOCK) -> Tally:
-        """Run what `results` does not have yet of this code, block by block."""
+        """Run the seeds that `results` does not have yet for this code, block by block."""
         at, code = code_version(self.code), code_digest(self.code)
         tally = Tally()
         wanted, done = list(_blocks(first, seeds, block)), set()
@@ -253,7 +253,7 @@ class Simulator(Generic[S, R]):
         return tally
 
     def main(self) -> int:
-        """Carry out the command line; return the exit code."""
+        """Run the command line; return the exit code."""
         parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=self.description)
         parser.add_argument("--seed", type=int, help="show one seed")
         parser.add_argument("--without", default="", help="numbers of the faults of that seed to leave out: 0,3")
@@ -261,7 +261,7 @@ class Simulator(Generic[S, R]):
         parser.add_argument("--seeds", type=int, default=1_000)
         parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
         parser.add_argument("--until-first", action="store_true", help="stop after the first violation")
-        parser.add_argument("--results", type=Path, help="add finished ranges to this file; leave out those in it")
+        parser.add_argument("--results", type=Path, help="add finished ranges to this file; skip those in it")
         options = parser.parse_args()
         if options.seed is not None:
             return self.show(options.seed, {int(number) for number in options.without.split(",") if number})

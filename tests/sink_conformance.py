@@ -1,7 +1,7 @@
-"""What the library's own sinks do beyond the kit that users have (`marshal_dagster.sinks.conformance`).
+"""Tests of the library's own sinks beyond the conformance kit for users (`marshal_dagster.sinks.conformance`).
 
-That is the words of refusals, death at each step that a sink names, by SIGKILL too, and more ways to meet.
-A module gives an `output` fixture (an `Output`: one place to write to) and inherits `SinkConformance`.
+They test the texts of rejections, death at each step that a sink names, also by SIGKILL, and more kinds of concurrency.
+A module provides an `output` fixture (an `Output`: one place to write to) and inherits `SinkConformance`.
 """
 
 import threading
@@ -40,20 +40,20 @@ __all__ = [
 ]
 
 Frame = Any
-"""A DataFrame, or what stands in for one."""
+"""A DataFrame, or its replacement in tests."""
 
 
 class CrashError(BaseException):
-    """Stands for the end of a process."""
+    """Stands for the death of a process."""
 
 
 class Output(ABC):
-    """One place to write to: each `sink` is another process's."""
+    """One place to write to. Each `sink` has the view of a new process."""
 
     steps: ClassVar[Sequence[str]]
-    """Where a writer can die, in order."""
+    """The steps at which a writer can die, in order."""
     racing_step: ClassVar[str]
-    """Where a writer has its rows ready and has not yet looked a last time."""
+    """The step at which a writer has its rows ready and has not yet made its last check."""
 
     @abstractmethod
     def sink(self, reached: Callable[[str], None] | None = None) -> Sink:
@@ -71,11 +71,11 @@ class Output(ABC):
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """Return all rows that count, in order; a missing offset is -1."""
+        """Return all valid rows, in order; a missing offset is -1."""
 
     @abstractmethod
     def sweep(self) -> None:
-        """Remove what dead writers left, where there is such a thing."""
+        """Remove the remains of dead writers, if the sink leaves any."""
 
 
 def deliver(
@@ -86,7 +86,7 @@ def deliver(
     without: Iterable[int] = (),
     rows: Sequence[Row] | None = None,
 ) -> WriteResult:
-    """Do what a batch does: ask, process, write."""
+    """Do what a batch does: get the verdicts, process, write."""
     sink = sink or output.sink()
     sink.verdicts(ranges)
     read = rows_of(value, *ranges, without=without)
@@ -95,16 +95,16 @@ def deliver(
 
 
 def shared(sink: Any) -> Any:  # noqa: ANN401 - each of the library's
-    """Make a sink as with `shared_by_groups=True`."""
+    """Return a sink as with `shared_by_groups=True`."""
     sink._groups = replace(sink._groups, shared_by_groups=True)
     return sink
 
 
 class SinkConformance:
-    """The tests."""
+    """Tests of ranges that come in order."""
 
     def test_the_first_batch_is_taken_whole(self, output: Output) -> None:
-        """An empty output takes every range, wherever it starts, and has then exactly its rows."""
+        """An empty output takes every range, whatever its start, and then has exactly its rows."""
         ranges = [part(0, 0, 5), part(1, 100, 103)]
         assert output.sink().verdicts(ranges) == dict.fromkeys(ranges, Verdict.REPLACE)
         outcome = output.sink().write(output.frame(rows_of("a", *ranges)), ranges, never)
@@ -114,7 +114,7 @@ class SinkConformance:
         assert output.rows() == rows_of("a", *ranges)
 
     def test_a_duplicate_is_skipped_unevaluated(self, output: Output) -> None:
-        """What was taken is skipped when it comes again, under the same token or a higher one, uncomputed."""
+        """A range that was stored is skipped under the same token or a higher one, and its rows are not computed."""
         done = [part(0, 0, 5), part(1, 0, 3)]
         deliver(output, "a", *done)
         for again in (done, [part(0, 0, 5, epoch=20), part(1, 0, 3, epoch=21)]):
@@ -124,7 +124,7 @@ class SinkConformance:
         assert output.rows() == rows_of("a", *done)
 
     def test_of_a_partly_taken_batch_the_rest_is_taken(self, output: Output) -> None:
-        """Ranges that are there are left out, with their rows, and the others are written."""
+        """Ranges that are stored already are left out with their rows; the others are written."""
         deliver(output, "a", part(0, 0, 4), part(2, 0, 4))
         batch = [part(number, 0, 4, epoch=20) for number in range(4)]
         outcome = deliver(output, "b", *batch)
@@ -154,7 +154,7 @@ class SinkConformance:
     def test_what_does_not_follow_is_refused(
         self, output: Output, bounds: tuple[int, int], others: Mapping[str, Any], why: str
     ) -> None:
-        """A lower token or generation, a gap, an overlap and another log are refused, with all beside."""
+        """A lower token or generation, a gap, an overlap and another log are rejected, with the whole batch."""
         deliver(output, "a", part(0, 0, 10, generation=7))
         late = part(0, *bounds, **{"generation": 7, **others})
         beside = part(1, 0, 3, generation=7, log=late.coordination_topic_id)
@@ -166,7 +166,7 @@ class SinkConformance:
         assert deliver(output, "c", part(0, 10, 12, generation=7)).taken
 
     def test_ranges_without_rows_are_taken(self, output: Output) -> None:
-        """What is filtered out, compacted away or aborted leaves no row, and the output moves on all the same."""
+        """Filtered, compacted and aborted messages leave no row, and the position moves all the same."""
         ranges = [part(0, 0, 5), part(1, 3, 8)]
         outcome = deliver(output, "a", *ranges, rows=rows_of("a", ranges[1]))
         assert outcome.taken == tuple(ranges)
@@ -177,7 +177,7 @@ class SinkConformance:
         assert output.rows() == rows_of("a", ranges[1])
 
     def test_rows_need_a_partition_of_the_batch(self, output: Output) -> None:
-        """Without the column, with rows of another partition or of none, nothing is written and the error says so."""
+        """If rows have no partition or a wrong one, an error explains it and nothing is written."""
         mine = part(0, 0, 3)
         with pytest.raises(ConfigurationError, match=r"groupBy\(\"partition\""):
             output.sink().write(output.frame([(1, "x")], ("offset", "value")), [mine], never)
@@ -188,7 +188,7 @@ class SinkConformance:
         assert deliver(output, "b", mine).taken == (mine,)
 
     def test_a_batch_is_of_one_group_and_topic(self, output: Output) -> None:
-        """Ranges of two topics, or two of one partition, are a caller's mistake."""
+        """Ranges of two topics, or two ranges of one partition, are an error of the caller."""
         for wrong in ([part(0, 0, 1), part(1, 0, 1, topic="u")], [part(0, 0, 1), part(0, 1, 2)]):
             with pytest.raises(ValueError, match=r"one (group|call)|more than one"):
                 output.sink().verdicts(wrong)
@@ -203,10 +203,10 @@ class SinkConformance:
 
 
 class ReplacingConformance:
-    """A new generation replaces, offset by offset, what older ones hold."""
+    """A new generation replaces the rows of older ones, offset by offset."""
 
     def test_inside_one_older_range(self, output: Output) -> None:
-        """Only the offsets that were read anew are replaced; what lies before and behind stays."""
+        """Only the offsets that were read again are replaced; the rows at lower and higher offsets stay."""
         deliver(output, "old", part(0, 0, 10), part(1, 0, 3))
         newer = part(0, 4, 7, generation=20, epoch=21)
         assert output.sink().verdicts([newer]) == {newer: Verdict.REPLACE}
@@ -215,7 +215,7 @@ class ReplacingConformance:
         assert output.rows() == sorted(expected)
 
     def test_over_several_older_ranges_in_several_batches(self, output: Output) -> None:
-        """Each batch of the new generation replaces, the first and those that follow on it."""
+        """Each batch of the new generation replaces rows, the first one and those that follow it."""
         for start in (0, 10, 20, 30):
             deliver(output, "old", part(0, start, start + 10))
         deliver(output, "new", part(0, 5, 15, generation=20, epoch=21))
@@ -228,7 +228,7 @@ class ReplacingConformance:
         )
 
     def test_offsets_that_are_no_longer_there_keep_their_rows(self, output: Output) -> None:
-        """What retention took, or compaction since, was not read anew: its rows stay."""
+        """Messages that retention or compaction removed were not read again, so their rows stay."""
         deliver(output, "old", part(0, 0, 10))
         newer = part(0, 0, 10, generation=20, epoch=21, readable=3)
         deliver(output, "new", newer, without=(5, 6, 9))
@@ -237,7 +237,7 @@ class ReplacingConformance:
         )
 
     def test_an_offset_compacted_while_its_row_is_written_is_replaced(self, output: Output) -> None:
-        """The offsets are read after the rows: one that compaction takes in between has its new row, and only that."""
+        """Offsets are read after the rows. If compaction removes one in between, it has only its new row."""
         deliver(output, "old", part(0, 0, 9), part(1, 0, 3))
         newer = [part(0, 0, 8, generation=20, epoch=21), part(1, 0, 2, generation=20, epoch=22)]
         left = rows_of("new", *newer, without=(1, 4, 5))
@@ -247,7 +247,7 @@ class ReplacingConformance:
         assert output.rows() == sorted(written + kept)
 
     def test_rows_at_offsets_beyond_their_range_replace_nothing_there(self, output: Output) -> None:
-        """A column `offset` that is no message's of the range takes away no row of others."""
+        """A row whose column `offset` lies outside of the range removes no row of other ranges."""
         deliver(output, "old", part(0, 0, 10))
         newer = part(0, 2, 6, generation=20, epoch=21, readable=3)
         written = [(0, offset, "new") for offset in (1, 4, 6, 2**63 - 1, -(2**63))]
@@ -258,7 +258,7 @@ class ReplacingConformance:
     def test_the_batch_is_asked_after_kafka_was_read_for_the_last_time(
         self, output: Output, is_replacing: bool
     ) -> None:
-        """What the batch finds changed after the rows, or after the offsets that they replace, leaves all as it was."""
+        """If the batch finds a change after its rows or the replaced offsets were read, the output does not change."""
         if is_replacing:
             deliver(output, "old", part(0, 0, 5))
         before = output.rows()
@@ -267,7 +267,7 @@ class ReplacingConformance:
         reads: list[str] = []
 
         class TopicRecreatedError(Exception):
-            """The topic is another."""
+            """The topic was deleted and re-created."""
 
         def offsets_read() -> Mapping[int, Sequence[tuple[int, int]]]:
             reads.append("offsets")
@@ -286,21 +286,21 @@ class ReplacingConformance:
         assert len(reads) == int(is_replacing)
 
     def test_offsets_read_that_give_no_row_lose_their_old_ones(self, output: Output) -> None:
-        """Code that now filters a message out removes the row that the old code made of it."""
+        """If new code filters a message out, the row that the old code made of it is removed."""
         deliver(output, "old", part(0, 0, 6))
         newer = part(0, 0, 6, generation=20, epoch=21)
         deliver(output, "new", newer, rows=[(0, 1, "new"), (0, 4, "new")])
         assert output.rows() == [(0, 1, "new"), (0, 4, "new")]
 
     def test_a_range_of_which_nothing_is_left_replaces_nothing(self, output: Output) -> None:
-        """Where retention took all of it, no offsets are asked for and all rows stay."""
+        """If retention removed the whole range, no offsets are read and all rows stay."""
         deliver(output, "old", part(0, 0, 6))
         gone = part(0, 2, 4, generation=20, epoch=21, readable=4)
         assert output.sink().write(output.frame([]), [gone], never).taken == (gone,)
         assert output.rows() == rows_of("old", part(0, 0, 6))
 
     def test_generation_upon_generation(self, output: Output) -> None:
-        """The newest generation that read an offset has it; ranges of equal offsets in one call keep apart."""
+        """An offset has the rows of the newest generation that read it; equal ranges in one call stay separate."""
         deliver(output, "0", part(0, 0, 12), part(1, 0, 12))
         deliver(output, "1", part(0, 2, 10, generation=20, epoch=21), part(1, 6, 7, generation=20, epoch=22))
         deliver(output, "2", part(0, 4, 6, generation=30, epoch=31))
@@ -309,20 +309,20 @@ class ReplacingConformance:
         assert by_partition == {0: "333332111100", 1: "300000100000"}
 
     def test_several_rows_of_one_message_go_together(self, output: Output) -> None:
-        """All rows at a replaced offset go, however many there are."""
+        """All rows at a replaced offset are removed, however many there are."""
         twice = part(0, 0, 4)
         deliver(output, "old", twice, rows=[(0, 1, "a"), (0, 1, "b"), (0, 2, "c")])
         deliver(output, "new", part(0, 1, 2, generation=20, epoch=21))
         assert output.rows() == [(0, 1, "new"), (0, 2, "c")]
 
     def test_another_data_topic_of_the_name_is_not_replaced(self, output: Output) -> None:
-        """Offsets of a topic that was made anew are other messages: the old rows stay."""
+        """Offsets of a re-created topic are other messages, so the old rows stay."""
         deliver(output, "old", part(0, 0, 5))
         deliver(output, "new", part(0, 0, 3, generation=20, epoch=21, topic_id="made-anew"))
         assert output.rows() == sorted(rows_of("old", part(0, 0, 5)) + rows_of("new", part(0, 0, 3)))
 
     def test_rows_without_offsets_cannot_be_replaced(self, output: Output) -> None:
-        """Where older rows have none, a new generation is refused before it processes, and `can_replace` says why."""
+        """If older rows have no offsets, a new generation is rejected before it processes, with the reason."""
         old = part(0, 0, 10)
         columns = ("partition", "value")
         output.sink().write(output.frame([(0, "sum")], columns), [old], never)
@@ -337,7 +337,7 @@ class ReplacingConformance:
         assert output.rows() == [(0, -1, "more"), (0, -1, "sum")]
 
     def test_rows_with_offsets_give_way_to_rows_without(self, output: Output) -> None:
-        """It is the older rows that need offsets."""
+        """Only the older rows need offsets."""
         old = part(0, 0, 3)
         deliver(output, "old", old)
         assert output.sink().can_replace([old]) is None
@@ -347,10 +347,10 @@ class ReplacingConformance:
 
 
 class CrashConformance:
-    """Writers that die, stall, or meet."""
+    """Writers that die, stall or run at the same time."""
 
     def test_dying_at_any_step_then_delivered_again(self, output: Output) -> None:
-        """Whatever step a writer dies at, the same ranges delivered again give their rows once."""
+        """If a writer dies at any step and the same ranges are delivered again, their rows are stored once."""
         for number, step in enumerate(output.steps):
             ranges = [part(2 * number, 0, 3), part(2 * number + 1, 5, 7)]
             seen = self.dies(output, step, "a", *ranges)
@@ -366,7 +366,7 @@ class CrashConformance:
         assert len(output.rows()) == 5 * len(output.steps)
 
     def test_dying_at_any_step_of_a_replacement(self, output: Output) -> None:
-        """A new generation's rows and the removal of older ones are one step, wherever its writer dies."""
+        """New rows and the removal of older ones are atomic, at whatever step the writer dies."""
         for number, step in enumerate([*output.steps, "none"]):
             deliver(output, "old", part(number, 0, 10))
             newer = part(number, 3, 6, generation=20, epoch=21)
@@ -395,7 +395,7 @@ class CrashConformance:
         return seen
 
     def test_two_writers_of_the_same_range(self, output: Output) -> None:
-        """Of two that come to the last step together one takes the range, the other finds it done."""
+        """If two writers of one range reach the last step together, one stores it and the other finds it done."""
         for number, start in ((0, 0), (0, 20), (1, 0), (0, 40)):
             mine = part(number, start, start + 20)
             outcomes = self.race(output, {"a": [mine], "b": [mine]})
@@ -406,7 +406,7 @@ class CrashConformance:
             assert found == rows_of(winner, mine)
 
     def test_writers_whose_ranges_overlap_in_part(self, output: Output) -> None:
-        """Each range is taken once, whichever of the batches that have it comes first."""
+        """Each range is stored once, whichever of the batches that contain it comes first."""
         parts = [part(number, 0, 5) for number in range(5)]
         outcomes = self.race(output, {"a": parts[:3], "b": parts[1:4], "c": parts[2:]})
         taken = [each for outcome in outcomes.values() for each in outcome.taken]
@@ -418,7 +418,7 @@ class CrashConformance:
     def race(
         cls, output: Output, batches: Mapping[str, Sequence[ClaimedRange]], *, replacing: bool = False
     ) -> dict[str, WriteResult]:
-        """Let all come to the racing step before one goes on; with `replacing`, over rows of an older generation."""
+        """Let all writers reach the racing step before one continues; with `replacing`, over an older generation."""
         found = cls.race_or_refused(output, batches, replacing=replacing)
         for each in found.values():
             if isinstance(each, SinkRejectedError):
@@ -429,7 +429,7 @@ class CrashConformance:
     def race_or_refused(
         output: Output, batches: Mapping[str, Sequence[ClaimedRange]], *, replacing: bool = False
     ) -> dict[str, WriteResult | SinkRejectedError]:
-        """Let all come to the racing step before one goes on, and return what became of each."""
+        """Let all writers reach the racing step before one continues, and return the result of each."""
         barrier = threading.Barrier(len(batches))
 
         def waits() -> Callable[[str], None]:
@@ -458,7 +458,7 @@ class CrashConformance:
             return {value: future.result(120) for value, future in running.items()}
 
     def test_a_writer_that_was_overtaken_adds_nothing(self, output: Output) -> None:
-        """One that stalls with its rows ready, is taken over, and goes on after the new owner's batch, is refused."""
+        """A writer that stalls with its rows ready and continues after the new owner's batch is rejected."""
         mine = part(0, 0, 5)
         ready, go = threading.Event(), threading.Event()
 
@@ -481,7 +481,7 @@ class CrashConformance:
         assert deliver(output, "next", part(0, 5, 6, epoch=20)).taken
 
     def test_rows_that_came_in_meanwhile_are_replaced_too(self, output: Output) -> None:
-        """What an older generation adds while a new one is at work is replaced where it was read."""
+        """Rows that an older generation adds during the work of a new one are replaced at the offsets that it read."""
         deliver(output, "old", part(0, 0, 5))
         newer = part(0, 8, 12, generation=20, epoch=21)
         asked: list[str] = []
@@ -498,12 +498,12 @@ class CrashConformance:
 
 
 class KillConformance:
-    """Writers that are killed: nothing of theirs is run afterwards, no cleaning up either."""
+    """Writers that are killed: no more code of theirs runs, not even cleanup."""
 
     def test_killed_at_any_step_of_a_batch_and_of_a_replacement(
         self, output: Output, die: Callable[[Output, str, str, Sequence[ClaimedRange]], int]
     ) -> None:
-        """Whatever step a process is killed at, the next one completes the batch, and nothing is there twice."""
+        """If a process is killed at any step, the next one completes the batch, and no row is stored twice."""
         deliver(output, "old", *(part(number, 0, 10) for number in range(len(output.steps))))
         for number, step in enumerate(output.steps):
             ranges = [part(number, 3, 6, generation=20, epoch=21), part(100 + number, 0, 2)]
@@ -520,7 +520,7 @@ class KillConformance:
     def test_killed_at_any_step_beside_neighbours(
         self, output: Output, die: Callable[[Output, str, str, Sequence[ClaimedRange]], int]
     ) -> None:
-        """Whatever step the writer of a range is killed at, its neighbours go on, and the next one completes it."""
+        """If the writer of a range is killed at any step, its neighbours continue, and the next writer completes it."""
         deliver(output, "old", *(ahead(number, 0, 10) for number in range(len(output.steps))))
         for number, step in enumerate(output.steps):
             if number % 2:
@@ -538,14 +538,14 @@ class KillConformance:
 
 
 class AnyOrderConformance:
-    """Groups whose members claim ranges: each is judged by itself, in whatever order they come."""
+    """Groups whose members claim ranges: each range is judged by itself, in any order."""
 
     @pytest.fixture(autouse=True)
     def _in_any_order(self, output: Output) -> None:
         assert output.sink().supports_unordered_ranges is True
 
     def test_ranges_come_in_any_order(self, output: Output) -> None:
-        """Each is taken once, under a higher token than its neighbours' or a lower one."""
+        """Each range is stored once, under a higher or a lower token than its neighbours."""
         starts = [30, 0, 40, 10, 20]
         for number, start in enumerate(starts):
             one = ahead(0, start, start + 10, epoch=50 - start)
@@ -557,7 +557,7 @@ class AnyOrderConformance:
         assert len(output.rows()) == 55
 
     def test_a_replay_is_skipped_unevaluated(self, output: Output) -> None:
-        """The very range that is there is passed over, whoever comes with it, also when its neighbours are there."""
+        """A range that is stored is skipped, whichever instance delivers it and whichever neighbours are stored."""
         done = [ahead(0, start, start + 10, epoch=20) for start in (10, 30, 0, 20)]
         for each in done:
             deliver(output, "a", each)
@@ -569,7 +569,7 @@ class AnyOrderConformance:
         assert output.rows() == rows_of("a", part(0, 0, 40))
 
     def test_of_a_partly_taken_batch_the_rest_is_taken(self, output: Output) -> None:
-        """Ranges that are there are left out, with their rows, and the others are written."""
+        """Ranges that are stored already are left out with their rows; the others are written."""
         deliver(output, "a", ahead(0, 20, 24), ahead(2, 0, 4))
         batch = [ahead(0, 20, 24), ahead(1, 20, 24), ahead(2, 8, 9)]
         outcome = deliver(output, "b", *batch)
@@ -596,7 +596,7 @@ class AnyOrderConformance:
     def test_what_does_not_fit_is_refused(
         self, output: Output, bounds: tuple[int, int], others: Mapping[str, Any], why: str
     ) -> None:
-        """Another range over the same offsets, an older generation and another log are refused, with all beside."""
+        """A different range over the same offsets, an older generation and another log: the batch is rejected."""
         held = [ahead(0, 30, 40, generation=7), ahead(0, 10, 20, generation=7)]
         for each in held:
             deliver(output, "a", each)
@@ -610,7 +610,7 @@ class AnyOrderConformance:
         assert deliver(output, "c", ahead(0, 20, 30, generation=7)).taken
 
     def test_what_was_done_whole_before_counts(self, output: Output) -> None:
-        """Batches of the same generation from before members claimed ranges are passed over, and never overlapped."""
+        """Whole batches of the same generation from before the use of ranges are skipped and never overlapped."""
         for start in (10, 20):
             deliver(output, "a", part(0, start, start + 10, epoch=20))
         for start in (10, 20):
@@ -630,7 +630,7 @@ class AnyOrderConformance:
         assert output.rows() == expected
 
     def test_whole_batches_after_ranges_need_ground_without_a_gap(self, output: Output) -> None:
-        """Where a group has stopped claiming ranges, what is missing between them is not passed over."""
+        """If a group no longer claims ranges, the missing ranges between the stored ones are not skipped."""
         for start, epoch in ((20, 15), (0, 12)):
             deliver(output, "a", ahead(0, start, start + 10, epoch=epoch))
         for start in (0, 10, 20, 30):
@@ -657,7 +657,7 @@ class AnyOrderConformance:
         assert output.rows() == expected
 
     def test_whole_batches_after_ranges_ask_for_those_of_their_generation(self, output: Output) -> None:
-        """What older generations left, and under which token, does not count."""
+        """The ranges and tokens of older generations have no effect."""
         deliver(output, "a", ahead(0, 5, 50, epoch=99))
         deliver(output, "b", ahead(0, 10, 20, generation=20, epoch=3))
         assert deliver(output, "c", part(0, 20, 25, generation=20, epoch=3)).taken
@@ -665,7 +665,7 @@ class AnyOrderConformance:
         assert "".join(value for _, _, value in output.rows()) == "a" * 5 + "b" * 10 + "c" * 5 + "a" * 25
 
     def test_a_new_generation_ends_either_way(self, output: Output) -> None:
-        """When the position was set between, ranges follow on whole batches and these on ranges, wherever they are."""
+        """After the position was set, ranges may follow whole batches, and whole batches ranges, at any offset."""
         deliver(output, "a", part(0, 0, 10))
         deliver(output, "b", ahead(0, 20, 30, generation=20, epoch=21))
         deliver(output, "b", ahead(0, 0, 5, generation=20, epoch=22))
@@ -677,7 +677,7 @@ class AnyOrderConformance:
         assert values == "bbbbb" + "aaaaa" + "bbbbb" + "c" * 20
 
     def test_groups_and_topics_do_not_meet(self, output: Output) -> None:
-        """Groups that share an output, with ranges and without, have ranges of their own."""
+        """Groups that share an output, with or without ranges, have separate ranges."""
         deliver(output, "a", ahead(0, 20, 30), sink=shared(output.sink()))
         deliver(output, "b", part(0, 0, 10, group="h", epoch=3), sink=shared(output.sink()))
         deliver(output, "b", part(0, 10, 25, group="h", epoch=3), sink=shared(output.sink()))
@@ -687,7 +687,7 @@ class AnyOrderConformance:
         assert len(output.rows()) == 65
 
     def test_a_range_without_offsets_is_there_already(self, output: Output) -> None:
-        """Inside what is stored or beside it, rows of code that makes some from nothing are not written."""
+        """A range without offsets counts as stored, and rows that the code makes for it are not written."""
         deliver(output, "a", ahead(0, 10, 20))
         for at in (0, 10, 15, 20, 30):
             assert deliver(output, "b", ahead(0, at, at), rows=[(0, at, "b")]).skipped
@@ -707,7 +707,7 @@ class AnyOrderConformance:
             output.sink().verdicts([ahead(last, 2**62 + 5, 2**63 - 1, generation=2**61)])
 
     def test_many_ranges_of_one_partition(self, output: Output) -> None:
-        """Each of some dozens is known for itself afterwards, also once all that is between them is there."""
+        """Each of several dozen ranges is known by itself, also after the gaps between them are filled."""
         order = [*range(0, 60, 2), *range(59, 0, -2)]
         for number in order:
             deliver(output, "a", ahead(0, 2 * number, 2 * number + 2))
@@ -721,7 +721,7 @@ class AnyOrderConformance:
     # New generations
 
     def test_each_range_of_a_new_generation_replaces_its_own_offsets(self, output: Output) -> None:
-        """A later part that is done first takes away older rows there alone; the earlier part does so in its turn."""
+        """A later range that is done first removes older rows only there; the earlier range does so afterwards."""
         for start in (0, 10, 20, 30):
             deliver(output, "o", ahead(0, start, start + 10))
         seen = []
@@ -736,16 +736,16 @@ class AnyOrderConformance:
         assert output.sink().verdicts([done_before]) == {done_before: Verdict.TAKE}
 
     def test_lost_and_compacted_offsets_keep_their_rows(self, output: Output) -> None:
-        """In any order too, only what was read anew is replaced."""
+        """In any order, only offsets that were read again are replaced."""
         deliver(output, "o", ahead(0, 0, 20))
         deliver(output, "n", ahead(0, 10, 20, generation=20), without=(12, 13))
         deliver(output, "n", ahead(0, 0, 10, generation=20, readable=4), without=(6,))
         assert "".join(value for _, _, value in output.rows()) == "oooo" + "nnonnn" + "nnoonnnnnn"
 
-    # Many at once
+    # Concurrency
 
     def test_neighbours_that_meet_are_all_taken(self, output: Output) -> None:
-        """Writers of different ranges of one partition come to the last step together, in an output old or new."""
+        """Writers of different ranges of one partition reach the last step together, in a new or an old output."""
         for generation, value in ((0, "a"), (20, "b")):
             ranges = [ahead(0, start, start + 5, generation=generation, epoch=90 - start) for start in (15, 0, 10, 5)]
             batches = {f"{value}{range_.start}": [range_] for range_ in ranges}
@@ -757,7 +757,7 @@ class AnyOrderConformance:
             }
 
     def test_two_writers_of_the_same_range(self, output: Output) -> None:
-        """Of two that come to the last step together one takes the range, the other finds it done."""
+        """If two writers of one range reach the last step together, one stores it and the other finds it done."""
         for start in (30, 0, 10):
             mine = ahead(0, start, start + 10)
             outcomes = CrashConformance.race(output, {"a": [mine], "b": [mine]})
@@ -767,7 +767,7 @@ class AnyOrderConformance:
             assert [row for row in output.rows() if start <= row[1] < start + 10] == rows_of(winner, mine)
 
     def test_two_writers_of_ranges_that_overlap(self, output: Output) -> None:
-        """Of two that come to the last step together one takes its range, the other is refused."""
+        """If two writers of overlapping ranges reach the last step together, one stores its rows; the other fails."""
         for start in (60, 0, 30):
             mine, other = ahead(0, start, start + 10), ahead(0, start + 5, start + 15)
             outcomes = CrashConformance.race_or_refused(output, {"a": [mine], "b": [other]})
@@ -779,7 +779,7 @@ class AnyOrderConformance:
             assert [row for row in output.rows() if start <= row[1] < start + 15] == expected
 
     def test_writers_that_share_some_ranges(self, output: Output) -> None:
-        """Each range is taken once, whichever of the batches that have it comes first."""
+        """Each range is stored once, whichever of the batches that contain it comes first."""
         deliver(output, "first", *(ahead(number, 50, 55) for number in range(5)))
         parts = [ahead(number, 0, 5) for number in range(5)]
         outcomes = CrashConformance.race(output, {"a": parts[:3], "b": parts[1:4], "c": parts[2:]})
@@ -804,7 +804,7 @@ class AnyOrderConformance:
     def test_a_writer_that_stalls_is_judged_by_what_is_there_then(
         self, output: Output, meanwhile: ClaimedRange, outcome: str, *, is_first: bool
     ) -> None:
-        """What others have done since its rows were ready counts, in an output that had ranges before or not."""
+        """A stalled writer is judged by what others stored meanwhile, in outputs with and without earlier ranges."""
         if not is_first:
             deliver(output, "old", ahead(0, 0, 10))
         before = output.rows()
@@ -827,7 +827,7 @@ class AnyOrderConformance:
         assert output.rows() == sorted(before + late + rows_of("new", meanwhile))
 
     def test_rows_that_came_in_meanwhile_are_replaced_too(self, output: Output) -> None:
-        """What an older generation adds while a new one is at work is replaced where it was read."""
+        """Rows that an older generation adds during the work of a new one are replaced at the offsets that it read."""
         deliver(output, "old", ahead(0, 20, 25))
         newer = ahead(0, 8, 12, generation=20)
         asked: list[str] = []
@@ -846,7 +846,7 @@ class AnyOrderConformance:
     # Death
 
     def test_dying_at_any_step_then_delivered_again(self, output: Output) -> None:
-        """Whatever step a writer dies at, neighbours go on, and the same range delivered again gives its rows once."""
+        """If a writer dies at any step, its neighbours continue; a second delivery stores its rows once."""
         for number, step in enumerate(output.steps):
             deliver(output, "old", ahead(number, 0, 20))
             deliver(output, "c", ahead(number, 15, 20, generation=20))
@@ -864,20 +864,20 @@ class AnyOrderConformance:
 
 
 class HistoryConformance:
-    """Many writers one after another, right and wrong ones, held against a model of three lines."""
+    """Many writers in sequence, correct and incorrect ones, compared with a model of three lines."""
 
     @pytest.mark.parametrize("seed", range(12))
     def test_any_history_gives_the_rows_of_the_model(self, output: Output, seed: int) -> None:
-        """After each step of a random history the output has exactly the rows that it should."""
+        """After each step of a random history the output has exactly the rows of the model."""
         self.play(output, seed, Model())
 
     @pytest.mark.parametrize("seed", range(12))
     def test_any_history_of_ranges_gives_the_rows_of_the_model(self, output: Output, seed: int) -> None:
-        """So it has when the ranges come in any order, some of them never planned."""
+        """The same with ranges in any order, some of which were never planned."""
         self.play(output, seed, RangesModel())
 
     def play(self, output: Output, seed: int, model: "Rows") -> None:
-        """Write what the model says, dying now and then, and compare after each step."""
+        """Write what the model chooses, die now and then, and compare after each step."""
         dice = Random(seed)
         for step in range(25):
             ranges = model.some_ranges(dice)
@@ -903,7 +903,7 @@ class HistoryConformance:
 
     @staticmethod
     def has(output: Output, ranges: Sequence[ClaimedRange]) -> bool:
-        """Say whether the output has all of these ranges."""
+        """Return whether the output has all of these ranges."""
         return set(output.sink().verdicts(ranges).values()) == {Verdict.SKIP}
 
     @staticmethod
@@ -914,7 +914,7 @@ class HistoryConformance:
         read: Sequence[Row],
         died_at: str | None,
     ) -> None:
-        """Write, perhaps dying."""
+        """Write the ranges; with `died_at`, die at that step."""
 
         def reached(step: str) -> None:
             if step == died_at:
@@ -924,7 +924,7 @@ class HistoryConformance:
 
 
 Taken = tuple[set[int], list[Row], list[Row]]
-"""The partitions of which a range was taken, with what was read and written of them."""
+"""The partitions of which a range was stored, with the rows that were read and written of them."""
 
 
 class Rows(ABC):
@@ -939,10 +939,10 @@ class Rows(ABC):
 
     @abstractmethod
     def outcome(self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]) -> Taken | None:
-        """Return what is taken, or None if it must be refused."""
+        """Return what is stored, or None if it must be rejected."""
 
     def apply(self, ranges: Sequence[ClaimedRange], outcome: Taken) -> None:
-        """Take it."""
+        """Store it."""
         taken, read, written = outcome
         for partition, offset, _ in read:
             self.rows.pop((partition, offset), None)
@@ -953,16 +953,16 @@ class Rows(ABC):
 
     @abstractmethod
     def _note(self, taken: ClaimedRange) -> None:
-        """Remember that a range was taken."""
+        """Record that a range was stored."""
 
 
 def of_partitions(taken: set[int], read: Sequence[Row], written: Sequence[Row]) -> Taken:
-    """Keep the rows of the partitions that were taken."""
+    """Keep the rows of the partitions that were stored."""
     return taken, [row for row in read if row[0] in taken], [row for row in written if row[0] in taken]
 
 
 class Model(Rows):
-    """What an output should hold when ranges come in order: where each partition stands."""
+    """The expected output if ranges come in order: the position of each partition."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -998,7 +998,7 @@ class Model(Rows):
         return found
 
     def outcome(self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]) -> Taken | None:
-        """Return the partitions taken with what was read and written of them, or None if it must be refused."""
+        """Return the partitions to store with the rows read and written of them, or None if it must be rejected."""
         taken = set()
         for range_ in ranges:
             if range_.partition in self._stands:
@@ -1017,14 +1017,14 @@ class Model(Rows):
 
 
 class RangesModel(Rows):
-    """What an output should hold when ranges come in any order: the range of each offset."""
+    """The expected output if ranges come in any order: the range of each offset."""
 
     def __init__(self) -> None:
         super().__init__()
         self._held: dict[int, tuple[int, dict[int, tuple[int, int]]]] = {}
 
     def some_ranges(self, dice: Random) -> list[ClaimedRange]:
-        """Return ranges of one batch: mostly what somebody has planned in the generation, sometimes not."""
+        """Return ranges of one batch: mostly ones that were planned in the generation, sometimes not."""
         found = []
         for partition in dice.sample(range(3), dice.randint(1, 3)):
             generation = self._held.get(partition, (5, {}))[0]
@@ -1039,7 +1039,7 @@ class RangesModel(Rows):
         return found
 
     def outcome(self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]) -> Taken | None:
-        """Return the partitions taken with what was read and written of them, or None if it must be refused."""
+        """Return the partitions to store with the rows read and written of them, or None if it must be rejected."""
         taken = set()
         for range_ in ranges:
             generation, ground = self._held.get(range_.partition, (-1, {}))

@@ -1,4 +1,4 @@
-"""The conformance kit, put to the library's own sinks: which cases take long, and a target of a stand-in output."""
+"""Applies the conformance kit to the library's own sinks: which cases take long, and a target for an output."""
 
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LONG = {"overtaken_at_any_step", "death_while_replacing", "death_at_any_step", "random_histories"}
-"""Of these the library's own sinks with steps have tests of their own (`tests.sink_conformance`)."""
+"""Cases that take long. The library's own sinks with steps have their own tests of them (`tests.sink_conformance`)."""
 SHORT_CASES = [case for case in CASES if str(case) not in LONG]
 ALL_CASES = [
     pytest.param(case, marks=[pytest.mark.thorough] if str(case) in LONG else [], id=str(case)) for case in CASES
@@ -26,7 +26,7 @@ ALL_CASES = [
 
 
 def following(target: Target, group: str) -> Target:
-    """Return the target with sinks as with `previous_group`."""
+    """Return the target with sinks that have `previous_group` set."""
 
     def sink() -> Any:  # noqa: ANN401 - as above
         made: Any = target.sink()
@@ -39,7 +39,7 @@ def following(target: Target, group: str) -> Target:
 
 
 def a_second_group_is_named(target: Target) -> None:
-    """The refusal names both groups, the output, and what to do."""
+    """The rejection names both groups, the output and the solution."""
     deliver(target, "a", part(0, 0, 5))
     said = "has ranges of topic 't' from group 'g': group 'h' would .*import h t --consumer-group g.*previous_group='g'"
     for wanted in (part(0, 0, 5, group="h"), part(3, 0, 5, group="h")):
@@ -51,7 +51,7 @@ def a_second_group_is_named(target: Target) -> None:
 
 
 def a_renamed_group_takes_over(target: Target) -> None:
-    """It goes on behind the rows of the group before it, may not repeat these, and shuts the other out."""
+    """A renamed group continues after the former group's rows, may not repeat them, and excludes that group."""
     deliver(target, "old", part(0, 0, 10), part(1, 0, 5))
     renamed = following(target, "g")
     with pytest.raises(SinkRejectedError, match=r"t/0 \[8, 12\) of group 'h': .* has rows of group 'g'"):
@@ -68,7 +68,7 @@ def a_renamed_group_takes_over(target: Target) -> None:
 
 
 def a_group_that_runs_on_beside_its_successor(target: Target) -> None:
-    """Whoever is first with an offset has it, also when both are under way."""
+    """The first of the two groups to store an offset keeps it, also if both run at the same time."""
     deliver(target, "a", part(0, 0, 10))
     for start in (10, 20):
         mine = {"a": part(0, start, start + 10), "b": part(0, start, start + 10, group="h")}
@@ -82,7 +82,7 @@ def a_group_that_runs_on_beside_its_successor(target: Target) -> None:
 
 
 def an_output_without_such_a_record(target: Target) -> None:
-    """Where two groups have ranges, as of before there was the rule, it is of both; none repeats the other's rows."""
+    """An old output with ranges of two groups belongs to both; neither group repeats rows of the other."""
     for group in ("g", "h"):
         deliver(target, group, part(0, 0, 5, group=group), sink=shared(target.sink()))
     deliver(target, "g", part(0, 5, 10))
@@ -101,33 +101,33 @@ GROUP_CHECKS = [
     a_group_that_runs_on_beside_its_successor,
     an_output_without_such_a_record,
 ]
-"""What the library's own sinks do with another group, beyond the kit."""
+"""The behaviour of the library's own sinks with another group, beyond the kit."""
 
 
 class OutputTarget(Target):
-    """A sink that is written by stand-ins for Spark."""
+    """A target whose sink gets rows without Spark."""
 
     def __init__(self, output: Output) -> None:
         self.output = output
 
     def sink(self) -> Sink:
-        """Another process's sink."""
+        """Return a sink as another process would have it."""
         return self.output.sink()
 
     def shared_sink(self) -> Sink:
-        """Another process's sink, for several groups."""
+        """Return a sink for several groups, as another process would have it."""
         return shared(self.output.sink())  # type: ignore[no-any-return]
 
     def rows(self) -> list[Row]:
-        """What the output has, read without the sink."""
+        """Return the rows of the output, read without the sink."""
         return self.output.rows()
 
     def frame(
         self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = ("partition", "offset", "value")
     ) -> "DataFrame":
-        """A stand-in's frame."""
+        """Return a fake frame."""
         return self.output.frame(rows, columns)  # type: ignore[no-any-return] # as much of one as is asked for
 
     def unreadable(self) -> "DataFrame":
-        """A stand-in's frame that fails when its rows are asked for."""
+        """Return a fake frame that fails when its rows are read."""
         return self.output.poison()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Outputs for the sinks' tests: with rows of plain Python in place of Spark's, and readers that know no sink's code."""
+"""Outputs for tests of sinks: plain Python rows in place of Spark's, and readers that share no code with the sinks."""
 
 import json
 import os
@@ -21,19 +21,19 @@ TABLE = "results"
 
 @dataclass(frozen=True)
 class FakeFrame:
-    """As much of a DataFrame as a sink asks for before Spark's part."""
+    """The part of a DataFrame that a sink uses before Spark runs."""
 
     columns: list[str]
     _rows: tuple[tuple[Any, ...], ...] | None
 
     @property
     def schema(self) -> StructType:
-        """The columns' types."""
+        """Return the types of the columns."""
         return StructType([StructField(name, TYPES[name]) for name in self.columns])
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows; evaluating a poisoned frame fails."""
+        """Return the rows; a poisoned frame raises an error."""
         assert self._rows is not None, "evaluated"
         return [dict(zip(self.columns, row, strict=True)) for row in self._rows]
 
@@ -44,23 +44,23 @@ class FakeOutput(Output):
     def frame(
         self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = ("partition", "offset", "value")
     ) -> FakeFrame:
-        """A frame of these rows."""
+        """Return a frame of these rows."""
         return FakeFrame(list(columns), tuple(rows))
 
     def poison(self) -> FakeFrame:
-        """A frame that fails when its rows are asked for."""
+        """Return a frame that fails when its rows are read."""
         return FakeFrame(["partition", "offset", "value"], None)
 
 
 def place_of(row: Mapping[str, Any]) -> str:
-    """The name of a row's folder, as Spark makes it."""
+    """Return the name of a row's folder, as Spark names it."""
     if row["partition"] is None:
         return "__HIVE_DEFAULT_PARTITION__"
     return f"{row['partition']}{'' if row.get('offset', 0) is not None else '_without_offset'}"
 
 
 class FakeFileSink(FileSink):
-    """A file sink that writes a line of JSON for each row, two files for each partition, as tasks would."""
+    """A file sink that writes a line of JSON for each row, and two files for each partition, as tasks would."""
 
     def __init__(self, path: Path | str, **others: Any) -> None:  # noqa: ANN401 - as `FileSink`
         super().__init__(path, "json", **others)
@@ -92,7 +92,7 @@ class FakeFileSink(FileSink):
 
 
 def hook(sink: DeltaSink | FileSink | PostgresSink | KafkaSink, reached: Callable[[str], None] | None) -> None:
-    """Have the sink call `reached` at each step."""
+    """Make the sink call `reached` at each step."""
     if reached is not None:
         sink._reached = reached  # type: ignore[method-assign,assignment]
 
@@ -102,7 +102,7 @@ FILE_STEPS = ("attempt noted", "rows written", "judged", "linked", "cleared")
 
 
 class FileOutput(FakeOutput):
-    """A folder, written by stand-ins."""
+    """A folder that is written without Spark."""
 
     steps: ClassVar[Sequence[str]] = FILE_STEPS
     racing_step: ClassVar[str] = "judged"
@@ -111,13 +111,13 @@ class FileOutput(FakeOutput):
         self.path = path
 
     def sink(self, reached: Callable[[str], None] | None = None) -> FileSink:
-        """Another process's sink."""
+        """Return a sink as another process would have it."""
         sink = FakeFileSink(self.path)
         hook(sink, reached)
         return sink
 
     def rows(self) -> list[Row]:
-        """By the commit files alone, read here anew."""
+        """Return the rows by the commit files alone, which this method reads itself."""
         return sorted(
             (row["partition"], -1 if row.get("offset") is None else row["offset"], row["value"])
             for place, is_replaced in self.counted()
@@ -126,11 +126,11 @@ class FileOutput(FakeOutput):
         )
 
     def counted(self) -> Iterable[tuple[Any, Callable[[int | None], bool]]]:
-        """Each file that counts (`counting`)."""
+        """Return each valid file (`counting`)."""
         return counting_files(self.path)
 
     def content(self, place: Any) -> str:  # noqa: ANN401 - as `counted` gives it
-        """The text of one."""
+        """Return the text of a file."""
         return Path(place).read_text()
 
     def sweep(self) -> None:
@@ -139,16 +139,17 @@ class FileOutput(FakeOutput):
 
 
 def counting_files(path: Path) -> Iterator[tuple[Path, Callable[[int | None], bool]]]:
-    """Yield each file of a local folder that counts (`counting`)."""
+    """Yield each valid file of a local folder (`counting`)."""
     folder = path / "_marshal"
     for name, is_replaced in counting([each.read_text() for each in sorted((folder / "commits").glob("*.json"))]):
         yield folder / name, is_replaced
 
 
 def counting(texts: Iterable[str]) -> Iterator[tuple[str, Callable[[int | None], bool]]]:
-    """Yield each file that counts by these commits, and what tells whether an offset's row in it was replaced.
+    """Yield each file that is valid by these commits, and a function for its rows.
 
-    Written from the layout alone, without the sink's own code.
+    The function returns whether the row of an offset in that file was replaced. Written from the description of the
+    layout alone, without the sink's own code.
     """
     commits = [json.loads(text) for text in texts]
     assert [commit["number"] for commit in commits] == list(range(1, len(commits) + 1))
@@ -178,7 +179,7 @@ class FakeCopyRows:
 
     @property
     def counts(self) -> dict[int | None, int]:
-        """Rows by partition."""
+        """Return the number of rows in each partition."""
         found: dict[int | None, int] = {}
         for row in self.rows:
             found[row["partition"]] = found.get(row["partition"], 0) + 1
@@ -186,7 +187,7 @@ class FakeCopyRows:
 
     @property
     def all_have_offsets(self) -> bool:
-        """Whether each row has an offset."""
+        """Return whether each row has an offset."""
         return all(row.get("offset") is not None for row in self.rows)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
@@ -196,7 +197,7 @@ class FakeCopyRows:
 
 
 class FakePostgresSink(PostgresSink):
-    """A Postgres sink whose rows come without Spark."""
+    """A Postgres sink that gets its rows without Spark."""
 
     @contextmanager
     def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:  # type: ignore[override]
@@ -207,7 +208,7 @@ POSTGRES_STEPS = ("evaluated", "copied", "locked", "moved", "set", "committing",
 
 
 class PostgresOutput(FakeOutput):
-    """A schema of its own with a table, written by stand-ins."""
+    """A table in a schema of its own that is written without Spark."""
 
     steps: ClassVar[Sequence[str]] = POSTGRES_STEPS
     racing_step: ClassVar[str] = "copied"
@@ -220,13 +221,13 @@ class PostgresOutput(FakeOutput):
             PostgresSink(dsn, TABLE, schema=schema).create_tables(self.frame([]).schema)
 
     def sink(self, reached: Callable[[str], None] | None = None) -> PostgresSink:
-        """Another process's sink."""
+        """Return a sink as another process would have it."""
         sink = FakePostgresSink(self.dsn, TABLE, schema=self.schema, lock_timeout_s=30)
         hook(sink, reached)
         return sink
 
     def rows(self) -> list[Row]:
-        """The table as it is."""
+        """Return the rows of the table."""
         with psycopg.connect(self.dsn) as connection:
             found = connection.execute(
                 sql.SQL("SELECT kafka_partition, coalesce(kafka_offset, -1), value FROM {}").format(
@@ -236,9 +237,9 @@ class PostgresOutput(FakeOutput):
             return sorted(found.fetchall())
 
     def sweep(self) -> None:
-        """Nothing is left: the server undoes what was not committed."""
+        """Do nothing, because the server rolls back what was not committed."""
 
 
 def own_schema() -> str:
-    """A schema name that no other test has."""
+    """Return a schema name that no other test has."""
     return f"s{os.urandom(6).hex()}"

@@ -1,6 +1,6 @@
-"""A writer in a process of its own that kills itself at a step: nothing of it is run afterwards.
+"""A writer in a process of its own that kills itself at a step, so that none of its code runs afterwards.
 
-Usage: python -m tests.sink_process files|postgres PLACE STEP VALUE RANGES, the ranges as JSON; PLACE is a folder, or a
+Usage: python -m tests.sink_process files|postgres PLACE STEP VALUE RANGES. RANGES is JSON. PLACE is a folder, or a
 connection string and a schema joined by a line feed.
 """
 
@@ -21,7 +21,7 @@ KILLED = -signal.SIGKILL
 
 
 def write_and_die(output: FileOutput | PostgresOutput, step: str, value: str, ranges: Sequence[ClaimedRange]) -> int:
-    """Deliver in another process that dies at `step` (none: does not); return its exit code."""
+    """Deliver in another process that dies at `step`, or does not die without one; return its exit code."""
     if isinstance(output, FileOutput):
         kind, place = "files", str(output.path)
     else:
@@ -39,7 +39,7 @@ def write_and_die(output: FileOutput | PostgresOutput, step: str, value: str, ra
 
 
 def main(kind: str, place: str, step: str, value: str, told: str) -> None:
-    """Write, and die on the way."""
+    """Write, and die at the given step."""
 
     def reached(at: str) -> None:
         if at == step:

@@ -1,4 +1,4 @@
-"""Results that add up over several sittings: a file of JSON lines, each a row with the commit that it is about."""
+"""Results that accumulate over several runs: a file of JSON lines, each with the commit that it belongs to."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ class Row(Protocol):
 
     @property
     def commit(self) -> str:
-        """The commit that it was had on."""
+        """Return the commit of the code that was run."""
         ...
 
 
@@ -22,7 +22,7 @@ S = TypeVar("S", bound=Row)
 
 TOP: Final = Path(__file__).parents[1]
 ALL_CODE: Final = ("marshal_dagster", "tests/*.py")
-"""The library and all tests, as git names them; a results file may lie beside."""
+"""The library and all tests, as git names them, but not the results files."""
 
 
 def code_version(paths: Sequence[str]) -> str:
@@ -31,9 +31,9 @@ def code_version(paths: Sequence[str]) -> str:
 
 
 def code_digest(paths: Sequence[str]) -> str:
-    """Return a digest of what git holds of `paths`, and one of what has changed since, if anything has.
+    """Return a digest of the content of `paths` in git, and one of the changes since the last commit, if there are any.
 
-    It names the same code under whatever commit it came.
+    The same code has the same digest under every commit.
     """
     return hashlib.sha256(_git("ls-files", "--stage", "--", *paths).encode()).hexdigest()[:12] + _changed(paths)
 
@@ -48,12 +48,12 @@ def _git(*arguments: str) -> str:
 
 
 def read_rows(results: Path) -> list[dict[str, Any]]:
-    """Read a results file; one that is not there yet has no rows."""
+    """Read a results file; a file that does not exist has no rows."""
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
 def rows_of(kind: Callable[..., R], results: Path) -> list[R]:
-    """Read a results file as rows of a dataclass, in which sequences are tuples."""
+    """Read a results file as rows of a dataclass; lists become tuples."""
     return [
         kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
         for fields in read_rows(results)
@@ -61,7 +61,7 @@ def rows_of(kind: Callable[..., R], results: Path) -> list[R]:
 
 
 def of_one_commit(rows: Sequence[S], commit: str | None = None) -> list[S]:
-    """Return those of `commit`, by default that of the last row: what another state came to proves nothing of it."""
+    """Return the rows of `commit`, by default that of the last row: results of other code prove nothing about it."""
     return [row for row in rows if row.commit == (commit or rows[-1].commit)]
 
 

@@ -1,7 +1,7 @@
-"""What a test finds on stderr, without what is another test's.
+"""Filters stderr for a test, so that it does not see the output of other tests.
 
-Kafka's clients of a test live until Python collects them, and those without a logger print a line whenever they find
-their broker gone, into whichever test runs by then.
+Kafka's clients of a test live until Python collects them. Those without a logger print a line when they lose their
+broker, during whatever test runs then.
 """
 
 import re
@@ -10,7 +10,7 @@ _CLIENT_LINE = re.compile(r"^%\d\|")
 
 
 def lines_about(servers: str, printed: str) -> list[str]:
-    """Give the lines of `printed` but those of Kafka's clients about other servers than `servers` (host:port,…)."""
+    """Return the lines of `printed`, without those of Kafka's clients about other servers (host:port,…)."""
     ours = servers.split(",")
     return [
         line

@@ -1,4 +1,4 @@
-"""What tests do with topics beyond the library."""
+"""Changes of topics that tests need and the library does not offer."""
 
 import time
 from typing import Final
@@ -14,9 +14,9 @@ BROKERS_WITHIN_S: Final = 120.0
 
 
 def grow(topics: Topics, topic: str, partitions: int) -> None:
-    """Give a topic more partitions, `partitions` in all, and wait until they can be used.
+    """Increase the number of partitions of a topic to `partitions`, and wait until they can be used.
 
-    While a broker restarts there are too few for the topic's replicas: that is waited for.
+    While a broker restarts there are too few brokers for the topic's replicas; this function waits for them.
     """
     deadline_s = time.monotonic() + BROKERS_WITHIN_S
     while True:

@@ -20,12 +20,12 @@ CODE: Final = (
     "tests/coordinator_faults/*.py",
     "tests/fault_harness/*.py",
 )
-"""What a run's result depends on, as git names it."""
+"""The paths on which a run's result depends, as git names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(RunRow):
-    """What a run came to, as the results file keeps it."""
+    """The result of a run in the results file."""
 
     ending: str
     coordinators: int
@@ -53,12 +53,12 @@ def run(of: Scenario, kafka: FaultyKafka, _: int, folder: Path) -> Tally:
 
 
 def sources(of: Scenario, tally: Tally) -> tuple[object, ...]:
-    """Return what a row is made of."""
+    """Return the sources of a row."""
     return of, tally, tally.verdict
 
 
 def summary(row: Row) -> str:
-    """Return the words about one run."""
+    """Return the summary of one run."""
     return (
         f"{row.ending}; {row.members} members, {row.claims} claims, {row.commits} commits, {row.terms} terms, settled "
         f"after {row.settled_after_s} s"
@@ -66,7 +66,7 @@ def summary(row: Row) -> str:
 
 
 def totals(rows: Sequence[Row]) -> str:
-    """Return the words about all runs."""
+    """Return the summary of all runs."""
     return f"{sum(row.terms for row in rows)} terms"
 
 
@@ -83,11 +83,11 @@ def cells(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def notes(rows: Sequence[Row]) -> str:
-    """Return what was promised, and what was not judged."""
+    """Return the notes: what was promised, and what was not judged."""
     return (
-        f"Members committed {sum(row.commits for row in rows):,} times. To be settled within {SETTLE_WITHIN_S:g} s is "
-        f"promised. In {sum(row.is_unsteady for row in rows)} runs the calm was not judged: the machine was too "
-        f"busy to lead in."
+        f"Members committed {sum(row.commits for row in rows):,} times. Runs must settle within {SETTLE_WITHIN_S:g} s. "
+        f"In {sum(row.is_unsteady for row in rows)} runs the calm was not judged, because the machine was too "
+        f"busy for a coordinator to lead."
     )
 
 

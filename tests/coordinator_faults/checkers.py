@@ -1,6 +1,6 @@
 """Judges a run by its coordination log and its processes' journals; it shares no code with the library.
 
-The log is read by the plain second reader and `tests.simulator.checkers.LogJudge`.
+The reference reader and `tests.simulator.checkers.LogJudge` read the log.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ MOST_TOLD: Final = 5
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong, if anything is: counts for the table, and what to tell."""
+    """The result of the checks: counts for the table, and violations."""
 
     two_owners: int = 0
     lost: int = 0
@@ -30,14 +30,14 @@ class Verdict:
     violations: list[ViolationError] = field(default_factory=list)
 
     def fail(self, promise: str, text: str) -> None:
-        """Note what is wrong."""
+        """Add a violation."""
         self.violations.append(ViolationError(promise, text))
 
 
 def judge(
     group: str, coordination_partitions: int, records: Iterable[Record], journals: Mapping[str, Sequence[Line]]
 ) -> Verdict:
-    """Compare what processes believed, by run id, with the log."""
+    """Compare the beliefs of the processes, by run id, with the log."""
     verdict = Verdict()
     log = LogJudge(coordination_partitions, _counting(verdict))
     for record in records:
@@ -59,7 +59,7 @@ def _counting(verdict: Verdict) -> Callable[[str, str], None]:
 
 
 def _check_works(verdict: Verdict, group: str, log: LogJudge, lines: Iterable[Line]) -> None:
-    """Who works won its claim; nobody works under a claim once a later one is worked under."""
+    """A process that works has won its claim; no process works under a claim after another works under a later one."""
     works: dict[Place, list[Line]] = defaultdict(list)
     for line in lines:
         if line.did is Did.WORKS:
@@ -74,11 +74,11 @@ def _check_works(verdict: Verdict, group: str, log: LogJudge, lines: Iterable[Li
         for epoch, instance in {(line.epoch, line.instance) for line in found}:
             state = log.state(partition, (group, *place), epoch + 1)
             if (state[0], state[2]) != (instance, epoch):
-                verdict.fail("who works has won its claim", f"{place}: {instance} at {epoch}, the log says {state}")
+                verdict.fail("who works has won its claim", f"{place}: {instance} at {epoch}, the log has {state}")
 
 
 def _check_committed(verdict: Verdict, group: str, log: LogJudge, lines: Iterable[Line]) -> None:
-    """What a process believed to have committed it did commit, and it is not lost."""
+    """A commit that a process believes in is in the log, and is not lost later."""
     for line in lines:
         if line.did is not Did.COMMITTED:
             continue
@@ -102,16 +102,16 @@ def _check_offsets(verdict: Verdict, log: LogJudge) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Who owns which partition by the log: the run id of each, and the epoch of its claim."""
+    """The owner of each partition by the log: its run id, and the epoch of its claim."""
 
     owners: Mapping[Place, tuple[str, int]]
 
     def names(self) -> dict[Place, str]:
-        """Give the run that owns each partition, under whichever claim."""
+        """Return the run that owns each partition, under any claim."""
         return {place: run_id for place, (run_id, _) in self.owners.items()}
 
     def counts(self, run_ids: Iterable[str]) -> dict[str, int]:
-        """Give how many each of these runs owns."""
+        """Return how many partitions each of these runs owns."""
         counted = dict.fromkeys(run_ids, 0)
         for run_id, _ in self.owners.values():
             if run_id in counted:
@@ -119,7 +119,7 @@ class Ownership:
         return counted
 
     def what_is_wrong(self, places: Iterable[Place], run_ids: Sequence[str]) -> str | None:
-        """Say why this is not an even spread of these partitions over these runs, if it is not."""
+        """Return why these partitions are not spread evenly over these runs, or None if they are."""
         counts = self.counts(run_ids)
         wanted = set(places)
         homeless = {place for place in wanted if self.owners.get(place, ("", 0))[0] not in counts}
@@ -131,7 +131,7 @@ class Ownership:
 
 
 def gap_ms(journals: Mapping[str, Sequence[Line]], since_ms: float, until_ms: float) -> float:
-    """Give the longest time since then for which no coordinator has begun or gone on to lead after one had ended to."""
+    """Return the longest time since `since_ms` without a leader: from the end of a term to the next line of one."""
     lines = sorted(
         (line for journal in journals.values() for line in journal if line.did in {Did.LEADS, Did.FOLLOWS}),
         key=lambda line: line.at_ms,
@@ -149,7 +149,7 @@ def gap_ms(journals: Mapping[str, Sequence[Line]], since_ms: float, until_ms: fl
 def needless_stops(
     journals: Mapping[str, Sequence[Line]], since_ms: float, after: Ownership, leaving: Iterable[str] = ()
 ) -> list[str]:
-    """Give the stops since then of partitions that their owner has in the end all the same."""
+    """Return the stops since `since_ms` of partitions that belong to the same owner in the end."""
     return [
         f"{run_id}: {line}"
         for run_id, lines in journals.items()

@@ -1,4 +1,4 @@
-"""What a process of a group writes down (`tests.fault_harness.journal`)."""
+"""The lines that a process of a group writes to its journal (`tests.fault_harness.journal`)."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ from tests.fault_harness.journal import Journal, now_ms
 
 
 class Did(StrEnum):
-    """What a line is about."""
+    """What a line reports."""
 
     STARTS = "is told to start"
     STOPS = "is told to stop"
@@ -24,7 +24,7 @@ class Did(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line; what is of a claim has its `instance`, `epoch` and `offset`."""
+    """A line; if it concerns a claim, it has `instance`, `epoch` and `offset`."""
 
     at_ms: float
     did: Did
@@ -36,7 +36,7 @@ class Line:
 
     @property
     def place(self) -> tuple[str, int]:
-        """The partition that it is about."""
+        """Return the partition of the line."""
         return self.topic, self.partition
 
 
@@ -47,10 +47,9 @@ class GroupJournal(Journal[Line]):
     """The journal of a coordinator or a member."""
 
     def __init__(self, path: Path) -> None:
-        """Open it."""
         super().__init__(path, LINES)
 
     def note(self, did: Did, places: frozenset[tuple[str, int]] = frozenset()) -> None:
-        """Add a line for each of these partitions, or one of none."""
+        """Add a line for each of these partitions, or one line without a partition."""
         at_ms = now_ms()
         self.write(*(Line(at_ms, did, *place) for place in sorted(places or {("", 0)})))

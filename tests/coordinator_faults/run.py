@@ -1,4 +1,4 @@
-"""One seed's run: a group of its own, its faults, and what is checked when all is calm."""
+"""The run of one seed: a group, its faults, and the checks when no fault is active."""
 
 import os
 import signal
@@ -25,9 +25,9 @@ COORDINATION_PARTITIONS: Final = 2
 COORDINATOR_PARTITIONS: Final = 2
 START_WITHIN_S: Final = 90.0
 SETTLE_WITHIN_S: Final = 60.0
-"""After the last fault, until each partition has an owner and the spread is even: the promise that is judged."""
+"""The time after the last fault until each partition has an owner and the spread is even. This promise is judged."""
 STAYS_S: Final = 2.0
-"""For how much longer than a session time-out it must stay so, as the last fault may be found so late."""
+"""How much longer than a session timeout the spread must stay even, because the last fault may be detected so late."""
 
 
 @dataclass(slots=True)
@@ -40,19 +40,19 @@ class Process(WorkerProcess):
 
     @property
     def name(self) -> str:
-        """The member that it is."""
+        """Return the name of the member."""
         return f"{self.role.value}{self.number}"
 
     @property
     def leads(self) -> bool:
-        """Whether it believes that it leads the group, by its journal."""
+        """Return whether it believes that it leads the group, by its journal."""
         lines = [line.did for line in read_journal(self.journal, LINES) if line.did in {Did.LEADS, Did.FOLLOWS}]
         return self.is_alive and lines[-1:] == [Did.LEADS]
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a run came to."""
+    """The result of a run."""
 
     verdict: Verdict = field(default_factory=Verdict)
     claims: int = 0
@@ -62,11 +62,11 @@ class Tally:
     settled_after_s: float = 0.0
     ended_after_s: float = 0.0
     is_unsteady: bool = False
-    """Whether a busy machine took the term from the coordinator in the calm: then members may have stopped for it."""
+    """Whether a busy machine ended the coordinator's term during the calm, so that members may have stopped."""
 
     @property
     def violations(self) -> list[ViolationError]:
-        """The promises that were broken."""
+        """Return the promises that were broken."""
         return self.verdict.violations
 
 
@@ -95,7 +95,7 @@ class Run(FaultRun[Process, Line, Tally]):
 
     @property
     def processes(self) -> list[Process]:
-        """All that run now."""
+        """Return all processes that run now."""
         return [*self.coordinators, *self.members, *self.twins, self.stranger]
 
     def _prepare(self) -> None:
@@ -120,7 +120,7 @@ class Run(FaultRun[Process, Line, Tally]):
         self._end_calmly()
 
     def _calm_down(self) -> None:
-        """See to it that all run: of two of one name one, by chance; the stranger goes."""
+        """Let all processes run, but only one (by chance) of two with the same name, and no independent claimer."""
         self.kafka.repair()
         for twin in self.twins:
             double = next(each for each in self.members if each.name == twin.name)
@@ -131,9 +131,9 @@ class Run(FaultRun[Process, Line, Tally]):
         self._retire(self.stranger)
 
     def _settle(self, when: str) -> float:
-        """Wait until each partition has an owner among the members, evenly, and that stays for a session time-out.
+        """Wait until the members own all partitions, evenly, and that stays for a session timeout.
 
-        Return how long it took to be so, in seconds.
+        Return how long it took to get there, in seconds.
         """
         began_s = since_s = time.monotonic()
         stays_s = self.of.session_ms / 1_000 + STAYS_S
@@ -144,7 +144,7 @@ class Run(FaultRun[Process, Line, Tally]):
             if wrong or now.names() != before.names():
                 since_s, before = time.monotonic(), now
             if since_s > began_s + SETTLE_WITHIN_S:
-                raise RunFailedError(f"not so within {SETTLE_WITHIN_S:g} s {when}: {wrong or 'it still changes'}")
+                raise RunFailedError(f"not settled within {SETTLE_WITHIN_S:g} s {when}: {wrong or 'it still changes'}")
         return round(since_s - began_s, 1)
 
     def _what_is_wrong(self) -> str | None:
@@ -157,7 +157,7 @@ class Run(FaultRun[Process, Line, Tally]):
         return Ownership(self._owned())
 
     def _owned(self) -> dict[Place, tuple[str, int]]:
-        """Return who owns what by the log as it is read here."""
+        """Return the owner of each partition by the log."""
         self.watcher.look()
         return {
             place: (key["owner"]["instance"].rpartition(".")[0], key["owner"]["epoch"])
@@ -166,7 +166,7 @@ class Run(FaultRun[Process, Line, Tally]):
         }
 
     def _end_calmly(self) -> None:
-        """Do the one thing that is looked at without any fault, and see what it moves."""
+        """Do the one step that the seed has for the calm, and check which claims it moves."""
         before, since_ms = self._ownership(), now_ms()
         leaving: list[str] = []
         if self.of.ending is Ending.JOINED:
@@ -194,7 +194,7 @@ class Run(FaultRun[Process, Line, Tally]):
             self._fail("only what moves is stopped", f"{self.of.ending.value}: {needless[:5]}")
 
     def _be_without_coordinators(self, before: Ownership) -> None:
-        """Kill all coordinators for a while that is shorter than a session: members keep what they have, and work."""
+        """Kill all coordinators for less than a session: members keep their claims and continue to work."""
         since_ms = now_ms()
         for coordinator in self.coordinators:
             self._kill(coordinator)
@@ -205,12 +205,12 @@ class Run(FaultRun[Process, Line, Tally]):
             self._fail("nothing is stopped without a coordinator", str(stops[:5]))
         still = {place for place in self._places() if self._offsets().get(place, 0) <= offsets.get(place, 0)}
         if still:
-            self._fail("progress goes on without a coordinator", f"not of {sorted(still)[:5]}")
+            self._fail("progress goes on without a coordinator", f"no progress of {sorted(still)[:5]}")
         for each in self.coordinators:
             self._start_again(each)
 
     def _check_unmoved(self, before: Ownership, when: str) -> None:
-        """A claim whose lease a busy machine has lost may be another's of the same member, but not of another one."""
+        """Check that each partition has the same member. Its claim may be new if a busy machine lost the lease."""
         now = self._ownership().names()
         moved = {place: (had, now.get(place)) for place, had in before.names().items() if now.get(place) != had}
         if moved:
@@ -256,7 +256,7 @@ class Run(FaultRun[Process, Line, Tally]):
         )
 
     def _retire(self, process: Process) -> None:
-        """Have it end in order, for good."""
+        """End the process cleanly; it is not restarted."""
         process.is_held = True
         process.terminate()
         self._wait(lambda: not process.is_alive, END_WITHIN_S, f"{process.run_id} to end")
@@ -295,7 +295,7 @@ class Run(FaultRun[Process, Line, Tally]):
         return self.members[fault.number % len(self.members)]
 
     def _flap(self, fault: Fault) -> Script:
-        """Members end and come back, some of them in order, again and again."""
+        """Members end and restart repeatedly, some of them cleanly."""
         for _ in range(4):
             member = self.chance.choice(self.members)
             if member.is_held:
@@ -309,7 +309,7 @@ class Run(FaultRun[Process, Line, Tally]):
             yield from self._pause(fault.lasts_s)
 
     def _name_taken(self, fault: Fault) -> Script:
-        """Start a second process of a member's name, beside the first."""
+        """Start a second process with a member's name while the first one runs."""
         double = self._member(fault)
         if any(twin.number == double.number for twin in self.twins):
             return
@@ -319,7 +319,7 @@ class Run(FaultRun[Process, Line, Tally]):
         yield from self._pause(fault.lasts_s)
 
     def _broker_fails(self, fault: Fault) -> Script:
-        """Mostly one fails that leads what coordinators or members write to."""
+        """Stop or kill a broker, mostly one that leads a partition to which coordinators or members write."""
         messages = self.coordinator_topics
         topic = self.chance.choice(
             (messages.member_messages, messages.coordinator_messages, messages.leader, self.log_topic)
@@ -342,7 +342,7 @@ class Run(FaultRun[Process, Line, Tally]):
         yield from self._aside(lambda: self.admin.create(name, 3, 3, DATA_SETTINGS))
         self.topics[name] = 3
 
-    # What it came to
+    # Results
 
     def _judge(self) -> Tally:
         journals, tally = self._journals(), self.tally

@@ -1,4 +1,4 @@
-"""What a seed means: how many there are of each, what befalls them, and what is looked at in the calm that follows."""
+"""The scenario of a seed: the numbers of processes, their faults, and the step that is checked in the calm."""
 
 import random
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from typing import Final
 from tests.fault_harness.proxy import Way
 
 LINKED: Final = 2
-"""So many of the coordinators, and of the members, have a link of a proxy."""
+"""How many of the coordinators, and of the members, have a link of a proxy."""
 LINKS: Final = 2 * LINKED
 
 
 TAKEOVER_MS: Final = 10_000
-"""A session time-out within which another coordinator takes over from one that was killed."""
+"""A session timeout within which another coordinator takes over from one that was killed."""
 
 
 class FaultKind(StrEnum):
-    """What befalls a coordinated group, as the table of results names it."""
+    """The kinds of faults of a coordinated group, as the table of results names them."""
 
     COORDINATOR_KILLED = "coordinator killed"
     COORDINATOR_STOPPED = "coordinator stopped"
@@ -57,7 +57,7 @@ OTHERS_LAST_S: Final = (0.5, 8.0)
 
 
 class Ending(StrEnum):
-    """What is done in the calm, when all is settled."""
+    """The step in the calm, after the group has settled."""
 
     JOINED = "a member joined"
     LEFT = "a member left"
@@ -67,10 +67,10 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: `at_s` after the group has settled first, for `lasts_s`, at the `number`th of those that it befalls.
+    """One fault: `at_s` after the group has settled first, for `lasts_s`, at a process by its `number`.
 
-    A coordinator is the one that leads, mostly: number 0 then. `held` are the ways of a silent link, whose bytes come
-    late or, unless `comes_late`, never.
+    A fault of a coordinator mostly concerns the leader: then the number is 0. In the `held` directions a link passes
+    nothing; the bytes arrive afterwards if `comes_late`, else never.
     """
 
     kind: FaultKind
@@ -91,18 +91,18 @@ class Scenario:
     partitions: int
     session_ms: int
     slow_stop_s: float
-    """How long a member may take to stop with a partition."""
+    """The longest time that a member takes to stop with a partition."""
     faults: tuple[Fault, ...]
     ending: Ending
 
     @property
     def kinds(self) -> frozenset[FaultKind]:
-        """Give what kinds of faults it has."""
+        """Return the kinds of its faults."""
         return frozenset(fault.kind for fault in self.faults)
 
 
 def scenario(seed: int) -> Scenario:
-    """Draw a run from a seed; 16 seeds one after another have each kind of fault first, others beside it."""
+    """Draw a run from a seed; in 16 consecutive seeds each kind of fault is the main one once."""
     chance = random.Random(f"coordinator {seed}")
     kinds = [KINDS[seed % len(KINDS)], *chance.choices(KINDS, k=chance.randint(1, 3))]
     ending = tuple(Ending)[chance.randrange(len(Ending))]

@@ -1,7 +1,8 @@
-"""A coordinator, a member, or a stranger, in a process of its own: `python -m tests.coordinator_faults.worker JSON`.
+"""A coordinator, a member or an independent claimer: `python -m tests.coordinator_faults.worker JSON`.
 
-Each ends in order at SIGTERM. A member takes claims of what it is told to work on in the coordination log, moves the
-offsets on, and releases what it must stop. A stranger does the same with what is free, and knows of no coordinator.
+Each ends cleanly at SIGTERM. A member claims its assigned partitions in the coordination log, moves their offsets, and
+releases the partitions that it must stop. An independent claimer does the same with any free partition, without a
+coordinator.
 """
 
 import logging
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Role(StrEnum):
-    """What a process is."""
+    """The role of a process."""
 
     COORDINATOR = "coordinator"
     MEMBER = "member"
@@ -51,7 +52,7 @@ class Role(StrEnum):
 
 
 class Orders(BaseModel):
-    """What a process is to be."""
+    """The orders for a process."""
 
     role: Role
     bootstrap_servers: str
@@ -70,7 +71,7 @@ class Orders(BaseModel):
 
 
 class Worker:
-    """Holds what is `wanted`, one claimer after another, as a claimer asks for a partition once."""
+    """Holds the `wanted` partitions. It uses several claimers, because a claimer claims a partition only once."""
 
     def __init__(self, orders: Orders, journal: GroupJournal) -> None:
         self.orders = orders
@@ -86,7 +87,7 @@ class Worker:
         self._ends_s: dict[DataPartitionId, float] = {}
 
     def start(self, places: frozenset[DataPartitionId]) -> None:
-        """Begin to work on these partitions."""
+        """Start to work on these partitions."""
         self.journal.note(Did.STARTS, places)
         with self._changed:
             self._wanted |= places
@@ -100,7 +101,7 @@ class Worker:
         self.journal.note(Did.STOPPED, places)
 
     def work(self) -> None:
-        """Take one turn: release, claim, commit."""
+        """Do one round: release, claim, commit."""
         with self._changed:
             wanted = frozenset(self._wanted)
         held = frozenset((each.topic, claim) for each in self.claimers for claim in each.claims)
@@ -117,7 +118,7 @@ class Worker:
             self._changed.notify_all()
 
     def _over(self, places: frozenset[DataPartitionId]) -> set[DataPartitionId]:
-        """Give those of the partitions to stop with whose last message is done: each takes its time."""
+        """Return the partitions to stop whose last message is done; each takes some time."""
         now_s = time.monotonic()
         self._ends_s = {place: at_s for place, at_s in self._ends_s.items() if place in places}
         for place in places:
@@ -141,7 +142,7 @@ class Worker:
                 claimer.release()
 
     def _commit(self, claimer: Claimer) -> None:
-        """Work on a message of each partition, and commit; what has become of the lease is known at that time."""
+        """Process one message of each partition, and commit; the journal shows when the lease was valid."""
         at_ms = now_ms()
         try:
             claimer.check(claimer.claims.keys())
@@ -161,14 +162,14 @@ class Worker:
             logger.info("commit on %s: %s", claimer.topic, error)
 
     def close(self) -> None:
-        """Release all."""
+        """Release all claims."""
         for claimer in self.claimers:
             claimer.release()
         self.log.close()
 
 
 def be_coordinator(orders: Orders, journal: GroupJournal, is_over: threading.Event) -> None:
-    """Coordinate until it is over."""
+    """Coordinate until SIGTERM."""
     # Shorter than brokers allow by default, for more takeovers in a run.
     elector._SESSION_MS = 3_000  # type: ignore[misc]
     service = Coordinator(
@@ -198,7 +199,7 @@ def _until_over(service: Coordinator, is_over: threading.Event) -> None:
 
 
 def be_member(orders: Orders, journal: GroupJournal, is_over: threading.Event) -> None:
-    """Work on what the coordinator says until it is over."""
+    """Work on the assigned partitions until SIGTERM."""
     worker = Worker(orders, journal)
     while not is_over.is_set():
         member = CoordinatedMember(
@@ -226,7 +227,7 @@ def be_member(orders: Orders, journal: GroupJournal, is_over: threading.Event) -
 
 
 def _in_background(member: CoordinatedMember, is_over: threading.Event) -> threading.Thread:
-    """Leave when it is over, while the work of releasing goes on."""
+    """Leave the group at SIGTERM, while the main thread continues to release claims."""
 
     def leave() -> None:
         is_over.wait()
@@ -238,7 +239,7 @@ def _in_background(member: CoordinatedMember, is_over: threading.Event) -> threa
 
 
 def be_stranger(orders: Orders, journal: GroupJournal, is_over: threading.Event) -> None:
-    """Take a partition now and then, whoever is to have it."""
+    """Claim a partition now and then, without regard to the assignment."""
     worker = Worker(orders, journal)
     while not is_over.is_set():
         place = (orders.topic, worker.chance.randrange(orders.partitions))
@@ -252,7 +253,7 @@ def be_stranger(orders: Orders, journal: GroupJournal, is_over: threading.Event)
 
 
 def main() -> int:
-    """Be what the orders say."""
+    """Run the process that the orders describe."""
     orders = Orders.model_validate_json(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(name)s %(message)s")
     is_over = threading.Event()

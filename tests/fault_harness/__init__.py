@@ -1,5 +1,6 @@
-"""What runs of real processes under faults share: claims (`tests.faults`), outbox and coordinator use it.
+"""The common part of the runs of real processes under faults: claims (`tests.faults`), outbox and coordinator.
 
-`cluster` has three brokers, `proxy` the links to them that fail, `run` the processes and scripts of one seed, `journal`
-what processes write down, `log_watcher` the coordination log, and `suite` the command with its results and its table.
+`cluster` has three brokers, and `proxy` the links to them that fail. `run` has the processes and fault scripts of one
+seed. `journal` is what processes write down, `log_watcher` reads the coordination log, and `suite` is the command with
+its results and its table.
 """

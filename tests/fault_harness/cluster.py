@@ -1,4 +1,4 @@
-"""Three brokers with a listener for each link of the proxy, and their faults."""
+"""Three brokers with one listener for each link of the proxy, and their faults."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from tests.fault_harness.proxy import Proxy
 BROKERS = (1, 2, 3)
 ANSWER_WITHIN_S = 20.0
 UP_WITHIN_S = 180.0
-"""However busy the machine is."""
+"""Enough time on a busy machine."""
 SETTINGS = {
     "broker.heartbeat.interval.ms": "300",
     "broker.session.timeout.ms": "2000",
@@ -42,14 +42,14 @@ LOG_SETTINGS = {
     "min.insync.replicas": "2",
     "unclean.leader.election.enable": "false",
 }
-"""Of a coordination topic."""
+"""Settings of a coordination topic."""
 DATA_SETTINGS = {"min.insync.replicas": "2", "retention.ms": "-1", "segment.ms": "60000"}
-"""Of a data topic."""
+"""Settings of a data topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManyListeners(Launcher):
-    """Starts brokers with one more listener for each link, which advertises the link's port."""
+    """Starts brokers with one more listener for each link; it advertises the port of the link."""
 
     inner: Sequence[Mapping[int, int]] = ()
     outer: Sequence[Mapping[int, int]] = field(default=())
@@ -77,7 +77,7 @@ class FaultyKafka(KafkaCluster):
     """Three brokers that members reach directly or through links of a proxy."""
 
     def __init__(self, directory: Path, links: int) -> None:
-        """Name the cluster; it has `links` links."""
+        """Name the cluster and its `links` links."""
         super().__init__(directory, brokers=3, port=0, settings=SETTINGS, heap_mb=320)
         self._reserved = [_reserved() for _ in range(links * len(BROKERS))]
         ports = iter([each.getsockname()[1] for each in self._reserved])
@@ -88,7 +88,7 @@ class FaultyKafka(KafkaCluster):
         self._kills_over: list[int] = []
 
     def servers(self, link: int | None) -> str:
-        """Return the bootstrap servers: of a link, or the brokers' own."""
+        """Return the bootstrap servers: those of a link, or the brokers' own."""
         if link is None:
             return self.bootstrap_servers
         return ",".join(f"{HOST}:{port}" for port in self.proxy.links[link].ports.values())
@@ -99,7 +99,7 @@ class FaultyKafka(KafkaCluster):
         return int(metadata.topics[topic].partitions[partition].leader)
 
     def suspend(self, broker: int) -> None:
-        """Stop a broker's process where it is."""
+        """Stop a broker's process with SIGSTOP."""
         os.kill(self._pid(broker), signal.SIGSTOP)
 
     def resume(self, broker: int) -> None:
@@ -108,13 +108,13 @@ class FaultyKafka(KafkaCluster):
             os.kill(self._pid(broker), signal.SIGCONT)
 
     def kill(self, broker_id: int) -> None:
-        """End one broker with SIGKILL, be it one that a repair under way starts."""
+        """Kill one broker with SIGKILL, even if a repair is starting it now."""
         self._kills_begun.append(broker_id)
         super().kill(broker_id)
         self._kills_over.append(broker_id)
 
     def repair(self) -> None:
-        """Start what does not run, until all brokers know each other; begin again when one is killed meanwhile."""
+        """Start the brokers that do not run, until all know each other; start over if one is killed meanwhile."""
         while True:
             over = len(self._kills_over)
             for broker in BROKERS:
@@ -137,7 +137,7 @@ class FaultyKafka(KafkaCluster):
             done.result(ANSWER_WITHIN_S)
 
     def admin(self) -> AdminClient:
-        """Return the one admin client: the answers of a client whose handle is dropped are lost."""
+        """Return the one admin client, because the responses of a client without a reference are lost."""
         if self._admin is None:
             self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         return self._admin
@@ -167,7 +167,7 @@ def _reserved() -> socket.socket:
 
 @contextmanager
 def faulty_kafka(directory: Path, links: int) -> Iterator[FaultyKafka]:
-    """Start a cluster, and wipe it afterwards."""
+    """Start a cluster, and delete it afterwards."""
     cluster = FaultyKafka(directory, links)
     cluster.proxy.start()
     try:

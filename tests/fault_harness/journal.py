@@ -1,6 +1,6 @@
-"""What a process writes down of what it believes and does, a line each, before it does it.
+"""A process writes its beliefs and its steps to a journal, one line each, before it acts.
 
-Times are milliseconds of CLOCK_BOOTTIME, which is one for all processes of a machine.
+Times are milliseconds of CLOCK_BOOTTIME, which is the same for all processes of a machine.
 """
 
 import os
@@ -14,10 +14,10 @@ L = TypeVar("L")
 
 
 class Journal(Generic[L]):
-    """A process's journal: each line is there as a whole, or not at all, however the process ends."""
+    """A process's journal: each line is written as a whole or not at all, however the process ends."""
 
     def __init__(self, path: Path, lines: TypeAdapter[L]) -> None:
-        """Open it; `lines` names the type of its lines."""
+        """Open the journal; `lines` is the type of its lines."""
         self._lines = lines
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
@@ -27,7 +27,7 @@ class Journal(Generic[L]):
 
 
 def read_journal(path: Path, lines: TypeAdapter[L]) -> list[L]:
-    """Read what is there; the line that a dying process was about to write may be missing, none is half there."""
+    """Read all lines; the last line of a process that died may be missing, but never incomplete."""
     return [lines.validate_json(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 

@@ -1,4 +1,4 @@
-"""Reads a coordination log during a run, as judges and scripts need it."""
+"""Reads a coordination log during a run, for checkers and fault scripts."""
 
 import json
 import os
@@ -18,7 +18,7 @@ METADATA_WITHIN_S: Final = 20
 
 
 class LogWatcher:
-    """Reads every record of a coordination log as it gets there, before retention can take it."""
+    """Reads every record of a coordination log as soon as it is written, before retention can delete it."""
 
     def __init__(self, servers: str, topic: str, partitions: int) -> None:
         self.records: list[tuple[int, int, int, bytes]] = []
@@ -40,7 +40,7 @@ class LogWatcher:
         self._consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
 
     def look(self) -> None:
-        """Read what is there."""
+        """Read the new records."""
         for message in self._consumer.consume(MOST_AT_ONCE, 0.0):
             if message.error() is not None:
                 continue
@@ -50,27 +50,27 @@ class LogWatcher:
             self.reader.read(partition, offset, message.timestamp()[1], value)
 
     def is_at_end(self) -> bool:
-        """Whether everything that the brokers have now was read."""
+        """Return whether all records that the brokers have now were read."""
         self.look()
         return all(self._next[number] >= self._bounds(self._topic, number, ANSWER_WITHIN_S)[1] for number in self._next)
 
     def read_to_end(self, within_s: float) -> None:
-        """Read until everything was read, or time is over."""
+        """Read until all records were read or the time is over."""
         deadline_s = time.monotonic() + within_s
         while not self.is_at_end() and time.monotonic() < deadline_s:
             time.sleep(LOOK_S)
 
     def start(self, partition: int) -> int:
-        """Return the first offset that retention has left."""
+        """Return the first offset that retention has not deleted."""
         return self._bounds(self._topic, partition, ANSWER_WITHIN_S)[0]
 
     def bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
-        """Return the offsets that each partition of a topic holds: the first, and the next one to come."""
-        self._consumer.list_topics(topic, timeout=METADATA_WITHIN_S)  # or it knows of no partition that was added
+        """Return the offsets of each partition of a topic: the first, and the next one to be written."""
+        self._consumer.list_topics(topic, timeout=METADATA_WITHIN_S)  # otherwise it does not know new partitions
         return {number: self._bounds(topic, number, METADATA_WITHIN_S) for number in range(partitions)}
 
     def keys(self, group: str) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
-        """Return each topic and partition that a group knows, with its state."""
+        """Return each topic and partition of a group, with its state."""
         for log in self.reader.logs.values():
             yield from log["groups"].get(group, {"keys": {}})["keys"].items()
 
@@ -79,7 +79,7 @@ class LogWatcher:
         return {place: key["offset"] for place, key in self.keys(group) if key["offset"] is not None}
 
     def write(self, path: Path) -> None:
-        """Write what was read as `marshal-dagster replay` reads it."""
+        """Write the records in the format that `marshal-dagster replay` reads."""
         with path.open("w") as file:
             for partition, offset, timestamp, value in self.records:
                 text = value.decode("utf-8", "replace")

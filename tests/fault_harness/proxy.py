@@ -1,7 +1,7 @@
-"""TCP between a member and the brokers, which can be cut, slowed, or let bytes vanish one way or both.
+"""A TCP proxy between a member and the brokers that can cut, slow down or silence connections one way or both.
 
-A link is one member's way to all brokers. It forwards bytes and knows nothing of Kafka: the brokers have a listener for
-each link, and advertise the link's own ports there.
+A link is one member's way to all brokers. It forwards bytes and does not know Kafka's protocol. The brokers have a
+listener for each link, which advertises the link's own ports.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _START_WITHIN_S = 10.0
 
 
 class Way(StrEnum):
-    """In which direction bytes go."""
+    """The direction of bytes."""
 
     TO_BROKER = "to broker"
     TO_MEMBER = "to member"
@@ -27,7 +27,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """How a link is: `is_cut` resets and refuses connections, `held` ways let nothing through on open connections."""
+    """The state of a link: `is_cut` resets and refuses connections; in a `held` direction no bytes pass."""
 
     is_cut: bool = False
     delay_s: float = 0.0
@@ -39,10 +39,10 @@ HEALTHY = LinkState()
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """One member's way to the brokers; `ports` are what it connects to, by broker.
+    """One member's way to the brokers; `ports` are the ports of the brokers.
 
-    What was held arrives late once the link is healthy again, or, without `delivers_late`, never: its connection is
-    reset.
+    Bytes that were held arrive late, once the link is healthy again. Without `delivers_late` they never arrive, because
+    their connection is reset.
     """
 
     state: LinkState = HEALTHY
@@ -51,14 +51,14 @@ class Link:
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     held_back: int = 0
-    """Chunks that wait for another state."""
+    """Chunks that wait for another state of the link."""
 
     def refuses(self) -> bool:
         """Return whether connections are refused."""
         return self.state.is_cut
 
     async def pass_on(self, way: Way) -> bool:
-        """Wait until a chunk may pass; return False when its connection must end instead."""
+        """Wait until a chunk may pass; return False if its connection must end instead."""
         was_held = False
         async with self.changed:
             while way in self.state.held:
@@ -81,10 +81,10 @@ class Link:
 
 
 class Proxy:
-    """Links from free ports of this machine to brokers, in a thread of their own."""
+    """Links from free ports of this machine to brokers, in a separate thread."""
 
     def __init__(self, targets: Sequence[Mapping[int, int]]) -> None:
-        """Prepare a link for each of `targets`: the brokers' ports, by broker."""
+        """Prepare a link for each element of `targets`, which maps brokers to their ports."""
         self._targets = targets
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -92,7 +92,7 @@ class Proxy:
         self.links: list[Link] = []
 
     def start(self) -> None:
-        """Listen."""
+        """Start to listen."""
         self._thread.start()
         self._call(self._listen())
 
@@ -104,7 +104,7 @@ class Proxy:
         self._loop.close()
 
     def change(self, link: int, state: LinkState, *, delivers_late: bool = True) -> None:
-        """Change a link's state, for connections that stand too."""
+        """Change a link's state, also for open connections."""
         self._call(self._change(self.links[link], state, delivers_late))
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
@@ -148,7 +148,7 @@ def _connector(link: Link, port: int) -> Any:  # noqa: ANN401 - asyncio names no
             writer.transport.abort()
             return
         both = {writer, broker_writer}
-        if link.refuses():  # the state changed while the broker was connected to
+        if link.refuses():  # the state changed during the connection to the broker
             for each in both:
                 each.transport.abort()
             return
@@ -168,7 +168,7 @@ def _connector(link: Link, port: int) -> Any:  # noqa: ANN401 - asyncio names no
 
 
 async def _pump(link: Link, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Forward until one side ends; an end ends the other side too."""
+    """Forward until one side closes; then the other side is closed too."""
     while True:
         chunk = await reader.read(_CHUNK_BYTES)
         if not await link.pass_on(way) or not chunk:

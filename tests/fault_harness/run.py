@@ -1,4 +1,4 @@
-"""One seed's run: processes that are started again, scripts of faults, brokers and links that fail."""
+"""The run of one seed: processes that are restarted, fault scripts, and brokers and links that fail."""
 
 import importlib.util
 import os
@@ -32,69 +32,69 @@ HELPERS: Final = 4
 MOST_SAID: Final = 2_000
 
 STOPPING: Final = threading.Event()
-"""Whether this process is to end: then every run ends."""
+"""Set when this process should end; then every run ends."""
 
 Script = Generator[None]
-"""What happens in time: continues at each tick."""
+"""A sequence of actions over time; it continues at each tick."""
 
 
 class RunFailedError(Exception):
-    """The run itself did not go as it must: a promise of liveness, or the test bed."""
+    """The run itself failed: a promise of liveness was broken, or the test bed failed."""
 
 
 class LinkFault(Protocol):
-    """What a fault has about a link."""
+    """The part of a fault that concerns a link."""
 
     @property
     def lasts_s(self) -> float:
-        """For how long the link fails."""
+        """Return the duration of the failure of the link."""
         ...
 
     @property
     def comes_late(self) -> bool:
-        """Whether bytes that were held arrive afterwards."""
+        """Return whether bytes that were held arrive afterwards."""
         ...
 
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """A process of the run, start after start; each start is a run with an id and a journal of its own."""
+    """A process of the run, which is started repeatedly; each start is a run with its own id and journal."""
 
     number: int
     folder: Path
     runs: int = field(default=0, kw_only=True)
     process: subprocess.Popen[bytes] | None = field(default=None, kw_only=True)
     is_held: bool = field(default=False, kw_only=True)
-    """Whether a fault decides when it is started again."""
+    """Whether a fault decides when the process is restarted."""
 
     @property
     def name(self) -> str:
-        """What all its runs are called."""
+        """Return the common name of all its runs."""
         return f"run{self.number}"
 
     @property
     def run_id(self) -> str:
-        """The id of this run."""
+        """Return the id of this run."""
         return f"{self.name}x{self.runs}"
 
     @property
     def journal(self) -> Path:
-        """What this run writes down."""
+        """Return the path of this run's journal."""
         return self.folder / "journals" / f"{self.run_id}.jsonl"
 
     @property
     def errors(self) -> Path:
-        """What this run prints on stderr."""
+        """Return the path of this run's stderr."""
         return self.folder / f"{self.run_id}.stderr"
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process is there, stopped or not."""
+        """Return whether the process exists, stopped or not."""
         return self.process is not None and self.process.poll() is None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its process is stopped."""
+        """Return whether the process is stopped by SIGSTOP."""
         if self.process is None or not self.is_alive:
             return False
         with suppress(OSError):
@@ -102,27 +102,27 @@ class WorkerProcess:
         return False
 
     def signal(self, number: signal.Signals) -> None:
-        """Send its process a signal."""
+        """Send the process a signal."""
         if self.process is not None and self.is_alive:
             self.process.send_signal(number)
 
     def terminate(self) -> None:
-        """Send it SIGTERM; a stopped process continues."""
+        """Send the process SIGTERM, and SIGCONT if it is stopped."""
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
 
     def wait(self) -> None:
-        """Wait until its process has ended, if it has one."""
+        """Wait until the process has ended, if there is one."""
         if self.process is not None:
             self.process.wait()
 
 
 class Tally(Protocol):
-    """What a run came to."""
+    """The result of a run."""
 
     @property
     def violations(self) -> list[ViolationError]:
-        """The promises that were broken."""
+        """Return the promises that were broken."""
         ...
 
 
@@ -132,9 +132,10 @@ T = TypeVar("T", bound=Tally)
 
 
 class FaultRun(ABC, Generic[P, L, T]):
-    """A seed's run on real brokers: `_tick` does what is always due, scripts inject faults.
+    """A seed's run on real brokers: `_tick` does the regular work, scripts inject faults.
 
-    `folder` has what it leaves; `worker` is the module of its processes, `lines` the type of their journals' lines.
+    `folder` holds all files of the run. `worker` is the module of its processes, `lines` the type of the lines of their
+    journals.
     """
 
     def __init__(self, seed: int, kafka: FaultyKafka, folder: Path, worker: str, lines: TypeAdapter[L]) -> None:
@@ -144,17 +145,17 @@ class FaultRun(ABC, Generic[P, L, T]):
         self.connection = KafkaConnection(bootstrap_servers=kafka.bootstrap_servers, timeout_s=30)
         self.wrong: list[ViolationError] = []
         self.has_failed = False
-        """Whether the run did not get to its end."""
+        """Whether the run was aborted."""
         self.admin: Topics
         self._worker = worker
         self._lines = lines
         self._run_ids: set[str] = set()
         self._helpers = ThreadPoolExecutor(HELPERS)
 
-    # From beginning to end
+    # From start to end
 
     def go(self) -> T:
-        """Let it all happen, and judge."""
+        """Run the seed and judge it."""
         (self.folder / "journals").mkdir(parents=True)
         with Topics(self.connection) as self.admin:
             self._prepare()
@@ -175,31 +176,31 @@ class FaultRun(ABC, Generic[P, L, T]):
     @property
     @abstractmethod
     def processes(self) -> Sequence[P]:
-        """All processes that belong to the run now."""
+        """Return all processes that belong to the run now."""
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make topics and whatever else must be there before any process starts."""
+        """Create topics and everything else that must exist before a process starts."""
 
     @abstractmethod
     def _live(self) -> None:
-        """Start all, let faults happen, and wait until what is promised holds again."""
+        """Start everything, let faults happen, and wait until the promises hold again."""
 
     @abstractmethod
     def _judge(self) -> T:
-        """Compare what the processes have left behind."""
+        """Compare the journals, logs and outputs of the processes."""
 
     @abstractmethod
     def _topics(self) -> Iterable[str]:
-        """Return the topics that the run has made."""
+        """Return the topics that the run has created."""
 
     @abstractmethod
     def _orders(self, process: P) -> BaseModel:
-        """Return what a process that starts now is to do."""
+        """Return the orders for a process that starts now."""
 
     @abstractmethod
     def _is_good_end(self, process: P, code: int) -> bool:
-        """Whether a process may end with this exit code."""
+        """Return whether a process may end with this exit code."""
 
     def _fail(self, promise: str, text: str) -> None:
         self.wrong.append(ViolationError(promise, text))
@@ -211,12 +212,12 @@ class FaultRun(ABC, Generic[P, L, T]):
     # Processes
 
     def _environment(self, process: P) -> Mapping[str, str]:
-        """Return the variables that a process has in its environment beside those of this one."""
+        """Return additional environment variables for a process."""
         del process
         return {}
 
     def _start(self, process: P) -> None:
-        """Start a process's next run; the one before has ended, or was killed."""
+        """Start a process's next run; the run before has ended or was killed."""
         process.wait()
         process.runs += 1
         while process.run_id in self._run_ids:
@@ -233,12 +234,12 @@ class FaultRun(ABC, Generic[P, L, T]):
             )
 
     def _start_again(self, process: P) -> None:
-        """Start a process that a fault has held."""
+        """Restart a process that a fault has held."""
         self._start(process)
         process.is_held = False
 
     def _kill(self, process: P) -> None:
-        """End a process with SIGKILL; it is not started again by itself."""
+        """Kill a process with SIGKILL; it is not restarted automatically."""
         process.is_held = True
         process.signal(signal.SIGKILL)
         process.wait()
@@ -250,12 +251,12 @@ class FaultRun(ABC, Generic[P, L, T]):
             self._fail("nothing else goes wrong", f"{process.run_id} ended with {code}: {said}")
 
     def _whereabouts(self, process: P) -> str:
-        """Return where a process is that does not end."""
+        """Return where a process is that does not end, as a text for messages."""
         del process
         return ""
 
     def _may_hang(self, whereabouts: str) -> bool:
-        """Whether a process may be there and not end, for a reason that is known."""
+        """Return whether a process may hang at this place for a known reason."""
         del whereabouts
         return False
 
@@ -264,7 +265,7 @@ class FaultRun(ABC, Generic[P, L, T]):
             process.terminate()
 
     def _end(self) -> None:
-        """End all processes, after which nothing changes any more."""
+        """End all processes, so that nothing changes any more."""
         self._terminate_all()
         for process in self.processes:
             deadline_s = time.monotonic() + END_WITHIN_S
@@ -285,9 +286,9 @@ class FaultRun(ABC, Generic[P, L, T]):
     # Each tick
 
     def _tick(self) -> None:
-        """Do what is always due, and let a moment pass."""
+        """Do the regular work, and sleep for one tick."""
         if STOPPING.is_set():
-            raise RunFailedError("this process is to end")
+            raise RunFailedError("this process was asked to end")
         self._watch()
         for process in self.processes:
             if not process.is_held:
@@ -295,16 +296,16 @@ class FaultRun(ABC, Generic[P, L, T]):
         time.sleep(TICK_S)
 
     def _watch(self) -> None:
-        """Read what is to be read at each tick."""
+        """Read what must be read at each tick."""
 
     def _keep_up(self, process: P) -> None:
-        """Start a process again that has ended."""
+        """Restart a process that has ended."""
         if not process.is_alive:
             self._check_exit(process)
             self._start(process)
 
     def _play(self, scripts: Iterable[Script], beside: Script | None = None) -> None:
-        """Tick until all scripts are over; the script `beside` them need not be."""
+        """Tick until all scripts are over; `beside` runs at the same time and need not end."""
         left = list(scripts)
         while left:
             self._tick()
@@ -331,7 +332,7 @@ class FaultRun(ABC, Generic[P, L, T]):
             yield
 
     def _aside(self, work: Callable[[], object]) -> Script:
-        """Do what takes long in a thread."""
+        """Do slow work in another thread."""
         done: Future[object] = self._helpers.submit(work)
         while not done.done():
             yield
@@ -350,7 +351,7 @@ class FaultRun(ABC, Generic[P, L, T]):
             yield
 
     def _killed(self, processes: Iterable[P], lasts_s: float) -> Script:
-        """Kill processes, and start them again later."""
+        """Kill processes, and restart them later."""
         held = [process for process in processes if not process.is_held]
         for process in held:
             self._kill(process)
@@ -359,7 +360,7 @@ class FaultRun(ABC, Generic[P, L, T]):
             self._start_again(process)
 
     def _stopped(self, processes: Iterable[P], lasts_s: float) -> Script:
-        """Stop processes where they are, and let them continue later."""
+        """Stop processes with SIGSTOP, and let them continue later."""
         stopped = [process for process in processes if not process.is_held]
         for process in stopped:
             process.signal(signal.SIGSTOP)
@@ -368,7 +369,7 @@ class FaultRun(ABC, Generic[P, L, T]):
             process.signal(signal.SIGCONT)
 
     def _broker(self, topic: str | None, partition: int = 0) -> Generator[None, None, int]:
-        """Choose a broker: the one that leads a partition, if there is one."""
+        """Choose a broker: the leader of a partition, if there is one."""
         if topic is not None:
             leader = self._helpers.submit(self.kafka.leader, topic, partition)
             while not leader.done():
@@ -398,7 +399,7 @@ class FaultRun(ABC, Generic[P, L, T]):
 
 
 def fake_clock(**settings: str) -> dict[str, str]:
-    """Return the environment of a process whose time of day libfaketime changes; CLOCK_MONOTONIC is left alone."""
+    """Return the environment of a process whose time of day libfaketime changes; CLOCK_MONOTONIC stays real."""
     found = importlib.util.find_spec("libfaketime")
     if found is None or found.origin is None:
         raise RunFailedError("libfaketime is not installed")

@@ -1,8 +1,9 @@
-"""Runs seeds under faults: as many as `--seeds` names, from `--first` on, or the one that `--seed` names.
+"""Runs seeds under faults: as many as `--seeds`, starting with `--first`, or the one of `--seed`.
 
-`--results FILE` adds a row for each finished run, with the commit that it ran on, and leaves out the seeds that are in
-it for the same commit. `--table FILE` prints what those of its newest commit came to, or those of `--commit`. What
-violates prints the command that repeats the seed, and keeps its folder: what processes wrote down and said.
+`--results FILE` adds a row for each finished run, with the commit that it ran on, and skips the seeds that are in the
+file for the same commit. `--table FILE` prints a table of the results of its newest commit, or of `--commit`. For a
+violation it prints the command that repeats the seed, and keeps the folder with the journals and stderr of the
+processes.
 """
 
 import argparse
@@ -34,7 +35,7 @@ MOST_TRACED: Final = 1_500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """What every run came to, as the results file keeps it."""
+    """The fields of every run in the results file."""
 
     commit: str
     seed: int
@@ -44,11 +45,11 @@ class RunRow:
 
 
 class Fault(Protocol):
-    """What happens to a run."""
+    """A fault of a run."""
 
     @property
     def kind(self) -> StrEnum:
-        """What kind of fault it is."""
+        """Return the kind of the fault."""
         ...
 
 
@@ -57,15 +58,15 @@ class Scenario(Protocol):
 
     @property
     def faults(self) -> Sequence[Fault]:
-        """What happens to it."""
+        """Return the faults of the run."""
         ...
 
 
 class Services(Protocol):
-    """What runs need."""
+    """The services that runs need."""
 
     def repair(self) -> None:
-        """Start again what does not run, for the next run."""
+        """Restart the services that do not run, for the next run."""
 
 
 S = TypeVar("S", bound=Scenario)
@@ -75,41 +76,41 @@ R = TypeVar("R", bound=RunRow)
 
 
 def always(_: object) -> bool:
-    """Return that it is so."""
+    """Return True."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class FaultSuite(Generic[S, V, T, R]):
-    """Runs of one kind, the services that they need, and what is reported of them."""
+    """Runs of one kind, the services that they need, and the columns of their table."""
 
     module: str
     code: Sequence[str]
-    """What a result depends on, as git names it."""
+    """The paths on which a result depends, as git names them."""
     kinds: Sequence[StrEnum]
-    """The kinds of faults: as many seeds one after another have each of them."""
+    """The kinds of faults. That many consecutive seeds have each of them."""
     scenario: Callable[[int], S]
     services: Callable[[Path, int], AbstractContextManager[V]]
-    """Starts services below a folder, for so many lanes."""
+    """Starts services below a folder, for that many lanes."""
     run: Callable[[S, V, int, Path], T]
     """Runs a scenario on services, in a lane and a folder."""
     tally: Callable[[], T]
-    """Makes the tally of a run that came to nothing."""
+    """Makes the tally of a run that was aborted."""
     row: type[R]
     """The dataclass of its rows."""
     sources: Callable[[S, T], Sequence[object]]
-    """Returns the objects whose fields a row has under the same names, beside the fields of every row."""
+    """Returns the objects whose fields become fields of a row with the same names, besides the fields of every row."""
     summary: Callable[[R], str]
     """Describes a run."""
     totals: Callable[[Sequence[R]], str]
     """Describes all runs."""
     columns: Sequence[str]
-    """What the table has between runs and violations."""
+    """The columns of the table between runs and violations."""
     cells: Callable[[Sequence[R]], Sequence[str]]
     notes: Callable[[Sequence[R]], str]
-    """The text below the table."""
+    """Returns the text below the table."""
     lanes: int = 1
-    """How many runs there are at once, where they do not need the services for themselves."""
+    """The number of runs at the same time, for runs that can share the services."""
     is_alone: Callable[[S], bool] = always
     """Whether a run needs the services for itself."""
 
@@ -117,7 +118,7 @@ class FaultSuite(Generic[S, V, T, R]):
 
     @contextmanager
     def bed(self, lanes: int | None = None) -> Iterator["Bed[S, V, T, R]"]:
-        """Start services for runs; the folders of runs that violate something stay."""
+        """Start services for runs; the folders of runs with violations are kept."""
         many = lanes or self.lanes
         name = self.module.rpartition(".")[2].replace("_", "-")
         folder = Path(tempfile.mkdtemp(prefix=f"marshal-{name}-"))
@@ -127,7 +128,7 @@ class FaultSuite(Generic[S, V, T, R]):
             folder.rmdir()
 
     def soak(self, seeds: Sequence[int], results: Path | None, lanes: int | None = None) -> list[R]:
-        """Run what `results` does not have yet of this code, report each, and add it; return the rows of all seeds."""
+        """Run the seeds that `results` does not have for this code; print and add each; return all their rows."""
         at = soak_results.code_version(self.code)
         rows = soak_results.rows_of(self.row, results) if results else []
         done = {row.seed: row for row in rows if row.commit == at}
@@ -167,7 +168,7 @@ class FaultSuite(Generic[S, V, T, R]):
     # Results
 
     def table(self, rows: Sequence[R]) -> str:
-        """Return the results as a markdown table; a run counts in the line of each of its faults."""
+        """Return the results as a markdown table; a run counts in the row of each of its faults."""
         columns = ["fault", "runs", *self.columns, "violations"]
         lines = [f"| {' | '.join(columns)} |", f"| ---{' | ---:' * (len(columns) - 1)} |"]
         lines += [self._line(kind.value, [row for row in rows if kind.value in row.faults]) for kind in self.kinds]
@@ -181,16 +182,20 @@ class FaultSuite(Generic[S, V, T, R]):
         return f"| {' | '.join(cells)} |"
 
     def main(self) -> int:
-        """Carry out the command line; return the exit code."""
+        """Run the command line; return the exit code."""
         parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=__doc__)
         parser.add_argument("--seed", type=int, help="run one seed")
         parser.add_argument("--first", type=int, default=0)
-        parser.add_argument("--seeds", "--runs", type=int, default=len(self.kinds), help="how many, from --first on")
-        parser.add_argument("--results", type=Path, help="add finished runs to this file; leave out those in it")
-        parser.add_argument("--table", type=Path, help="print what is in this file of a commit, by default the newest")
+        parser.add_argument(
+            "--seeds", "--runs", type=int, default=len(self.kinds), help="the number of seeds, starting with --first"
+        )
+        parser.add_argument("--results", type=Path, help="add finished runs to this file; skip those in it")
+        parser.add_argument(
+            "--table", type=Path, help="print the results of a commit in this file, by default the newest"
+        )
         parser.add_argument("--commit", help="that commit")
         if self.lanes > 1:
-            parser.add_argument("--lanes", type=int, help="runs at once, where brokers are not at fault")
+            parser.add_argument("--lanes", type=int, help="runs at the same time, if no fault concerns a broker")
         options = parser.parse_args()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         if options.table:
@@ -204,7 +209,7 @@ class FaultSuite(Generic[S, V, T, R]):
 
 
 class Bed(Generic[S, V, T, R]):
-    """Services for runs; `folder` has what is left of those that violate something."""
+    """Services for runs; `folder` keeps the files of runs with violations."""
 
     def __init__(self, suite: FaultSuite[S, V, T, R], services: V, lanes: int, folder: Path) -> None:
         self.folder = folder
@@ -217,7 +222,7 @@ class Bed(Generic[S, V, T, R]):
             self._free.put(lane)
 
     def rows(self, seeds: Iterable[int]) -> Iterator[R]:
-        """Run seeds, those that need the services for themselves one by one at the end."""
+        """Run seeds; those that need the services for themselves run one by one at the end."""
         alone = {seed: self._lanes == 1 or self._suite.is_alone(self._suite.scenario(seed)) for seed in seeds}
         yield from self._rows_beside([seed for seed in alone if not alone[seed]])
         for seed in [seed for seed in alone if alone[seed]]:

@@ -1,6 +1,7 @@
 """Groups of real members under faults, on a real Kafka of three brokers.
 
-`scenario` draws from a seed what happens, `run` lets it happen, `checkers` compares the recorded log with what the
-members wrote into their journals, by the simulator's checkers. Members are processes (`worker`); `proxy` stands between
-them and the brokers (`cluster`). Nothing of this is part of the library.
+`scenario` draws the faults from a seed, and `run` carries them out. `checkers` compares the recorded log with the
+members' journals, with the simulator's checkers. Members are processes (`worker`). A proxy
+(`tests.fault_harness.proxy`) is between them and the brokers (`tests.fault_harness.cluster`). The library does not use
+any of this.
 """

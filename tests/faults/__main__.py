@@ -19,7 +19,7 @@ LANES: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(RunRow):
-    """What a run came to, as the results file keeps it."""
+    """The result of a run in the results file."""
 
     mode: str
     records: int
@@ -31,11 +31,11 @@ class Row(RunRow):
     repeated: int
     claims_ranges: bool = False
     together: int = 0
-    """The most members that worked at once on ranges of one partition."""
+    """The highest number of members that worked on ranges of one partition at the same time."""
 
 
 def services(folder: Path, lanes: int) -> AbstractContextManager[FaultyKafka]:
-    """Start brokers with a link for each member that runs at once."""
+    """Start brokers with a link for each member that runs at the same time."""
     return faulty_kafka(folder / "kafka", links=lanes * MEMBERS)
 
 
@@ -45,19 +45,19 @@ def run(of: Scenario, kafka: FaultyKafka, lane: int, folder: Path) -> Tally:
 
 
 def sources(of: Scenario, tally: Tally) -> tuple[object, ...]:
-    """Return what a row is made of."""
+    """Return the sources of a row."""
     return of, tally
 
 
 def summary(row: Row) -> str:
-    """Return the words about one run."""
+    """Return the summary of one run."""
     takeovers = f"{len(row.takeovers_ms)} takeovers" if row.takeovers_ms else "no takeover"
     ranges = f" by ranges ({row.together} at once)" if row.claims_ranges else ""
     return f"{row.mode}{ranges}, {row.records} records, {takeovers}, {row.refused_commits} refused commits"
 
 
 def totals(rows: Sequence[Row]) -> str:
-    """Return the words about all runs."""
+    """Return the summary of all runs."""
     return f"{sum(len(row.takeovers_ms) for row in rows)} takeovers"
 
 
@@ -75,7 +75,7 @@ def cells(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def notes(rows: Sequence[Row]) -> str:
-    """Return what the modes allow, and that several members did work on one partition."""
+    """Return the notes: what the modes allow, and how many members worked on one partition."""
     dropped, repeated = sum(row.dropped for row in rows), sum(row.repeated for row in rows)
     together = [row.together for row in rows if row.claims_ranges]
     several, all_of_them = sum(count > 1 for count in together), sum(count == MEMBERS for count in together)

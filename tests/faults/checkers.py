@@ -1,7 +1,7 @@
 """Judges a run by its recorded log, its members' journals and its output; it shares no rule with the library.
 
-The log is read by `tests.simulator.checkers.LogJudge`, the checkers of what was processed are the simulator's. What a
-simulator can compare at an instant is compared here by the times in the journals.
+`tests.simulator.checkers.LogJudge` reads the log, and the simulator's checkers judge what was processed. A simulator
+can compare all members at one moment; here the times in the journals are compared instead.
 """
 
 from collections import Counter, defaultdict
@@ -25,9 +25,9 @@ from tests.simulator.checkers import (
 from tests.simulator.data import Attempt, Output
 
 ON_MS: Final = 300.0
-"""How long work may go on without a lease: until the thread that looks at leases has its turn."""
+"""How long a member may still work without a lease: until the thread that checks leases runs."""
 CLOCKS_MS: Final = 50.0
-"""How far the broker's clock and the members' may have drifted apart in a run."""
+"""How far the broker's clock and the members' may have drifted apart during a run."""
 
 T = TypeVar("T", bound=Entry)
 Work = tuple[str, Part, list[Processed]]
@@ -36,7 +36,7 @@ Work = tuple[str, Part, list[Processed]]
 
 @dataclass(slots=True)
 class Evidence:
-    """What a run has left behind; `messages` are those that must have been worked on."""
+    """The files and facts of a run; `messages` are those that must have been processed."""
 
     mode: DeliveryMode
     group: str
@@ -45,26 +45,26 @@ class Evidence:
     """The coordination partition of the topic."""
     coordination_partitions: int
     clock_offset_ms: float
-    """What is to be added to a time since boot to make it one of the broker's."""
+    """The difference that converts a time since boot to the broker's time."""
     journals: dict[str, list[Entry]] = field(default_factory=dict)
-    """By run id."""
+    """The journal of each run id."""
     messages: set[tuple[int, int]] = field(default_factory=set)
     rows: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How often each message is in the output of a sink."""
     is_drained: bool = True
     observers: set[str] = field(default_factory=set)
-    """The runs that cannot have been certain of the log."""
+    """The runs that cannot have been certain readers of the log."""
     deserted: set[str] = field(default_factory=set)
-    """The runs under which the coordination topic was deleted."""
+    """The runs during which the coordination topic was deleted."""
     is_log_safe: bool = True
-    """Whether nothing has cut or deleted the log."""
+    """Whether no fault has truncated or deleted the log."""
 
     def place(self, partition: int) -> Place:
-        """Name a key."""
+        """Return the key of a partition."""
         return self.group, self.topic, partition
 
     def lines(self, kind: type[T]) -> Iterator[T]:
-        """Give all lines of a kind."""
+        """Yield all lines of a kind."""
         for entries in self.journals.values():
             for entry in entries:
                 if isinstance(entry, kind):
@@ -73,27 +73,27 @@ class Evidence:
 
 @dataclass(slots=True)
 class WonRange:
-    """What the log says of a range under one claim of it; times are the broker's."""
+    """What the log contains about one claim of a range; times are the broker's."""
 
     instance: str
     start: int
     end: int
-    """As it was claimed; a plan may end before."""
+    """The end of the claim; a plan may end earlier."""
     plan_end: int | None = None
     planned_ms: int | None = None
-    """When it was planned; one that was planned already, when it was claimed."""
+    """When it was planned, or when it was claimed if it was planned before."""
     done_ms: int | None = None
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a run came to."""
+    """The result of a run."""
 
     violations: list[ViolationError] = field(default_factory=list)
     takeovers_ms: list[int] = field(default_factory=list)
-    """For each, how long after the last sign of the former owner, in log time."""
+    """For each takeover, the time since the last record of the former owner, in log time."""
     refused_commits: int = 0
-    """Commits that the log or a sink refused, or that a member that lost its claim did not send."""
+    """Commits that the log or a sink refused, or that a member did not send because it lost its claim."""
     lost: int = 0
     dropped: int = 0
     """Messages that at most once left out, as it may."""
@@ -102,11 +102,11 @@ class Tally:
     """Messages that at least once processed again, as it may."""
     records: int = 0
     together: int = 0
-    """The most members that worked at once on ranges of one partition, each on one that it committed."""
+    """The highest number of members that worked at the same time on ranges of one partition and committed them."""
 
 
 class Trial:
-    """One run before its judges."""
+    """The data of one run, with the checkers that judge it."""
 
     def __init__(self, evidence: Evidence, records: Iterable[tuple[int, int, int, bytes]]) -> None:
         """Read the log: coordination partition, offset, timestamp and value of each record."""
@@ -127,7 +127,7 @@ class Trial:
             self.output.rows[message] = Counter({0: count})
 
     def judge(self) -> Tally:
-        """Judge all."""
+        """Run all checkers."""
         self._check_claims()
         self._check_commits()
         self._check_leases()
@@ -144,7 +144,7 @@ class Trial:
         self.tally.violations.append(ViolationError(promise, text))
 
     def _won_ranges(self) -> dict[tuple[Place, int], WonRange]:
-        """Give every range that was won, by place and epoch."""
+        """Return every range that was won, by place and epoch."""
         found: dict[tuple[Place, int], WonRange] = {}
         for place, states in self.log.history[self.evidence.home].items():
             for offset, state in states:
@@ -161,13 +161,13 @@ class Trial:
         return found
 
     def _won_range(self, part: Part) -> WonRange | None:
-        """Give what the log says of a part, if it is a range; None if it is of a whole partition, or was never won."""
+        """Return what the log contains about a part: None if it is a whole partition or was never won."""
         return self.won_ranges.get((self.evidence.place(part.partition), part.epoch))
 
-    # What members believe
+    # Beliefs of members
 
     def _check_claims(self) -> None:
-        """A claim that is believed in was won in the log, and what is processed was planned under it."""
+        """A claim that a member believes in was won in the log, and what it processes was planned under that claim."""
         for claimed in self.evidence.lines(Claimed):
             for part in claimed.parts:
                 state = self.log.state(self.evidence.home, self.evidence.place(part.partition), part.epoch + 1)
@@ -198,18 +198,18 @@ class Trial:
                 self._fail("what is processed was planned", f"{part} of {instance}: {won}")
 
     def _is_behind(self, at_ms: int | None, lines: Sequence[Processed]) -> bool:
-        """Tell whether work was begun after a record that got its timestamp then."""
+        """Return whether work started after a record with this timestamp."""
         return at_ms is not None and lines[0].at_ms + self.evidence.clock_offset_ms >= at_ms - CLOCKS_MS
 
     def _check_commits(self) -> None:
-        """A commit that is believed in is in the log; at most once it is there before anything is processed."""
+        """A commit that a member believes in is in the log; in at most once it is there before the processing."""
         for left in self.evidence.lines(Left):
             for part in left.committed:
                 by = self.log.committed[self.evidence.place(part.partition), part.generation, part.end]
                 if left.instance not in by and not self._is_done_by_another(part, left):
                     self._fail(
                         "a commit that is believed in is in the log",
-                        f"{part} of {left.instance} is of {sorted(by) or 'nobody'} there",
+                        f"{part} of {left.instance} is of {sorted(by) or 'no instance'} there",
                     )
         if self.evidence.mode is not DeliveryMode.AT_MOST_ONCE:
             return
@@ -223,7 +223,7 @@ class Trial:
                 )
 
     def _is_done_by_another(self, part: Part, left: Left) -> bool:
-        """Tell whether a range was taken over and done by then: that counts for who did not hear of its own commit."""
+        """Return whether another instance finished the range. Then a member may count it as committed."""
         if self.evidence.mode is DeliveryMode.AT_MOST_ONCE or self._won_range(part) is None:
             return False
         left_ms = left.at_ms + self.evidence.clock_offset_ms
@@ -237,7 +237,7 @@ class Trial:
         )
 
     def _committed_ms(self, instance: str, part: Part) -> int | None:
-        """Give the broker's time at which an instance moved the key to a part's end, or was done with a range."""
+        """Return the broker's time at which an instance moved the key to a part's end or finished a range."""
         won = self._won_range(part)
         if won is not None:
             return won.done_ms if won.instance == instance else None
@@ -247,7 +247,7 @@ class Trial:
         return None
 
     def _check_leases(self) -> None:
-        """Nobody works on without a lease; what is done needs none."""
+        """No member works without a lease; work that is committed needs none."""
         for instance, part, lines in self._works():
             began_ms = None
             for line in lines:
@@ -262,13 +262,13 @@ class Trial:
                     break
 
     def _needs_no_lease(self, part: Part, line: Processed) -> bool:
-        """Tell whether a range was done at most once, which nobody can claim again, before a message was processed."""
+        """Return whether a range was done before a message was processed. In at most once it needs no lease then."""
         won = self._won_range(part)
         is_at_most_once = self.evidence.mode is DeliveryMode.AT_MOST_ONCE
         return is_at_most_once and won is not None and self._is_behind(won.done_ms, [line])
 
     def _check_alone(self) -> None:
-        """Nobody works under a lease while a later claim of it is worked on, unless the claim was revoked."""
+        """No member works under a lease while another works on a later claim, unless the claim was revoked."""
         by_partition: dict[int, list[Work]] = defaultdict(list)
         for work in self._works():
             by_partition[work[1].partition].append(work)
@@ -278,7 +278,7 @@ class Trial:
                     self._check_apart(one, other)
 
     def _are_of_same(self, one: Part, other: Part) -> bool:
-        """Tell whether two claims exclude each other; those of ranges that share no offset do not."""
+        """Return whether two claims exclude each other. Two ranges exclude each other only if they overlap."""
         if self._won_range(one) is None or self._won_range(other) is None:
             return True
         return one.start < other.end and other.start < one.end
@@ -293,7 +293,7 @@ class Trial:
                 return
 
     def _check_readers(self) -> None:
-        """Every reader that was certain knows what the plain reader knows."""
+        """Every certain reader has the same state as the reference reader."""
         told: dict[tuple[str, int, int], dict[Place, tuple[object, ...]]] = defaultdict(dict)
         for line in self.evidence.lines(Known):
             place = (line.group, line.topic, line.partition)
@@ -302,26 +302,26 @@ class Trial:
             check_keys_agree(self.log, number, next_offset, states)
 
     def _check_observers(self) -> None:
-        """Who cannot be certain of the log claims nothing, and says why."""
+        """A reader that cannot be certain of the log claims nothing and reports the reason."""
         for run_id in self.evidence.observers:
             entries = self.evidence.journals.get(run_id, [])
             if any(isinstance(entry, Claimed) for entry in entries):
                 self._fail("an observing reader never claims", run_id)
             errors = {entry.error for entry in entries if isinstance(entry, Refused)}
             if "IncompleteLogError" not in errors:
-                self._fail("an observing reader says so", f"{run_id} said {errors}")
+                self._fail("an observing reader says so", f"{run_id} reported {errors}")
 
     def _check_deserted(self) -> None:
-        """Under whom the coordination topic was deleted says so."""
+        """A member whose coordination topic was deleted reports that."""
         for run_id in self.evidence.deserted:
             entries = self.evidence.journals.get(run_id, [])
             errors = [entry for entry in entries if isinstance(entry, Left | Refused) and entry.error]
             last = errors[-1] if errors else None
             if last is None or last.error not in {"CoordinationLogChangedError", "TopicNotFoundError"}:
-                self._fail("a deleted log is a clear error", f"{run_id} said {last}")
+                self._fail("a deleted log is a clear error", f"{run_id} reported {last}")
 
     def _check_alarms(self) -> None:
-        """Nobody says that a topic is another one which is not: that asks a person to stop all members."""
+        """No member reports a topic as re-created if it is not, because then an operator must stop all members."""
         alarms = (
             {"CoordinationLogChangedError", "DataTopicChangedError"}
             if self.evidence.is_log_safe
@@ -346,7 +346,7 @@ class Trial:
         check_nothing_lost(self.log, self.output, messages, effectively_once=mode is DeliveryMode.EFFECTIVELY_ONCE)
 
     def _check_dropped(self) -> None:
-        """At most once leaves out only what was in the hands of a run that failed."""
+        """At most once leaves out only messages of a run that failed."""
         missing = self._missing()
         for left in self.evidence.lines(Left):
             for part in left.committed:
@@ -356,14 +356,14 @@ class Trial:
         parts = [part for claimed in self.evidence.lines(Claimed) for part in claimed.parts]
         unclaimed = sorted(each for each in missing if not any(_has(part, *each) for part in parts))
         if unclaimed:
-            self._fail("what is committed at most once is processed", f"nobody claimed {unclaimed}")
+            self._fail("what is committed at most once is processed", f"no member claimed {unclaimed}")
 
     def _missing(self) -> set[tuple[int, int]]:
         done = {(part.partition, offset) for part, offsets in self._done().items() for offset in offsets}
         return self.evidence.messages - done
 
     def _works(self) -> Iterator[Work]:
-        """Give each instance's work on each part, in order."""
+        """Yield each instance's work on each part, in order."""
         found: dict[tuple[str, Part], list[Processed]] = defaultdict(list)
         for line in self.evidence.lines(Processed):
             found[line.instance, line.part].append(line)
@@ -371,13 +371,13 @@ class Trial:
             yield instance, part, lines
 
     def _done(self) -> Mapping[Part, list[int]]:
-        """Give the offsets that were processed in each part, as often as they were."""
+        """Return the offsets that were processed in each part, with repetitions."""
         done: dict[Part, list[int]] = defaultdict(list)
         for line in self.evidence.lines(Processed):
             done[line.part].append(line.offset)
         return done
 
-    # What is counted
+    # Counts
 
     def _count(self) -> None:
         tally, mode = self.tally, self.evidence.mode
@@ -402,7 +402,7 @@ class Trial:
         tally.together = max((self._together(number) for number in self._numbers()), default=0)
 
     def _times(self) -> Counter[tuple[int, int]]:
-        """Give how often each message was processed, or is in the output."""
+        """Return how often each message was processed or is in the output."""
         done = [(part.partition, offset) for part, offsets in self._done().items() for offset in offsets]
         return Counter(done) + self.evidence.rows
 
@@ -410,7 +410,7 @@ class Trial:
         return sorted(place[2] for place in self.log.history[self.evidence.home] if place[1] == self.evidence.topic)
 
     def _takeovers(self, place: Place) -> Iterator[int]:
-        """Give for each claim that followed on one that was not released how long it took."""
+        """Yield the duration of each takeover of a claim that was not released."""
         last_epoch, last_beat = None, 0
         for _, state in self.log.history[self.evidence.home][place]:
             epoch, beat = state[2], state[3]
@@ -424,7 +424,7 @@ class Trial:
                 last_epoch = None
 
     def _takeovers_of_ranges(self, place: Place) -> Iterator[int]:
-        """Give the same for claims of what somebody else had claimed before, and neither finished nor released."""
+        """Yield the same for ranges of another instance that it neither finished nor released."""
         before: dict[int, RangeState] = {}
         left: list[RangeState] = []
         for offset, state in self.log.history[self.evidence.home][place]:
@@ -442,7 +442,7 @@ class Trial:
             before = held
 
     def _together(self, number: int) -> int:
-        """Give how many members worked on ranges of a partition at once, each on one that it committed."""
+        """Return how many members worked at the same time on ranges of a partition that they committed."""
         began_ms = {claimed.instance: claimed.at_ms for claimed in self.evidence.lines(Claimed)}
         spans = [
             (began_ms[left.instance], left.at_ms)
@@ -453,7 +453,7 @@ class Trial:
         return max((sum(start <= at < end for start, end in spans) for at, _ in spans), default=0)
 
     def _refused_commits(self) -> int:
-        """Count batches that were worked on and left without their commit, the log or the lease being against it."""
+        """Count batches that were processed but not committed because of the log or the lease."""
         worked = {line.instance for line in self.evidence.lines(Claimed)}
         refusals = {
             "ClaimLostError",

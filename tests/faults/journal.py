@@ -8,7 +8,7 @@ from marshal_dagster.protocol.batch_planning import ClaimedRange
 
 
 class Part(NamedTuple):
-    """A claimed range, as far as the judges ask for it."""
+    """The fields of a claimed range that the checkers need."""
 
     partition: int
     generation: int
@@ -18,7 +18,7 @@ class Part(NamedTuple):
 
 
 def part(one: ClaimedRange) -> Part:
-    """Cut a range down to what the judges ask for."""
+    """Return the fields of a range that the checkers need."""
     return Part(one.partition, one.generation, one.epoch, one.start, one.end)
 
 
@@ -39,7 +39,7 @@ class Claimed(Line):
 
 
 class Processed(Line):
-    """A message is processed now, under a lease that ends then, or under none."""
+    """A message is processed now, under a lease that ends at that time, or without one."""
 
     kind: Literal["processed"] = "processed"
     part: Part
@@ -48,7 +48,7 @@ class Processed(Line):
 
 
 class Left(Line):
-    """A batch was left, by an error or without; what was `committed` and `dropped` by then, as this member believes."""
+    """A batch ended, with an error or without; the member believes that these parts are `committed` and `dropped`."""
 
     kind: Literal["left"] = "left"
     committed: tuple[Part, ...]
@@ -58,7 +58,7 @@ class Left(Line):
 
 
 class Refused(Line):
-    """There was no batch, and that is why: an error, or idleness."""
+    """There was no batch, because of an error or because there was nothing to do."""
 
     kind: Literal["refused"] = "refused"
     error: str
@@ -66,7 +66,7 @@ class Refused(Line):
 
 
 class Known(Line):
-    """How a key stands for a certain reader that has read a coordination partition up to `next_offset`."""
+    """The state of a key for a certain reader that has read a coordination partition up to `next_offset`."""
 
     kind: Literal["known"] = "known"
     coordination_partition: int
@@ -75,7 +75,7 @@ class Known(Line):
     topic: str
     partition: int
     state: tuple[Any, ...]
-    """All but its ranges."""
+    """All fields except the ranges."""
     ranges: tuple[tuple[Any, ...], ...]
 
 

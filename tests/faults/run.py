@@ -1,4 +1,4 @@
-"""One seed's run: a group of members on a topic of its own, its faults, and what it leaves behind."""
+"""The run of one seed: a group of members on its own topic, its faults, and the files for the checkers."""
 
 import json
 import os
@@ -45,7 +45,7 @@ START_WITHIN_S: Final = 40.0
 DRAIN_WITHIN_S: Final = 180.0
 HOLD_WITHIN_S: Final = 3.0
 OLD_S: Final = 3_600
-"""How old the first messages of a topic that retention will cut are made to look."""
+"""The apparent age of the first messages of a topic that retention will delete."""
 
 
 @dataclass(slots=True)
@@ -78,10 +78,10 @@ class Run(FaultRun[Member, Entry, Tally]):
 
     @property
     def processes(self) -> Sequence[Member]:
-        """The members."""
+        """Return the members."""
         return self.members
 
-    # From beginning to end
+    # From start to end
 
     def _prepare(self) -> None:
         (self.folder / "dead").mkdir()
@@ -98,7 +98,7 @@ class Run(FaultRun[Member, Entry, Tally]):
         return self.topic, self.log_topic
 
     def _fill(self) -> None:
-        """Write the backlog; where retention is to cut it, its first part looks old."""
+        """Write the backlog; if retention is to delete a part of it, that part gets old timestamps."""
         old = self.of.backlog // 2 if self.of.of(FaultKind.DATA_CUT) else 0
         now = time.time_ns() // 1_000_000
         for part in (range(old), range(old, self.of.backlog)):
@@ -107,7 +107,7 @@ class Run(FaultRun[Member, Entry, Tally]):
                 for partition in range(self.partitions):
                     self.producer.produce(self.topic, f"message {number}", partition=partition, timestamp=at)
             if self.producer.flush(30):
-                raise RunFailedError("the data topic was not filled")
+                raise RunFailedError("the messages of the backlog were not written")
 
     def _live(self) -> None:
         for member in self.members:
@@ -127,12 +127,12 @@ class Run(FaultRun[Member, Entry, Tally]):
 
     def _wait_drained(self) -> None:
         if self.producer.flush(30):
-            raise RunFailedError("messages of the trickle were not taken")
+            raise RunFailedError("messages during the faults were not written")
         ends = {partition: end for partition, (_, end) in self._bounds().items()}
         self._wait(
             lambda: ends.items() <= self._offsets().items(),
             DRAIN_WITHIN_S,
-            lambda: f"all to be drained: {self._offsets()} of {ends}",
+            lambda: f"all messages to be processed: {self._offsets()} of {ends}",
         )
 
     def _bounds(self) -> dict[int, tuple[int, int]]:
@@ -166,7 +166,7 @@ class Run(FaultRun[Member, Entry, Tally]):
         self.producer.poll(0)
 
     def _keep_up(self, process: Member) -> None:
-        """Start a run after each that has ended, as a schedule or a retry would."""
+        """Start the next run after each that has ended, as a schedule or a retry would."""
         if self.is_deserted:
             return
         if process.is_alive:
@@ -179,7 +179,7 @@ class Run(FaultRun[Member, Entry, Tally]):
             self._start(process)
 
     def _wake(self, member: Member) -> None:
-        """Let a member continue that came by its step to stop later than at its time."""
+        """Let a member continue that reached its step, and stopped itself there, later than the planned time."""
         if member.stops_itself and member.is_stopped:
             member.stops_itself = False
             member.signal(signal.SIGCONT)
@@ -188,14 +188,15 @@ class Run(FaultRun[Member, Entry, Tally]):
         return code in {0, GIVEN_UP} or (code == -signal.SIGKILL and process.may_die)
 
     def _report_over(self, member: Member) -> None:
-        """Report that a run is over, as Dagster would: mostly, and at some time."""
+        """Report that a run is over, as Dagster would, in half of the cases."""
         if self.chance.random() < 0.5:
             (self.folder / "dead" / member.run_id).touch()
 
     def _environment(self, process: Member) -> Mapping[str, str]:
-        """With a clock that is off by much from the start, the Kafka client's timed waits never end.
+        """Return the environment of a member with a wrong clock.
 
-        So only its rate is faked; the hours are added by the member's own `Clock`.
+        The timed waits of Kafka's client never end if its clock is wrong by much from the start. So libfaketime changes
+        only the rate; the member's own `Clock` adds the hours.
         """
         fault = self._first_run_of(process, FaultKind.CLOCK_OFF)
         return fake_clock(FAKETIME=f"+0s x{fault.rate}") if fault else {}
@@ -242,13 +243,13 @@ class Run(FaultRun[Member, Entry, Tally]):
         return orders
 
     def _trickle(self) -> Script:
-        """Let messages arrive during the faults."""
+        """Write messages during the faults."""
         while True:
             yield from self._pause(self.chance.uniform(0.1, 0.5))
             self._add_message()
 
     def _add_message(self) -> None:
-        with suppress(BufferError, KafkaException):  # a partition that is new may not be known yet
+        with suppress(BufferError, KafkaException):  # a new partition may not be known yet
             self.producer.produce(self.topic, "more", partition=self.chance.randrange(self.partitions))
 
     # Faults
@@ -345,7 +346,7 @@ class Run(FaultRun[Member, Entry, Tally]):
             self._add_message()
 
     def _log_cut(self) -> Script:
-        """One member stays and knows all; two that come after retention has cut the log can only observe."""
+        """One member continues with the whole log; two that start after its beginning was deleted can only observe."""
         late = self.members[1:]
         for member in late:
             member.is_held = True
@@ -357,11 +358,11 @@ class Run(FaultRun[Member, Entry, Tally]):
         yield from self._until(
             lambda: all(self._has_reported(member, "IncompleteLogError") for member in late), 30, "observers"
         )
-        for member in late:  # whatever else they start as can observe only, too; so they go
+        for member in late:  # their next runs can only observe too, so they end here
             member.signal(signal.SIGKILL)
 
     def _log_cut_with_snapshots(self) -> Script:
-        """One member dies, two end in order and leave a snapshot; all of the log is gone when they come back."""
+        """One member dies and two end with a snapshot; the whole log is deleted before they are started again."""
         for member in self.members:
             member.is_held = True
         victim = next((member for member in self.members if self._holds(member)), self.members[0])
@@ -376,19 +377,19 @@ class Run(FaultRun[Member, Entry, Tally]):
             self._start_again(member)
 
     def _leave_snapshots(self) -> None:
-        """Do as a run that ends, where members came too late to open the log, and so have left none."""
+        """Write snapshots as a run does at its end, because members that could not open the log have written none."""
         with closing(KafkaLog(self.connection, self.log_topic)) as log:
             renew_snapshots(Rationalizer(log), kafka_snapshots(self.connection, self.log_topic))
 
     def _cut(self, retention_s: float) -> Script:
-        """Let retention take what is older."""
+        """Let retention delete all older records."""
         short = {"retention.ms": f"{retention_s * 1_000:.0f}", "segment.ms": "300"}
         self.kafka.configure(self.log_topic, short)
         yield from self._until(lambda: self.watcher.start(self.home) > 0, 30, "retention to cut the log")
         self.kafka.configure(self.log_topic, LOG_SETTINGS)
 
     def _log_deleted(self) -> Script:
-        """All stop, so that the log is known to its end; then it is deleted, and they continue."""
+        """Stop all members, so that the end of the log is known; then delete the topic and let them continue."""
         for member in self.members:
             member.is_held = True
             member.signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""What a seed stands for: the group, its topic, and what befalls it when."""
+"""The scenario of a seed: the group, its topic and its faults."""
 
 import random
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LEASE_S: Final = 2 * HI_MS / 1_000
 
 
 class FaultKind(StrEnum):
-    """What befalls a group, as the table of results names it."""
+    """The kinds of faults of a group, as the table of results names them."""
 
     LEADER_KILLED = "coordination leader killed"
     LINK_CUT = "link cut"
@@ -41,7 +41,7 @@ KINDS: Final = tuple(FaultKind)
 OF_BROKERS: Final = frozenset({FaultKind.LEADER_KILLED, FaultKind.LEADER_STOPPED, FaultKind.ROLLING_RESTART})
 OF_LINKS: Final = frozenset({FaultKind.LINK_CUT, FaultKind.LINK_SLOW, FaultKind.LINK_HALF_OPEN, FaultKind.LINK_ONE_WAY})
 ALONE: Final = frozenset({FaultKind.LOG_CUT, FaultKind.LOG_CUT_WITH_SNAPSHOTS, FaultKind.LOG_DELETED})
-"""These need all members to be where they are thought to be."""
+"""These need all members in a known state, so there is no second fault."""
 BESIDE: Final = (
     FaultKind.MEMBER_KILLED,
     FaultKind.MEMBER_STOPPED,
@@ -51,25 +51,25 @@ BESIDE: Final = (
     FaultKind.LINK_ONE_WAY,
     FaultKind.PARTITIONS_ADDED,
 )
-"""What may come as a second fault."""
+"""The kinds of a second fault."""
 
 OF_HOLDERS: Final = OF_LINKS | {FaultKind.MEMBER_KILLED, FaultKind.MEMBER_STOPPED, FaultKind.TAKEN_FOR_DEAD}
-"""These wait a while for their member to hold something."""
+"""These wait for a while until their member holds a claim."""
 
 APPENDS: Final = ("ClaimingPartition", "ClaimingMessages", "Heartbeat", "ReleasingPartition")
 RANGE_APPENDS: Final = ("ClaimingRange", "PlanningRange", "RangeHeartbeat", "RangeDone", "ReleasingRange")
 RANGES_PART: Final = 0.25
-"""Part of the groups whose members claim ranges."""
+"""The share of groups whose members claim ranges."""
 SLOWEST_MS: Final = 250
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: `at_s` after the group's first commit, for `lasts_s`, at `member` where it is one member's.
+    """One fault: `at_s` after the group's first commit, for `lasts_s`, at `member` if it concerns one member.
 
-    A member is killed or stopped at `step`, if it comes by there, or `after_messages` of one batch; else at `at_s`.
-    `held` are the ways of a link that let nothing through; what was held `comes_late`, or never. A clock is off by
-    `off_s` and goes at `rate`; the lease's clock, which cannot be set, at `lease_rate`.
+    A member is killed or stopped at `step`, if it reaches that, or `after_messages` of one batch; otherwise at `at_s`.
+    In the `held` directions a link passes nothing; the bytes arrive afterwards if `comes_late`, else never. A clock is
+    wrong by `off_s` and runs at `rate`. The clock of the lease, which cannot be set, runs at `lease_rate`.
     """
 
     kind: FaultKind
@@ -95,32 +95,32 @@ class Scenario:
     coordination_partitions: int
     partitions: int
     backlog: int
-    """Messages in each partition at the beginning."""
+    """The number of messages in each partition at the start."""
     max_records: int
     max_claims: int | None
     slow_ms: int
-    """The longest time that a message takes; a batch takes some part of a lease, or more than one."""
+    """The longest time for one message. A batch takes a part of a lease, or more than one lease."""
     faults: tuple[Fault, ...]
     ranges: RangeOptions | None = None
-    """How members claim ranges, in a group that does."""
+    """How the members claim ranges, if the group uses them."""
 
     @property
     def claims_ranges(self) -> bool:
-        """Whether members claim ranges."""
+        """Return whether members claim ranges."""
         return self.ranges is not None
 
     @property
     def is_of_brokers(self) -> bool:
-        """Whether it needs the cluster for itself."""
+        """Return whether the run needs the cluster for itself."""
         return any(fault.kind in OF_BROKERS for fault in self.faults)
 
     def of(self, kind: FaultKind) -> Fault | None:
-        """Give the fault of a kind."""
+        """Return the fault of a kind."""
         return next((fault for fault in self.faults if fault.kind is kind), None)
 
 
 def scenario(seed: int) -> Scenario:
-    """Draw a run from a seed; 16 seeds one after another have each kind of fault once, in any mode."""
+    """Draw a run from a seed; 16 consecutive seeds have each kind of fault once, in any mode."""
     chance = random.Random(seed)
     first = KINDS[seed % len(KINDS)]
     kinds = [first]
@@ -143,7 +143,7 @@ def scenario(seed: int) -> Scenario:
 
 
 def _with_ranges(whole: Scenario, chance: random.Random) -> Scenario:
-    """Let its members claim ranges, so small that there is one for each in every partition."""
+    """Return the scenario with members that claim ranges, small enough for all of them in every partition."""
     size = chance.randint(4, 10)
     in_a_batch = min(whole.max_records, size * min(whole.partitions, whole.max_claims or whole.partitions))
     steps = {fault: replace(fault.step, record=chance.choice(RANGE_APPENDS)) for fault in whole.faults if fault.step}

@@ -1,7 +1,7 @@
-"""A member in a process of its own: `python -m tests.faults.worker JSON`; `tests.faults.run` starts them.
+"""A member in its own process: `python -m tests.faults.worker JSON`; `tests.faults.run` starts them.
 
-It works batch after batch until it is told to stop, with a stand-in for Spark: a consumer reads the ranges, and to
-process a message is to write a line into the journal. In effectively once a file sink takes the rows.
+It works batch after batch until it is asked to stop. A consumer in place of Spark reads the ranges. To process a
+message means to write a line into the journal. In effectively once a file sink stores the rows.
 """
 
 import os
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 GIVEN_UP = 3
-"""The exit code of a run that failed and is to be tried again in another process."""
+"""The exit code of a run that failed and should be repeated in another process."""
 MOST_ATTEMPTS = 1_000
-"""Faults may befall the same plan more often than five times."""
+"""Faults may interrupt the same plan more often than five times."""
 
 
 class Orders(BaseModel):
-    """What a member is to do, and where it is told things: by files in `folder`.
+    """The orders for a member. It receives later requests through files in `folder`.
 
-    `stop` asks it to end, `dead/<run id>` says that a run is over, `accept-loss` lets any mode go on over messages
-    that retention took.
+    `stop` asks it to end, `dead/<run id>` reports that a run is over, and `accept-loss` lets it continue in any mode
+    after retention deleted messages.
     """
 
     bootstrap_servers: str
@@ -61,7 +61,7 @@ class Orders(BaseModel):
     slow_ms: int
     seed: int
     stops: bool = False
-    """Whether it stops where it otherwise would die."""
+    """Whether it stops with SIGSTOP at the step where it otherwise kills itself."""
     step_side: Side | None = None
     step_record: str = ""
     step_count: int = 1
@@ -69,15 +69,15 @@ class Orders(BaseModel):
     with_snapshots: bool = False
     lease_rate: float = 1.0
     off_ms: int = 0
-    """How far its time of day is off."""
+    """The error of its time of day in milliseconds."""
     ranges: RangeOptions | None = None
-    """How it claims ranges, in a group that does."""
+    """How it claims ranges, if the group uses them."""
     is_patient: bool = False
-    """Whether it goes on in the same process as long as the log is there."""
+    """Whether it continues in the same process as long as the log exists."""
 
 
 class SteppedLog(KillableLog):
-    """A log whose member halts at a step, once, and goes on if it is let."""
+    """A log that halts its member at a step, once, and continues afterwards if the member does."""
 
     def _die(self) -> None:
         if self.at is not None and self.kill is not None:
@@ -86,18 +86,18 @@ class SteppedLog(KillableLog):
 
 
 class WrongClock(SystemClock):
-    """A clock whose lease time goes at another rate than the world's, and whose time of day is off."""
+    """A clock with a wrong time of day and a lease clock that runs at another rate."""
 
     def __init__(self, rate: float, off_ms: int) -> None:
         self._rate = rate
         self._off_ms = off_ms
 
     def wall_ms(self) -> int:
-        """Unix time in milliseconds, as this clock shows it."""
+        """Return the Unix time in milliseconds that this clock shows."""
         return super().wall_ms() + self._off_ms
 
     def lease_ms(self) -> float:
-        """Milliseconds since boot, as this clock counts them."""
+        """Return the milliseconds since boot by this clock."""
         return super().lease_ms() * self._rate
 
 
@@ -114,7 +114,7 @@ class Worker:
         self.sink = self._open_sink()
 
     def work(self) -> int:
-        """Work until told to stop; 3 when the run failed and is to be tried again."""
+        """Work until the member is asked to stop; return 3 if the run failed and should be repeated."""
         while not (self.orders.folder / "stop").exists():
             if self._work_once():
                 return GIVEN_UP
@@ -123,7 +123,7 @@ class Worker:
         return 0
 
     def _work_once(self) -> bool:
-        """Try a batch; True when the run is given up."""
+        """Try a batch; return True if the run should end."""
         accepts_loss = True if (self.orders.folder / "accept-loss").exists() else None
         request = BatchRequest(
             topic=self.orders.topic,
@@ -173,7 +173,7 @@ class Worker:
         batch.write(cast("DataFrame", FakeFrame(["partition", "offset", "value"], rows)))
 
     def _take_time(self, batch: ClaimedBatch) -> None:
-        """Let a message take its time; what has lost its claim is cancelled, as Spark's jobs are."""
+        """Spend the time of one message; raise the error if the claim is lost, as Spark's jobs are cancelled."""
         if self.after_messages is not None:
             self.after_messages -= 1
             if self.after_messages < 0:
@@ -188,7 +188,7 @@ class Worker:
         at_ms = now_ms()
         lease_ends_ms = None
         if claim is not None:
-            ends_ms = claim.lease.sent_ms + 1.9 * self.orders.heartbeat_interval_ms  # not as the library counts it
+            ends_ms = claim.lease.sent_ms + 1.9 * self.orders.heartbeat_interval_ms  # computed without the library
             lease_ends_ms = at_ms + (ends_ms - batch._claimer.clock.lease_ms()) / self.orders.lease_rate
         self.journal.write(
             Processed(at_ms=at_ms, instance=batch.batch_id, part=part(one), offset=offset, lease_ends_ms=lease_ends_ms)
@@ -208,7 +208,7 @@ class Worker:
         )
 
     def _report_state(self) -> None:
-        """Write down all that this reader knows for certain."""
+        """Write the state of each key for which this reader is certain."""
         reader = self.delivery._followed
         if reader is None or reader.failure is not None:
             return
@@ -279,7 +279,7 @@ def _range_state(each: Range) -> tuple[object, ...]:
 
 
 def main() -> int:
-    """Be the member that the orders describe."""
+    """Run the member that the orders describe."""
     orders = Orders.model_validate_json(sys.argv[1])
     snapshot_writer.OLD_MS = -(10**12)  # type: ignore[misc] # a snapshot is written at each end that has anything new
     return Worker(orders).work()

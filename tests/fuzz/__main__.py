@@ -1,8 +1,8 @@
 """Fuzzes the protocol: `python -m tests.fuzz --seconds 60`; `python -m tests.fuzz --replay FILE` runs an input again.
 
-What is found is kept in `build/fuzz/findings`, and the command that shows it is printed; the exit code is then 1. The
-last line counts inputs and records. `--results FILE` goes on until as many records as `--records` says were read on
-this commit, sitting after sitting, and adds a row to the file for each stretch of `--seconds`.
+Findings are kept in `build/fuzz/findings`, and the command that reproduces each is printed; the exit code is then 1.
+The last line counts inputs and records. With `--results FILE` the fuzzing continues until the number of `--records` was
+read on this commit, over several runs. It adds a row to the file after each `--seconds`.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from tests.soak_results import ALL_CODE, TOP, add_row, code_version, read_rows
 BUILD: Final = TOP / "build" / "fuzz"
 WORDS: Final = Path(__file__).parent / "words.dict"
 SHARES: Final = {"world": 0.4, "parser": 0.2, "snapshots": 0.2, "notes": 0.05, "coordinator": 0.1, "election": 0.05}
-"""Of the processors' time."""
+"""The share of each target in the CPU time."""
 LOG_RECORDS: Final = ("world", "parser")
-"""The targets whose records count for a soak; those of snapshots are no records of the log."""
+"""The targets whose records count for a soak. Records of snapshots are not records of the log."""
 LONGEST_INPUT_BYTES: Final = {
     "world": 600,
     "parser": 2_100,
@@ -38,12 +38,12 @@ LONGEST_INPUT_BYTES: Final = {
 LONGEST_RUN_S: Final = 20
 LARGEST_MIB: Final = 1_024
 KEPT_BYTES: Final = 1_024
-"""The longest input that the corpus in the repository takes in."""
+"""The longest input that is added to the corpus in the repository."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One target, fuzzed for a while from a seed."""
+    """One target that is fuzzed for some time from a seed."""
 
     target: str
     seconds: int
@@ -52,16 +52,16 @@ class Stretch:
 
     @property
     def finds(self) -> Path:
-        """Where inputs go that reach something new."""
+        """The folder for inputs that reach new code."""
         return self.build / "corpus" / self.target
 
     @property
     def findings(self) -> Path:
-        """Where inputs go that break a promise."""
+        """The folder for inputs that break a promise."""
         return self.build / "findings" / self.target
 
     def command(self, counts: Path) -> list[str]:
-        """Give the command that fuzzes."""
+        """Return the command that fuzzes."""
         return [
             *child(self.target, counts),
             self.target,
@@ -80,7 +80,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a stretch came to."""
+    """The result of a stretch."""
 
     stretch: Stretch
     count: Count
@@ -95,12 +95,12 @@ class Outcome:
 
 
 def child(target: str, counts: Path) -> list[str]:
-    """Give how a fuzzing process begins, all but libFuzzer's arguments; of those the first is its own name."""
+    """Return the command of a fuzzing process without libFuzzer's arguments, the first of which is its own name."""
     return [sys.executable, "-m", "tests.fuzz.process", target, str(counts)]
 
 
 def run(stretch: Stretch) -> Outcome:
-    """Fuzz in a process of its own, which libFuzzer ends."""
+    """Fuzz in another process, which libFuzzer ends."""
     stretch.finds.mkdir(parents=True, exist_ok=True)
     stretch.findings.mkdir(parents=True, exist_ok=True)
     counts = stretch.build / f"{stretch.target}.count"
@@ -130,7 +130,7 @@ def run_all(seconds: int, seed: int, processes: int, targets: Iterable[str] = tu
 
 
 def report(outcomes: Iterable[Outcome]) -> bool:
-    """Print what was found and how to see it again; tell whether nothing was."""
+    """Print the findings and the commands that reproduce them; return whether there are none."""
     clean = True
     for outcome in outcomes:
         if outcome.is_clean:
@@ -143,7 +143,7 @@ def report(outcomes: Iterable[Outcome]) -> bool:
 
 
 def total(outcomes: Iterable[Outcome]) -> str:
-    """Say in one line what was done."""
+    """Return a summary in one line."""
     parts = [
         f"{outcome.stretch.target} {outcome.count.inputs:,} inputs, {outcome.count.records:,} records"
         f" in {outcome.seconds:g} s"
@@ -153,7 +153,7 @@ def total(outcomes: Iterable[Outcome]) -> str:
 
 
 def replay(path: Path, target: str | None) -> int:
-    """Run one input; the folder that it lies in is named for its target."""
+    """Run one input; the name of its folder is its target."""
     records = TARGETS[target or path.resolve().parent.name](path.read_bytes())
     print(f"{path}: {records} records, every promise held")
     return 0
@@ -161,7 +161,7 @@ def replay(path: Path, target: str | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """What a results file holds of a commit."""
+    """The totals of a commit in a results file."""
 
     records: int
     sittings: int
@@ -176,7 +176,7 @@ def soaked(results: Path, at: str) -> Soak:
 
 
 def soak(records: int, results: Path, seconds: int, processes: int, first_seed: int) -> bool:
-    """Fuzz until the results file has that many records of this commit; tell whether nothing was found."""
+    """Fuzz until the results file has that many records of this commit; return whether there was no finding."""
     at = code_version(ALL_CODE)
     while (so_far := soaked(results, at)).records < records:
         seed = first_seed + so_far.sittings
@@ -189,7 +189,7 @@ def soak(records: int, results: Path, seconds: int, processes: int, first_seed: 
 
 
 def row_of(at: str, seed: int, outcomes: Iterable[Outcome]) -> dict[str, Any]:
-    """Give the row of one stretch."""
+    """Return the row of one stretch."""
     done = tuple(outcomes)
     return {
         "commit": at,
@@ -202,14 +202,14 @@ def row_of(at: str, seed: int, outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 
 def merge(target: str) -> int:
-    """Make the corpus as small as still reaches all that it and the new finds reach."""
+    """Reduce the corpus to the smallest one that reaches all that it and the new inputs reach."""
     script = BUILD / "merge"
     counts = BUILD / f"{target}.count"
     merged = BUILD / "merged" / target
     merged.mkdir(parents=True, exist_ok=True)
     for path in merged.iterdir():
         path.unlink()
-    # libFuzzer starts itself anew from its first argument: what crashes while it merges is passed over.
+    # libFuzzer starts itself again from its first argument, so it skips inputs that crash during the merge.
     script.write_text(f'#!/bin/sh\nexec {shlex.join(child(target, counts))} "$0" "$@"\n')
     script.chmod(0o755)
     folders = [path for path in (CORPUS / target, BUILD / "corpus" / target) if path.is_dir()]
@@ -230,20 +230,22 @@ def merge(target: str) -> int:
 
 
 STAYS: Final = ("crash-", "timeout-", "oom-", "odd-")
-"""How the names begin of inputs that broke a promise once, and of those whose oddity no coverage tells; they stay."""
+"""The prefixes of inputs that broke a promise once, or whose oddity coverage does not show. A merge keeps them."""
 
 
 def main() -> int:
-    """Do what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--seconds", type=int, default=60, help="how long (with --results: each stretch)")
+    parser.add_argument("--seconds", type=int, default=60, help="seconds to fuzz (with --results: for each row)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=int, default=1, help="where chance begins")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of libFuzzer's random numbers")
     parser.add_argument("--target", choices=sorted(TARGETS), help="one target only")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run one input again")
-    parser.add_argument("--records", type=int, default=100_000_000, help="with --results: until there are so many")
-    parser.add_argument("--results", type=Path, help="add what was done to this file, and go on from it")
-    parser.add_argument("--merge", action="store_true", help="take new finds into the corpus, and make it small")
+    parser.add_argument(
+        "--records", type=int, default=100_000_000, help="with --results: stop after so many records in all"
+    )
+    parser.add_argument("--results", type=Path, help="add results to this file, and continue from those in it")
+    parser.add_argument("--merge", action="store_true", help="add new inputs to the corpus, and reduce it")
     options = parser.parse_args()
     targets = [options.target] if options.target else list(SHARES)
     if options.replay:

@@ -1,7 +1,7 @@
-"""The coordinator's topics: whatever members or coordinators are said to have written ends neither of them.
+"""The coordinator's topics: no record in them, by whatever member or coordinator, may end a member or a coordinator.
 
-The bytes write messages beside a group of one member: of both sides, with odd fields, with bytes changed, and noise.
-The coordinator, the member, a reader of the topic and the next coordinator read all of it.
+The bytes add messages to a group of one member: messages of both sides, with unusual fields or changed bytes, and
+noise. The coordinator, the member, a reader of the topic and the next coordinator read all of it.
 """
 
 import json
@@ -67,7 +67,7 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 def check(data: bytes) -> int:
-    """Let a group read what the bytes write; give how many records."""
+    """Let a group read the records that the bytes describe; return their number."""
     logging.disable(logging.CRITICAL)
     try:
         return _Group(Supply(data)).run()
@@ -76,7 +76,7 @@ def check(data: bytes) -> int:
 
 
 class _Group:
-    """A coordinator and a member that are well, and readers of what else is written."""
+    """A correct coordinator, a correct member, and readers of the other records."""
 
     def __init__(self, supply: Supply) -> None:
         self._supply = supply
@@ -147,14 +147,14 @@ class _Group:
         hold(keys == own, "a message counts under its own key", keys)
 
     def _look(self) -> None:
-        """Check that readers of the group, and of what to claim, get an answer."""
+        """Check that readers of the group and of its assignment get a result."""
         view = view_of(GROUP, [(message, record.at_ms) for message, record in self._newest.values()])
         for member in (*view.shares, "a"):
             for now_ms in (0.0, 1_795_230_000_000.0, float(view.pinged_at_ms or 0)):
                 assigned_partitions(view, member, "orders", SESSION_MS, now_ms)
 
     def _succeed(self) -> None:
-        """See that the next coordinator begins with what is kept, and gives the member all there is."""
+        """Check that the next coordinator starts with the kept messages and assigns all partitions to the member."""
         kept = [message for message, _ in self._newest.values() if isinstance(message, StartFetcher)]
         heir = GroupCoordinator(GROUP, EPOCH + 10, GroupRules(sticky_assignment), self._now_ms, kept=kept)
         heir.update_topics({"orders": 3}, self._now_ms)

@@ -1,4 +1,4 @@
-"""How far a fuzzing process has come, in a file that outlives it however it ends."""
+"""The progress of a fuzzing process, in a file that remains however the process ends."""
 
 import mmap
 import struct
@@ -9,7 +9,7 @@ _FORM: Final = struct.Struct("<QQ")
 
 
 class Count(NamedTuple):
-    """What a process has done."""
+    """The numbers of inputs and records of a process."""
 
     inputs: int = 0
     records: int = 0
@@ -19,7 +19,6 @@ class Counter:
     """The writing side."""
 
     def __init__(self, path: Path) -> None:
-        """Begin at nothing."""
         path.write_bytes(_FORM.pack(0, 0))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _FORM.size)
@@ -32,5 +31,5 @@ class Counter:
 
 
 def read_count(path: Path) -> Count:
-    """Read what a process has counted; nothing if it never began."""
+    """Read the counts of a process; zeros if it never started."""
     return Count(*_FORM.unpack(path.read_bytes())) if path.exists() else Count()

@@ -1,7 +1,7 @@
-"""The leader topic: whatever is written to it, a member leads only by beats of its own, and as long as it hears them.
+"""The leader topic: whatever it contains, a member leads only by its own beats, and only while it reads them in time.
 
-The bytes write the topic beside a member: its own beats come, late, again or never; others' beats, beats with bytes
-changed, and noise lie between. Time goes on as the bytes say.
+The bytes write the topic. The member's own beats arrive in time, late, again or never. Between them are beats of
+others, beats with changed bytes, and noise. The bytes also decide how much time passes.
 """
 
 from itertools import count
@@ -16,12 +16,12 @@ NUMBERS: Final = (0, 1, 2, 3, 2**31, 2**62, 10**19 - 1, 10**19)
 
 
 def check(data: bytes) -> int:
-    """Let a member read what the bytes write; give how many records."""
+    """Let a member read the records that the bytes describe; return their number."""
     return _Member(Supply(data)).run()
 
 
 class _Member:
-    """A member that reads the topic, and what may be believed of it."""
+    """A member that reads the topic, with what the checks need."""
 
     def __init__(self, supply: Supply) -> None:
         self._supply = supply
@@ -30,7 +30,7 @@ class _Member:
         self._offset = 0
         self._sent: dict[tuple[str, int], float] = {}
         self._heard_ms = -1e9
-        """When the newest beat was sent that was heard in time."""
+        """The time at which the newest beat was sent that was read in time."""
         self._others: set[int] = set()
         self._term: Term | None = None
         self._candidacy.gain(0.0)

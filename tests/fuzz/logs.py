@@ -1,9 +1,9 @@
 """A coordination log that a fuzzer's bytes write.
 
-Three bytes at the front say under which rules, from where and in which pieces it is read. Then each record takes
-what it is (or is not: noise, a value with bytes changed, a huge one), whom and which key it names, when it falls (two
-intervals after the owner's last beat, to the millisecond), and its tail (the state's own offset, epoch, plan, ...): a
-byte each, so that deep states are a few bytes away. What is left of the kinds repeats the value before.
+The first three bytes choose the rules, the start and the size of the pieces that are read. Then one byte each chooses
+of every record: its kind (or noise, a value with changed bytes, a huge value), its sender and key, its time (such as
+the millisecond at which the owner becomes stale), and its tail (the state's own offset, epoch, plan, ...). So deep
+states are only a few bytes away. The kinds that are not assigned repeat the value before.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,16 @@ FEATURES: Final = ("-", "ranges", "a,b", "a,a")
 
 FOREIGN: Final = 0xF8
 GAP: Final = 0xC0
-"""Bits of the byte that says who: the topic lies elsewhere; log offsets are passed over."""
+"""Bits of the byte for the sender: the topic lies in another coordination partition; log offsets are skipped."""
 
 State = dict[str, Any]
 
 
 class Log:
-    """A log that is written as it is read."""
+    """A log that is written while it is read."""
 
     def __init__(self, supply: Supply) -> None:
-        """Take from the bytes how it is to be read."""
+        """Choose from the bytes how the log is read."""
         self.supply = supply
         head = supply.byte()
         self.partitions = 1 + head % 2
@@ -47,11 +47,11 @@ class Log:
         (self.topics, *others) = topics_by_coordination_partition(self.partitions, 2, odd=False)
         self.foreign = others[0][0] if others else ".."
 
-    # What the state says; before the first record it says nothing.
+    # Questions about the state; before the first record there is none.
 
     @property
     def log(self) -> State | None:
-        """The plain reader's log of coordination partition 0."""
+        """The reference reader's log of coordination partition 0."""
         return self.plain.logs.get(0)
 
     @property
@@ -60,7 +60,7 @@ class Log:
         return START_MS if self.log is None else self.log["log_time"]
 
     def group(self, name: str) -> State:
-        """Give a group's state."""
+        """Return a group's state."""
         found: State = new_group() if self.log is None else self.log["groups"].get(name, new_group())
         return found
 
@@ -100,7 +100,7 @@ class Log:
 
     @staticmethod
     def _range_owner(key: State, tail: int) -> str:
-        """Give who holds the range that `_range` will name."""
+        """Return the owner of the range that `_range` will name."""
         ranges = key["ranges"]
         owner = ranges[(tail >> 4) % len(ranges)]["owner"] if ranges else None
         return "a" if owner is None else str(owner["instance"])
@@ -119,7 +119,7 @@ class Log:
 def value_of(  # noqa: PLR0917 - what a record is made of
     fields: tuple[str, ...], instance: str, group: str, place: tuple[str, int], oddity: int, tail: int
 ) -> bytes:
-    """Write a value; most oddities are none, so that most records are plain."""
+    """Return a value; most values of `oddity` change nothing, so that most records are valid."""
     kind, *rest = fields
     head = [kind, "1", "1795230000", instance, "c", group]
     head += ["", "0"] if kind in {"ReleaseGroup", "GroupSettings", "Mark"} else [place[0], str(place[1])]
@@ -142,7 +142,7 @@ ODDITIES: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
     (-1, ("0", str(INT64_MAX), str(INT64_MAX + 1), "1" + "0" * 17, "1" + "0" * 18)),
     (6, ("", ".", "a b", "t" * 249, "t" * 250)),
 )
-"""Which field a record has another text in, and which texts."""
+"""The fields that get another text, and the texts."""
 
 
 def _interval_ms(log: Log, group: State) -> int:
@@ -231,7 +231,7 @@ WRITERS: Final[tuple[Callable[[Log, State, State, int], tuple[str, ...]], ...]] 
     _claim,
 )
 CHANGED, NOISE, NOTHING, HUGE, RANGE = range(len(WRITERS), len(WRITERS) + 5)
-"""Records that are no messages, and those about ranges."""
+"""Records that are not messages, and those about ranges."""
 RANGE_TYPES: Final = (
     "ClaimingRange",
     "PlanningRange",

@@ -1,8 +1,8 @@
-"""Notes of transactions: whatever lies in a topic of notes stops no harvester, and what was noted is read.
+"""Transaction notes: no record in a topic of notes may stop a harvester, and each real note is read.
 
-The bytes write records among real notes: noise, notes with bytes changed, and notes of odd fields. A record is a note
-or it is passed over; of a note each row can be asked for in the database. A Kafka sink's notes are read beside these: a
-value is a note of it, or is refused by name.
+The bytes write records among real notes: noise, notes with changed bytes, and notes with unusual fields. A record is a
+note or is skipped. Each row of a note can be looked up in the database. The notes of a Kafka sink are read too: a value
+is such a note, or is rejected with an error that names it.
 """
 
 import json
@@ -36,11 +36,11 @@ ODD: Final[tuple[Any, ...]] = (
 )
 FIELDS: Final = ("version", "rows", "created_from_us", "created_until_us")
 ROWS_PER_RECORD: Final = 1_000
-"""How many rows of a note may take as long to list as one record may take."""
+"""A note of this many rows may take as long to list as one record may take."""
 
 
 def check(data: bytes) -> int:
-    """Write records as the bytes say, and read each; give how many."""
+    """Write the records that the bytes describe, and read each; return their number."""
     supply, records = Supply(data), 0
     while supply:
         check_value(WRITERS[supply.byte() % len(WRITERS)](supply))
@@ -62,7 +62,7 @@ def check_value(value: bytes | None) -> None:
     hold(is_one or batch == PublishedBatch(), "what is no note has no rows", value, batch)
     hold(len(batch.rows) <= MOST_IN_FLIGHT_RECORDS, "a note has no more rows than a batch", value)
     for row in batch.rows:
-        hold(all(-INT64_END <= number < INT64_END for number in row), "each row can be asked for", value, row)
+        hold(all(-INT64_END <= number < INT64_END for number in row), "each row can be looked up", value, row)
 
 
 def _check_position(text: bytes | None) -> None:

@@ -1,4 +1,4 @@
-"""The parser: any value is a message or an invalid one, as the plain reader says, and what is read is written back."""
+"""The parser: it agrees with the reference reader about each value, and renders a message to the same bytes."""
 
 from typing import Any, Final
 
@@ -16,19 +16,19 @@ TAILS: Final = {
     "ReleaseGroup": ("expiry_s", "expiry"),
     "DataTopic": ("topic_id", "data_topic_id"),
 }
-"""The tail's name in the library's message and in the plain reader's record."""
+"""The name of the tail in the library's message and in the reference reader's record."""
 
 
 def check(data: bytes) -> int:
-    """Read the bytes as one value; give the number of records read."""
+    """Read the bytes as one value; return the number of records read."""
     check_value(data)
     return 1
 
 
 def check_value(value: bytes | None) -> None:
-    """Hold the library's reading of a value against the plain reader's."""
+    """Compare the library's reading of a value with that of the reference reader."""
     message = in_time("reading a value", lambda: messages.parse(value))
-    # With one coordination partition, all topics are at home in it.
+    # With one coordination partition, all topics belong to it.
     plain = reference_reader.parse(value, 0, 1)
     if plain is None:
         hold(isinstance(message, InvalidMessage), "what section 1 calls invalid is invalid", value, message)
@@ -42,7 +42,7 @@ def check_value(value: bytes | None) -> None:
 
 
 def fields_of(message: Message) -> dict[str, Any]:
-    """Give a message as the plain reader gives it."""
+    """Return a message in the form of the reference reader."""
     kind = type_name(message)
     fields: dict[str, Any] = {"type": kind} | {name: getattr(message, name) for name in FIELDS_OF_ALL}
     if kind in TAILS:
@@ -54,7 +54,7 @@ def fields_of(message: Message) -> dict[str, Any]:
 
 
 def settings_of(settings: GroupSettings) -> dict[str, Any]:
-    """Give settings as the plain reader gives them."""
+    """Return settings in the form of the reference reader."""
     return {
         "heartbeat_interval_ms": settings.heartbeat_interval_ms,
         "rules": str(settings.rule_set),

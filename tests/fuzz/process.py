@@ -1,7 +1,7 @@
-"""The process that libFuzzer takes over: `python -m tests.fuzz.process TARGET COUNTS SCRIPT [libFuzzer's arguments]`.
+"""The process in which libFuzzer runs: `python -m tests.fuzz.process TARGET COUNTS SCRIPT [libFuzzer's arguments]`.
 
-SCRIPT is what libFuzzer starts where it needs a process like this one. Only what reads records is instrumented: what
-else takes part is not to be explored.
+SCRIPT is the command that libFuzzer starts when it needs another such process. Only the code that reads records is
+instrumented, because other code is not to be explored.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What every target holds its subject to: no record may stop, crash, slow down or grow a reader.
+"""The promises that every target checks: no record may stop, crash or slow down a reader, or make it grow.
 
 See protocol.md, section 1.
 """
@@ -13,20 +13,20 @@ from marshal_dagster.protocol.world import PartitionWorld
 
 TRIES: Final = 3
 CPU_MS_PER_RECORD: Final = 50
-"""Of one core, for a record of any size; it is the instrumented code on a busy machine that must keep it."""
+"""CPU time for a record of any size. The instrumented code must keep it on a busy machine."""
 GROWTH_BYTES: Final = 2_048
 GROWTH_BYTES_PER_BYTE: Final = 32
-"""What an accepted record may add to a reader: this for each byte of its value, beside `GROWTH_BYTES`."""
+"""Memory that an accepted record may add to a reader for each byte of its value, in addition to `GROWTH_BYTES`."""
 
 T = TypeVar("T")
 
 
 class PromiseError(Exception):
-    """A promise that does not hold."""
+    """A promise was broken."""
 
 
 class TooSlowError(PromiseError):
-    """Work took more of the processor than its records may."""
+    """Work took more CPU time than its records may take."""
 
 
 def hold(kept: object, promise: str, *shown: object) -> None:
@@ -36,9 +36,9 @@ def hold(kept: object, promise: str, *shown: object) -> None:
 
 
 def in_time(what: str, work: Callable[[], T], records: int = 1) -> T:
-    """Do some work and check that it took no more of the processor than its records may.
+    """Do some work and check that it took no more CPU time than its records may take.
 
-    A collection of garbage, which is not the work's own, waits until it is done.
+    Garbage collection waits until the work is done, because its time does not belong to the work.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -65,7 +65,7 @@ def check_repeatedly(check: Callable[[bytes], int], data: bytes) -> int:
 
 
 def held_bytes(world: PartitionWorld) -> int:
-    """Give the size of all that a reader keeps of the records that it has read, but for its counts, one a reason."""
+    """Return the size of what a reader keeps of the records that it has read, except its counts of reasons."""
     size = sum(map(sys.getsizeof, (world.groups, world._beats, world._remembered, *world._remembered)))
     for rest, remembered in world._beats.items():
         size += sys.getsizeof(rest) + sys.getsizeof(remembered)

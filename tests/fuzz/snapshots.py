@@ -1,7 +1,7 @@
-"""The reader of snapshots: two snapshots of one log, whose records the bytes spoil, must be read whole or not at all.
+"""The reader of snapshots: the bytes damage the records of two snapshots of one log; each is read whole or not at all.
 
-What may be read is judged here anew, from the names and checksums alone. Bytes may also forge a snapshot, text and
-checksum: then the reader must pass it over, or make a state of it that can be written and read again.
+This module decides by itself what may be read, from the names and checksums alone. The bytes may also forge a snapshot
+with a valid checksum. Then the reader must skip it, or compute a state that can be written and read again.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ Spoilt = tuple[bytes | None, bytes | None]
 
 @lru_cache
 def states(seed: int) -> tuple[PartitionWorld, PartitionWorld]:
-    """Give what a log came to, in its middle and at its end."""
+    """Return the state of a log in its middle and at its end."""
     return _state(seed, LOG_RECORDS // 2), _state(seed, LOG_RECORDS)
 
 
@@ -45,7 +45,7 @@ def _state(seed: int, records: int) -> PartitionWorld:
 
 @lru_cache
 def written(seed: int, part_bytes: int) -> tuple[Record, ...]:
-    """Give the records of both snapshots of a log."""
+    """Return the records of both snapshots of a log."""
     older, newer = states(seed)
     return (
         *snapshots.render(older, TOPIC_ID, "older", part_bytes),
@@ -54,7 +54,7 @@ def written(seed: int, part_bytes: int) -> tuple[Record, ...]:
 
 
 def check(data: bytes) -> int:
-    """Spoil the records of two snapshots as the bytes say, and read them; give the number of records read."""
+    """Damage the records of two snapshots as the bytes describe, and read them; return the number of records read."""
     supply = Supply(data)
     seed = supply.byte() % LOGS
     records: list[Spoilt] = list(written(seed, supply.choose(PART_BYTES)))
@@ -84,7 +84,7 @@ def read(records: Iterable[Spoilt], end: int) -> SnapshotChoice:
 
 
 def hold_usable(world: PartitionWorld) -> None:
-    """See that a state that was read can be written, read again and gone on from."""
+    """Check that a state from a snapshot can be written and read again, and that a reader can continue from it."""
     again = read(snapshots.render(world, TOPIC_ID, "again"), world.next_offset).world
     if again is None:
         raise PromiseError("what was read can be written and read again")
@@ -97,7 +97,7 @@ def hold_usable(world: PartitionWorld) -> None:
 
 
 def readable(records: Iterable[Spoilt], end: int) -> list[str]:
-    """Give the names of the snapshots that are whole, as their checksums have it."""
+    """Return the names of the snapshots that are whole by their checksums."""
     parts: dict[str, dict[str, bytes]] = {}
     for key, value in records:
         name, _, part = (key or b"").decode(errors="replace").rpartition("/")
@@ -111,7 +111,7 @@ def readable(records: Iterable[Spoilt], end: int) -> list[str]:
 
 
 def is_whole(name: str, parts: dict[str, bytes]) -> bool:
-    """Tell whether closing part, count and checksum are right."""
+    """Return whether the closing part, the count and the checksum are right."""
     try:
         closing: dict[str, Any] = json.loads(parts["end"])
         count, log_time_ms = closing["parts"], closing["log_time_ms"]
@@ -124,13 +124,13 @@ def is_whole(name: str, parts: dict[str, bytes]) -> bool:
 
 
 def forged(text: bytes, offset: int) -> list[Spoilt]:
-    """Give the records of a snapshot with that text, as a writer would that means it."""
+    """Return the records of a snapshot with that text, with the checksum that its writer would compute."""
     name = FORGED.format(offset=offset)
     closing = {"parts": 1, "sha256": hashlib.sha256(f"{name}\n".encode() + text).hexdigest(), "log_time_ms": 5}
     return [(f"{name}/0".encode(), text), (f"{name}/end".encode(), json.dumps(closing).encode())]
 
 
-# What can befall the records
+# Damage to the records
 
 
 def _at(supply: Supply, records: Sequence[Spoilt]) -> int:
@@ -198,7 +198,7 @@ def _close_otherwise(supply: Supply, records: list[Spoilt], _: int) -> None:
 
 
 def _forge(supply: Supply, records: list[Spoilt], end: int) -> None:
-    """Add a snapshot with a text of the bytes' own, and the right checksum."""
+    """Add a snapshot with a text from the bytes and a valid checksum."""
     text = supply.take(supply.byte() * 4)
     if supply.byte() % 2:
         defaults = b'{"defaults":"60000/go/at_least_once/","log_time_ms":5,"invalid":{},"refused":{},"noted":{}}'
@@ -207,7 +207,7 @@ def _forge(supply: Supply, records: list[Spoilt], end: int) -> None:
 
 
 def _forge_rows(supply: Supply, records: list[Spoilt], end: int) -> None:
-    """Change bytes of a real snapshot's text, and make its checksum right again."""
+    """Change bytes of a real snapshot's text, and correct its checksum."""
     texts = [text for text in (_text(records, "older"), _text(records, "newer")) if text]
     if not texts:
         return

@@ -1,4 +1,4 @@
-"""What is fuzzed."""
+"""The fuzz targets."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,4 +15,4 @@ TARGETS: Final[Mapping[str, Callable[[bytes], int]]] = {
     "coordinator": coordinator.check,
     "election": election.check,
 }
-"""Each takes bytes, gives the number of records that it read, and raises `Finding` when a promise is broken."""
+"""Each takes bytes, returns the number of records that it read, and raises `PromiseError` when a promise is broken."""

@@ -1,4 +1,4 @@
-"""The world state: one log, read by the library, by its fast path, through a snapshot, and by the plain reader."""
+"""The world state: one log, read by the library, by its fast path, through a snapshot, and by the reference reader."""
 
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ State = dict[str, Any]
 
 
 def check(data: bytes) -> int:
-    """Read the log that the bytes write; give the number of records read."""
+    """Read the log that the bytes write; return the number of records read."""
     return Readers(Log(Supply(data))).run()
 
 
@@ -25,7 +25,6 @@ class Readers:
     """The three readers of one log, compared after each record."""
 
     def __init__(self, log: Log) -> None:
-        """Begin where the log begins."""
         self.log = log
         self.by_one = self._new()
         self.by_many = self._new()
@@ -38,7 +37,7 @@ class Readers:
         return world.start(0, self.log.start)
 
     def run(self) -> int:
-        """Read it all."""
+        """Read the whole log."""
         records = 0
         before = state_of(self.by_one)
         while self.log.supply and records < MOST_RECORDS:
@@ -58,7 +57,7 @@ class Readers:
         return records
 
     def _step(self, before: State) -> State:
-        """Read one record with the library and with the plain reader; give the state after it."""
+        """Read one record with the library and with the reference reader; return the state after it."""
         offset, timestamp_ms, value = self.log.next_record()
         remembered = len(self.by_one._beats)
         verdict = in_time("a record", lambda: self.by_one.apply(offset, timestamp_ms, value))
@@ -82,19 +81,19 @@ class Readers:
         hold(len(self.by_one._beats) == remembered, "what is not accepted is not remembered", verdict, value)
 
     def _catch_up(self) -> None:
-        """Read by the fast path what the others have read."""
+        """Read by the fast path what the other readers have read."""
         waiting, self.waiting = self.waiting, []
         in_time("records at once", lambda: self.by_many.apply_many(waiting), max(1, len(waiting)))
         hold_equal(self.by_many, self.by_one, "many at once lead to the state that one by one does")
 
     def _restart(self) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         if not self.by_one.certain:
             try:
                 snapshots.render(self.by_many, TOPIC_ID, "s")
             except ValueError:
                 return
-            raise PromiseError("nobody writes a snapshot of what is only observed")
+            raise PromiseError("no member writes a snapshot of an observed state")
         records = snapshots.render(self.by_many, TOPIC_ID, "s", part_bytes=100)
         choice = snapshots.choose(
             records,
@@ -112,14 +111,14 @@ class Readers:
 
 
 def hold_equal(one: PartitionWorld, other: PartitionWorld, promise: str) -> None:
-    """See that two readers of the library agree in every field."""
+    """Check that two readers of the library agree in every field."""
     for name in ("groups", "log_time_ms", "next_offset", "certain", "had_ranges", "invalid", "refused", "noted"):
         mine, others = getattr(one, name), getattr(other, name)
         hold(mine == others, f"{promise}: {name}", mine, others)
 
 
 def state_of(world: PartitionWorld) -> State:
-    """Give what the library knows of each group, as plain values."""
+    """Return the library's state of each group, as plain values."""
     return {
         name: (
             group.paused_until_s,
@@ -144,7 +143,7 @@ def state_of(world: PartitionWorld) -> State:
 
 
 def state_of_plain(log: State) -> State:
-    """Give what the plain reader knows of each group, in the same form."""
+    """Return the reference reader's state of each group, in the same form."""
     return {
         name: (
             group["paused_until"],
@@ -178,7 +177,7 @@ def _plain_range_of(one: State) -> State:
 
 
 def settings_of(plain: State) -> GroupSettings:
-    """Give settings as the library has them."""
+    """Return settings in the form of the library."""
     return GroupSettings(
         plain["heartbeat_interval_ms"],
         RuleSet(plain["rules"]),

@@ -1,6 +1,6 @@
 """An outbox under faults: writers, harvesters in processes of their own, three real brokers and a real PostgreSQL.
 
-`scenario` draws from a seed what happens, `run` lets it happen, `checkers` compares what writers committed (`writers`)
-with what consumers read. Harvesters are processes (`worker`); proxies of `tests.faults` stand between them and both of
-the services (`cluster`). Nothing of this is part of the library.
+`scenario` draws the faults from a seed, and `run` carries them out. `checkers` compares what writers committed
+(`writers`) with what consumers read. Harvesters are processes (`worker`). Proxies (`tests.fault_harness.proxy`) are
+between them and both services (`cluster`). The library does not use any of this.
 """

@@ -24,12 +24,12 @@ CODE: Final = (
     "tests/outbox_faults/*.py",
     "tests/fault_harness/*.py",
 )
-"""What a run's result depends on, as git names it."""
+"""The paths on which a run's result depends, as git names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(RunRow):
-    """What a run came to, as the results file keeps it."""
+    """The result of a run in the results file."""
 
     rows: int
     transactions: int
@@ -58,17 +58,17 @@ def run(of: Scenario, services: Services, _: int, folder: Path) -> Tally:
 
 
 def sources(_: Scenario, tally: Tally) -> tuple[object, ...]:
-    """Return what a row is made of."""
+    """Return the sources of a row."""
     return tally, tally.verdict
 
 
 def summary(row: Row) -> str:
-    """Return the words about one run."""
+    """Return the summary of one run."""
     return f"{row.rows} rows, {row.takeovers} takeovers, {row.sessions} sessions, drained after {row.drained_after_s} s"
 
 
 def totals(rows: Sequence[Row]) -> str:
-    """Return the words about all runs."""
+    """Return the summary of all runs."""
     return f"{sum(row.takeovers for row in rows)} takeovers"
 
 
@@ -86,7 +86,7 @@ def cells(rows: Sequence[Row]) -> list[str]:
 
 
 def notes(rows: Sequence[Row]) -> str:
-    """Return what was written, and how long it took until it was published."""
+    """Return the notes: what was written, and how long it took until all was published."""
     drained = [row.drained_after_s for row in rows if row.drained_after_s] or [0.0]
     return (
         f"{sum(row.rows for row in rows):,} rows committed in {sum(row.transactions for row in rows):,} "

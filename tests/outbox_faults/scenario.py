@@ -1,4 +1,4 @@
-"""What a seed stands for: which faults befall whom, and when."""
+"""The scenario of a seed: its faults, their harvesters and their times."""
 
 import random
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from tests.fault_harness.proxy import Way
 
 HARVESTERS: Final = 3
 LEADER: Final = -1
-"""Whichever harvester leads at that time."""
+"""The harvester that leads at that time."""
 
 
 class FaultKind(StrEnum):
-    """What befalls an outbox, as the table of results names it."""
+    """The kinds of faults of an outbox, as the table of results names them."""
 
     KILLED = "harvester killed"
     STOPPED = "harvester stopped"
@@ -46,7 +46,7 @@ OF_LEADERS: Final = frozenset(
         FaultKind.POSTGRES_SLOW,
     }
 )
-"""These befall a harvester; mostly the one that leads."""
+"""These concern one harvester, mostly the one that leads."""
 OF_KAFKA_LINKS: Final = frozenset({FaultKind.KAFKA_CUT, FaultKind.KAFKA_HELD, FaultKind.KAFKA_SLOW})
 OF_POSTGRES_LINKS: Final = frozenset({FaultKind.POSTGRES_CUT, FaultKind.POSTGRES_HELD, FaultKind.POSTGRES_SLOW})
 LASTS_S: Final = {
@@ -66,10 +66,10 @@ FARTHEST_AHEAD_S: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: `at_s` after there is a first leader, for `lasts_s`, at `harvester` where it is one's.
+    """One fault: `at_s` after there is a first leader, for `lasts_s`, at `harvester` if it concerns one.
 
-    `held` are the ways of a silent link, whose bytes come late or, unless `comes_late`, never. A clock jumps by `off_s`
-    when the fault begins, and back when it ends.
+    In the `held` directions a link passes nothing; the bytes arrive afterwards if `comes_late`, else never. A clock
+    jumps by `off_s` when the fault begins, and back when it ends.
     """
 
     kind: FaultKind
@@ -97,12 +97,12 @@ class Scenario:
 
     @property
     def kinds(self) -> frozenset[FaultKind]:
-        """Give what kinds of faults it has."""
+        """Return the kinds of its faults."""
         return frozenset(fault.kind for fault in self.faults)
 
 
 def scenario(seed: int) -> Scenario:
-    """Draw a run from a seed; 15 seeds one after another have each kind of fault first, others beside it."""
+    """Draw a run from a seed; in 15 consecutive seeds each kind of fault is the main one once."""
     chance = random.Random(seed)
     kinds = [KINDS[seed % len(KINDS)], *chance.choices(KINDS, k=chance.randint(2, 4))]
     quick = chance.random() < 0.8
@@ -135,8 +135,9 @@ def _fault(kind: FaultKind, chance: random.Random) -> Fault:
 
 
 def _off(off_s: int) -> int:
-    """Bound how far a clock goes ahead, for it goes back in the end.
+    """Limit how far a clock is set forward, because it is set back in the end.
 
-    The Kafka client's timed waits go by the time of day: those that have begun before it goes back last so much longer.
+    The timed waits of Kafka's client use the time of day. A wait that began before the clock is set back lasts that
+    much longer.
     """
     return off_s if off_s < 0 else 1 + off_s % FARTHEST_AHEAD_S

@@ -1,6 +1,6 @@
 """A harvester in a process of its own: `python -m tests.outbox_faults.worker JSON`.
 
-It ends in order at SIGTERM, and tells where its threads are at SIGUSR1.
+It ends cleanly at SIGTERM. At SIGUSR1 it prints the stacks of its threads.
 """
 
 import faulthandler
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a harvester's journal: it leads with this fence from now on, or does not lead."""
+    """A line of a harvester's journal: from now on it leads with this fence, or it does not lead."""
 
     fence: int | None
 
@@ -42,7 +42,7 @@ LINES: Final = TypeAdapter(Line)
 
 
 class Orders(BaseModel):
-    """What a harvester is to do; into `journal` it writes when it begins and ends to lead."""
+    """The orders for a harvester; it writes to `journal` when it starts and stops to lead."""
 
     bootstrap_servers: str
     dsn: str
@@ -57,7 +57,7 @@ class Orders(BaseModel):
 
 
 def harvester(orders: Orders) -> Harvester:
-    """Make the harvester that the orders describe."""
+    """Return the harvester that the orders describe."""
     # Shorter than brokers allow by default, for more takeovers in a run.
     elector._SESSION_MS = orders.session_ms  # type: ignore[misc]
     return Harvester(
@@ -72,7 +72,7 @@ def harvester(orders: Orders) -> Harvester:
 
 
 def keep_journal(harvester: Harvester, path: Path, is_over: threading.Event) -> None:
-    """Write a line at the beginning and the end, and one for each term that begins or ends."""
+    """Write a line at the start and at the end, and one for each term that starts or ends."""
     journal = Journal(path, LINES)
     journal.write(Line(None))
     last = None
@@ -86,7 +86,7 @@ def keep_journal(harvester: Harvester, path: Path, is_over: threading.Event) -> 
 
 
 def main() -> int:
-    """Harvest until SIGTERM, whatever cannot be reached at the beginning."""
+    """Harvest until SIGTERM, even if services are not available at the start."""
     orders = Orders.model_validate_json(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(name)s %(message)s")
     one = harvester(orders)

@@ -1,7 +1,7 @@
-"""Writers of rows: each transaction writes into the outbox, and beside it, into a table of what is true.
+"""Writers of rows: each transaction writes to the outbox and to a second table, which records what was committed.
 
-A key is one writer's, or a lock keeps the transactions that write it apart; so of the rows of a key, the table's `id`
-rises in the order in which they were committed.
+Either one writer alone uses a key, or a lock serialises the transactions that write it. So the `id` of a key's rows in
+the second table rises in the order of their commits.
 """
 
 import random
@@ -17,7 +17,7 @@ from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 
 SMALL_TOPIC_BYTES: Final = 20_000
-"""What a batch of the small topic may have."""
+"""The highest number of bytes of a batch in the small topic."""
 LARGER_THAN_THE_TOPIC: Final = 30_000
 LARGER_THAN_THE_CLIENT: Final = 1_100_000
 LONGEST_TRANSACTION_S: Final = 2.5
@@ -44,7 +44,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where rows go: an outbox, and the topics that its records name."""
+    """The outbox of the rows, and the topics of its records."""
 
     outbox: str
     plain: str
@@ -52,7 +52,7 @@ class Places:
     missing: str
 
     def named(self, statement: LiteralString) -> sql.Composed:
-        """Put the name of the table beside the outbox into a statement."""
+        """Insert the name of the second table into a statement."""
         return sql.SQL(statement).format(truth=sql.Identifier(f"{self.outbox}_truth"))
 
 
@@ -64,7 +64,7 @@ class Counted:
 
 
 class Writer(threading.Thread):
-    """Writes transaction after transaction until told to stop, whatever becomes of its connection."""
+    """Writes transaction after transaction until it is asked to stop, even if its connection fails."""
 
     def __init__(self, number: int, dsn: str, places: Places, seed: int, counted: Counted) -> None:
         super().__init__(name=f"writer {number}", daemon=True)
@@ -79,7 +79,7 @@ class Writer(threading.Thread):
         self._outbox = Outbox(places.outbox, max_bytes=10_000_000)
 
     def run(self) -> None:
-        """Write."""
+        """Write until the thread is asked to stop."""
         try:
             while not self.over.is_set():
                 try:
@@ -94,7 +94,7 @@ class Writer(threading.Thread):
             self.failure = error
 
     def _write(self, connection: Connection) -> None:
-        """Write one transaction: at times it is rolled back, or takes long."""
+        """Write one transaction, which is sometimes rolled back or slow."""
         facts = self._facts(connection)
         with connection.cursor() as cursor:
             cursor.executemany(
@@ -144,34 +144,34 @@ class Writer(threading.Thread):
 
 
 def _value(size: int) -> str:
-    """Give a value that no other has, and that says so in its first 36 letters."""
+    """Return a value whose first 36 characters are a unique name."""
     return str(uuid.uuid4()).ljust(size, "x")
 
 
 def name_of(value: bytes | str | None) -> str:
-    """Give what tells a value from all others."""
+    """Return the unique name of a value."""
     text = value.decode() if isinstance(value, bytes) else value
     return (text or "")[:36]
 
 
 def create_truth(connection: Connection, places: Places) -> None:
-    """Make the table beside the outbox."""
+    """Create the second table."""
     connection.execute(places.named(_TRUTH))
 
 
 def read_truth(connection: Connection, places: Places) -> list[Fact]:
-    """Give all that was committed."""
+    """Return all rows that were committed."""
     found = connection.execute(places.named("SELECT topic, key, value, is_poisoned FROM {truth} ORDER BY id"))
     return [Fact(topic, key, name_of(value), is_poisoned) for topic, key, value, is_poisoned in found]
 
 
 def read_parked(connection: Connection, tables: OutboxTables) -> dict[str, str]:
-    """Give what is set aside, with the reasons."""
+    """Return the parked rows with their reasons."""
     found = connection.execute(tables.named("SELECT substring(value FROM 1 FOR 36), reason FROM {parked}"), ())
     return {bytes(value).decode(): reason for value, reason in found}
 
 
 def read_waiting(connection: Connection, tables: OutboxTables) -> set[str]:
-    """Give what is still in the outbox."""
+    """Return the rows that are still in the outbox."""
     found = connection.execute(tables.named("SELECT substring(value FROM 1 FOR 36) FROM {rows}"), ())
     return {bytes(value).decode() for (value,) in found}

@@ -1,5 +1,5 @@
 """Whole outboxes under faults, on a virtual clock.
 
-The code is the library's own, from `Harvester` down to `PostgresStore`, `KafkaPublisher` and `Elector`; the database,
-the brokers, the group's coordinator and the network are simulated. Scheduling is that of `tests.simulator`.
+The library's own code runs, from `Harvester` down to `PostgresStore`, `KafkaPublisher` and `Elector`. The database, the
+brokers, the group's coordinator and the network are simulated, with the scheduler of `tests.simulator`.
 """

@@ -1,4 +1,4 @@
-"""The judge of what consumers, the tables and the members' beliefs come to; it shares no code with the library."""
+"""Judges the published records, the tables and the beliefs of members; it shares no code with the library."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -12,7 +12,7 @@ MOST_IDLE_TURNS: Final = 3
 
 @dataclass(eq=False, slots=True)
 class Story:
-    """What became of a row that was written: the steps, which rise, at which it was inserted and became visible."""
+    """The history of a row: the steps at which its transaction began and was committed, and its present state."""
 
     number: int
     id: int
@@ -20,7 +20,7 @@ class Story:
     key: bytes | None
     writing: int
     begun: int
-    """When its transaction began."""
+    """The step at which its transaction began."""
     committed: float = inf
     published: int = 0
     is_struck: bool = False
@@ -28,10 +28,10 @@ class Story:
     was_put_back: bool = False
     is_refused: bool = False
     is_removed: bool = False
-    """Whether an operator has deleted the row: it may have been published before, but need not be."""
+    """Whether an operator has deleted the row. It may have been published before, but need not be."""
 
     def is_before(self, other: "Story") -> bool:
-        """Tell whether who wrote `other` could know of this row."""
+        """Return whether the writer of `other` could know this row."""
         if self.writing == other.writing:
             return self.number < other.number
         return self.committed < other.begun
@@ -39,41 +39,41 @@ class Story:
 
 @dataclass(slots=True)
 class Judge:
-    """Sees what is committed at either end, as it is committed, and what members believe."""
+    """Sees each commit in the database and in Kafka when it happens, and the beliefs of members."""
 
     fail: Callable[[str, str], None]
     stories: dict[int, Story] = field(default_factory=dict)
-    """By number: an id may be given again."""
+    """The rows by number, because an id may be used again."""
     lanes: defaultdict[Lane, list[Story]] = field(default_factory=lambda: defaultdict(list))
-    """What was published, by topic and key."""
+    """The published rows by topic and key."""
     session: int = 0
-    """The last one that has begun in the database."""
+    """The last session that started in the database."""
     sessions: dict[str, int] = field(default_factory=dict)
-    """The last one of each process."""
+    """The last session of each process."""
     refused_topics: set[str] = field(default_factory=set)
-    """Topics that were missing once."""
+    """Topics that were missing at some time."""
     may_repeat: bool = False
     """Whether the notes were lost."""
     elected: dict[str, int] = field(default_factory=dict)
-    """Fences, by the ids of terms."""
+    """The fence of each term, by the term's id."""
     fences: dict[int, str] = field(default_factory=dict)
     highest: dict[str, int] = field(default_factory=dict)
-    """The largest fence of each process."""
+    """The highest fence of each process."""
     sent_ms: dict[bytes, float] = field(default_factory=dict)
-    """When a beat was first sent."""
+    """The time at which a beat was first sent."""
     heard_ms: dict[tuple[str, str], float] = field(default_factory=dict)
-    """By process and leader id: when the newest of the beats that it has heard was sent."""
+    """By process and leader id: the time at which the newest beat that it has received was sent."""
     idle_turns: Counter[str] = field(default_factory=Counter)
-    """How often each process has taken rows since it last tried anything with them."""
+    """How often each process has taken rows since it last tried to publish or park any."""
     ended: set[str] = field(default_factory=set)
-    """Ids of terms that were given up, or have ended."""
+    """The ids of terms that were given up or have ended."""
 
     def inserted(self, story: Story) -> None:
-        """Take note of a row that was written, of which nothing is visible yet."""
+        """Record a row that was inserted but not committed."""
         self.stories[story.number] = story
 
     def published(self, row_id: int, topic: str, key: bytes | None, number: int) -> None:
-        """Judge a record that has become visible to consumers that read what is committed; its value is its number."""
+        """Judge a record that has become visible to read_committed consumers; its value is its number."""
         story = self.stories.get(number)
         if story is None or (row_id, topic, key) != (story.id, story.topic, story.key):
             self.fail("records are the rows as they were written", f"row {row_id} as {number} in {topic}")
@@ -95,13 +95,13 @@ class Judge:
         lane.append(story)
 
     def begun(self, process: str, session: int) -> None:
-        """Take note of a session that has begun in the database."""
+        """Record a session that has started in the database."""
         if session <= self.session:
             self.fail("sessions rise", f"{session} after {self.session}")
         self.session = self.sessions[process] = session
 
     def struck(self, process: str, struck: list[int], parked: list[int]) -> None:
-        """Judge what a turn has deleted and set aside."""
+        """Judge the rows that a turn has deleted and parked."""
         own = self.sessions.get(process, 0)
         if own != self.session:
             self.fail("one session strikes at a time", f"{process} in session {own}, the last is {self.session}")
@@ -121,7 +121,7 @@ class Judge:
                 self.fail("a row is set aside or published", f"row {story.id} is both")
 
     def refused(self, number: int) -> None:
-        """Take note of a row that the brokers or the client did not take."""
+        """Record a row that the brokers or the client rejected."""
         self.stories[number].is_refused = True
 
     def removed(self, numbers: list[int]) -> None:
@@ -130,31 +130,31 @@ class Judge:
             self.stories[number].is_removed = True
 
     def took(self, process: str) -> None:
-        """Judge that rows are taken for something to be done with them."""
+        """Judge that a process does not take rows again and again without trying to publish them."""
         self.idle_turns[process] += 1
         if self.idle_turns[process] > MOST_IDLE_TURNS:
             self.fail("who can publish nothing waits", f"{process} takes rows again and again")
 
     def tried(self, process: str) -> None:
-        """Take note that a process has asked something of the brokers."""
+        """Record that a process has sent a request to the brokers."""
         self.idle_turns[process] = 0
 
     def put_back(self, number: int) -> None:
-        """Take note of a row that a person has put back."""
+        """Record a row that an operator has put back."""
         self.stories[number].is_parked = False
         self.stories[number].was_put_back = True
 
     def beat_sent(self, value: bytes, now_ms: float) -> None:
-        """Take note of a beat on its way."""
+        """Record a beat that was sent."""
         self.sent_ms.setdefault(value, now_ms)
 
     def heartbeat_received(self, process: str, value: bytes) -> None:
-        """Take note of a beat that was read."""
+        """Record a beat that was received."""
         place = (process, value.split(b"/")[1].decode())
         self.heard_ms[place] = max(self.heard_ms.get(place, -inf), self.sent_ms[value])
 
     def term_begun(self, process: str, leader_id: str, fence: int, beat: bytes) -> None:
-        """Judge a term that begins; `beat` is what lies at its fence."""
+        """Judge a term that starts; `beat` is the record at its fence."""
         if leader_id in self.elected:
             self.fail("the id of a term is new", f"{process}'s")
         if fence in self.fences:
@@ -168,11 +168,11 @@ class Judge:
         self.highest[process] = max(fence, self.highest.get(process, -1))
 
     def term_ended(self, leader_id: str) -> None:
-        """Take note of the end of a term."""
+        """Record the end of a term."""
         self.ended.add(leader_id)
 
     def believed(self, process: str, leader_id: str, now_ms: float, deadline_ms: float, *, has_partition: bool) -> None:
-        """Judge a process that takes itself for the leader."""
+        """Judge a process that believes that it is the leader."""
         if not has_partition:
             self.fail("who knows that the partition is gone leads no more", process)
         if leader_id in self.ended:
@@ -183,7 +183,7 @@ class Judge:
             self.fail("who leads has heard a beat that was sent within the deadline", text)
 
     def at_the_end(self, now_ms: float) -> None:
-        """Judge that nothing is left over."""
+        """Judge that every row is published, parked or removed."""
         promise = "every row is published and struck, or set aside, in time"
         stories = [story for story in self.stories.values() if not story.is_removed]
         done = [story for story in stories if story.is_struck or story.is_parked]

@@ -1,4 +1,4 @@
-"""The database: transactions, row locks, connections that are lost; under the library's own `PostgresStore`."""
+"""The simulated database below the library's own `PostgresStore`: transactions, row locks, lost connections."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +16,7 @@ ANSWER_TIMEOUT_MS: Final = 2_000.0
 LOCK_TIMEOUT_MS: Final = 1_000.0
 NO_RIGHT: Final = "permission denied; grant the missing right to this role"
 IDLE_TIMEOUT_MS: Final = 3_000.0
-"""So long a transaction of a client that does nothing is left open."""
+"""How long the server keeps an open transaction of an idle client."""
 
 
 class Stored(NamedTuple):
@@ -31,7 +31,7 @@ class Stored(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Transaction:
-    """A transaction of a client: what it has changed is seen once it is committed."""
+    """A client's transaction; its changes become visible with the commit."""
 
     process: str
     deleted: list[int] = field(default_factory=list)
@@ -39,12 +39,12 @@ class Transaction:
     session: int | None = None
     is_over: bool = False
     is_sent: bool = False
-    """Whether its commit is under way to the server still, which its client has given up."""
+    """Whether the client has given up on a commit that is still on its way to the server."""
     began_ms: float = 0.0
 
 
 class Database:
-    """The tables, as they are committed, and the locks on the registry's row."""
+    """The committed tables, and the locks on the registry's row."""
 
     def __init__(self, world: "World") -> None:
         self.rows: dict[int, Stored] = {}
@@ -59,19 +59,19 @@ class Database:
         self._waiters: list[Task] = []
 
     def begin(self, process: str) -> Transaction:
-        """Begin a transaction, which ends by itself if its client does nothing for long."""
+        """Begin a transaction, which is rolled back if its client is idle for long."""
         transaction = Transaction(process, began_ms=self._world.scheduler.now_ms)
         self._open[transaction] = None
         return transaction
 
     def hang_up(self, process: str) -> None:
-        """End what a process that is dead has open."""
+        """End the transactions of a dead process."""
         for transaction in tuple(self._open):
             if transaction.process == process and not transaction.is_sent:
                 self.end(transaction)
 
     def execute(self, transaction: Transaction, statement: str, parameters: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401
-        """Carry out a statement of the library; it may wait for a lock."""
+        """Execute a statement of the library; it may wait for a lock."""
         if transaction.is_over:
             raise UnavailableError("the connection was lost")
         if statement.startswith("SELECT session"):
@@ -84,11 +84,11 @@ class Database:
             return [(transaction.session,)]
         if "WITH wanted" in statement:
             removed = self._remove(transaction, transaction.parked, statement, parameters)
-            return [(len(removed), 0)]  # no trigger skips what was set aside
+            return [(len(removed), 0)]  # no trigger keeps parked rows
         if "DELETE FROM {rows}" in statement:
             return self._remove(transaction, transaction.deleted, statement, parameters)
         if "SELECT count(*) FROM {rows}" in statement:
-            return [(0,)]  # no trigger keeps what was struck
+            return [(0,)]  # no trigger keeps deleted rows
         if "sum(size)" in statement:
             return self._take(transaction, statement, parameters)
         raise NotImplementedError(statement)
@@ -115,7 +115,7 @@ class Database:
         self.end(transaction)
 
     def end(self, transaction: Transaction) -> None:
-        """Roll a transaction back, unless it is over."""
+        """Roll back a transaction, unless it has ended."""
         transaction.is_over = True
         self._open.pop(transaction, None)
         self._sharers.pop(transaction, None)
@@ -125,19 +125,19 @@ class Database:
             self._world.scheduler.wake(waiter)
 
     def restart(self, down_ms: float) -> None:
-        """Lose all connections and what is not committed, and be away for a while."""
+        """Lose all connections and all that is not committed, and be down for a while."""
         self.restarts += 1
         self.up_from_ms = self._world.scheduler.now_ms + down_ms
         for transaction in tuple(self._open):
             self.end(transaction)
 
     def put_back(self, row_id: int) -> None:
-        """Put a row that is set aside back, as a person does."""
+        """Put a parked row back, as an operator does."""
         self.rows[row_id] = self.parked.pop(row_id)
         self._world.judge.put_back(number_of(self.rows[row_id]))
 
     def truncate(self) -> bool:
-        """Empty the tables, as an operator does, unless a transaction that uses them blocks that."""
+        """Empty the tables, as an operator does, unless a transaction that uses them prevents it."""
         self._end_idle()
         if self._open:
             return False
@@ -221,32 +221,31 @@ class Database:
 
 
 def number_of(row: Stored) -> int:
-    """Give the number of a row's story, which its value is."""
+    """Return the number of a row, which is its value."""
     return int(row.value)
 
 
 class Cursor:
-    """What a statement gives, once it was carried out."""
+    """The result of a statement after its execution."""
 
     def __init__(self) -> None:
         self.found: list[tuple[Any, ...]] = []
 
     @property
     def rowcount(self) -> int:
-        """Give how many rows it was carried out on."""
+        """Return the number of rows of the result."""
         return len(self.found)
 
     def fetchone(self) -> tuple[Any, ...] | None:
-        """Give the first row."""
+        """Return the first row."""
         return self.found[0] if self.found else None
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Give all rows."""
         return iter(self.found)
 
 
 class Connection:
-    """A process's connection, as far as `PostgresStore` uses one."""
+    """The part of a process's connection that `PostgresStore` uses."""
 
     def __init__(self, world: "World", process: Process) -> None:
         self._world = world
@@ -257,7 +256,7 @@ class Connection:
         self._queue: list[tuple[Cursor, str, Any]] | None = None
 
     def execute(self, statement: str, parameters: Any = None) -> Cursor:  # noqa: ANN401
-        """Carry out a statement, now or with the pipeline."""
+        """Execute a statement, now or with the pipeline."""
         cursor = Cursor()
         if statement.startswith("LISTEN") or "set_config" in statement:
             return cursor
@@ -268,20 +267,20 @@ class Connection:
         return cursor
 
     def pipeline(self) -> "Pipeline":
-        """Carry out what is asked in the block at its end, in one round trip."""
+        """Return a block whose statements are executed at its end, in one round trip."""
         return Pipeline(self)
 
     def queue(self) -> None:
-        """Keep what is asked from now on."""
+        """Queue the statements from now on."""
         self._queue = []
 
     def flush(self) -> None:
-        """Carry out what was kept."""
+        """Execute the queued statements."""
         queue, self._queue = self._queue, None
         self._round_trip(queue or [])
 
     def commit(self) -> None:
-        """Commit, if anything was asked."""
+        """Commit, if there was a statement."""
         transaction = self._transaction
         if transaction is None:
             return
@@ -293,18 +292,18 @@ class Connection:
         self._transaction = None
 
     def rollback(self) -> None:
-        """Roll back."""
+        """Roll back the transaction."""
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             self._database.end(transaction)
 
     def close(self) -> None:
-        """Give the connection up; a commit that was sent may still be carried out."""
+        """Close the connection; a commit that was sent may still be executed."""
         if self._transaction is not None and not self._transaction.is_sent:
             self._database.end(self._transaction)
 
     def notifies(self, *, timeout: float, stop_after: int) -> Iterator[None]:
-        """Wait for rows, or the time-out."""
+        """Wait for rows or for the timeout."""
         assert stop_after == 1
         self.require()
         self._world.wait_for_rows(timeout * 1_000)
@@ -332,29 +331,28 @@ class Connection:
         self._world.call(Side.DATABASE, carry_out, ANSWER_TIMEOUT_MS, is_late)
 
     def require(self) -> None:
-        """Raise `UnavailableError` if the server was restarted since, or is away."""
+        """Raise `UnavailableError` if the server has restarted since, or is down."""
         if self._restarts != self._database.restarts or self._database.up_from_ms > self._world.scheduler.now_ms:
             raise UnavailableError("the connection was lost")
 
 
 class Pipeline:
-    """A block of statements that are carried out together."""
+    """A block of statements that are executed together."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def __enter__(self) -> None:
-        """Begin."""
         self._connection.queue()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Carry them out."""
+        """Execute the statements."""
         if kind is None:
             self._connection.flush()
 
 
 class Tables:
-    """The tables' names and the way to them, as `OutboxTables` for a store; `name` is the outbox's."""
+    """The names of the tables and the connection, in place of `OutboxTables`; `name` is that of the outbox."""
 
     name = "outbox"
     channel = "marshal_outbox"
@@ -372,19 +370,19 @@ class Tables:
         return connection
 
     def registration(self, connection: Connection) -> None:
-        """Look up the outbox, which may fail for a lasting reason."""
+        """Look up the outbox; a missing right makes that fail."""
         del connection
         if self._world.lacks_right(self._process, Side.DATABASE):
             raise ConfigurationError(NO_RIGHT)
 
     def check_rows_are_kept(self, connection: Connection) -> None:
-        """Find nothing wrong: tables of a real database are needed for that."""
+        """Do nothing, because the check needs the tables of a real database."""
 
     def named(self, statement: str, **names: Any) -> str:  # noqa: ANN401
-        """Give a statement's text, with the conditions under which rows are taken."""
+        """Return the text of a statement, with the conditions for the rows to take."""
         free = names.get("free")
         return statement if free is None else statement + free.as_string(None)
 
     def telling(self) -> AbstractContextManager[None]:
-        """Let errors through, which are the library's already."""
+        """Pass errors through, because they already are the library's."""
         return nullcontext()

@@ -1,4 +1,4 @@
-"""The leader topic, the coordinator of its group, and the library's `Elector` as a member of it."""
+"""The leader topic, the coordinator of its consumer group, and the library's `Elector` as a member of the group."""
 
 from collections import deque
 from functools import partial
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 TIMING: Final = Timing(TIMING_DEADLINE_MS, TIMING_DEADLINE_MS / 10)
 SESSION_MS: Final = 2_500.0
-"""So long a member that is not heard of keeps the partition."""
+"""How long a member without contact keeps the partition."""
 _TOPIC: Final = "leader"
 _PARTITIONS: Final = [TopicPartition(_TOPIC, 0)]
 _CONSUMER: Final = cast("Any", type("Consumer", (), {"incremental_assign": lambda *_: None})())
 
 
 class Beat:
-    """A message of the leader topic, as the client library gives it."""
+    """A message of the leader topic, with the methods of the client library."""
 
     def __init__(self, offset: int, value: bytes, due_ms: float) -> None:
         self.due_ms = due_ms
@@ -34,18 +34,18 @@ class Beat:
         self._value = value
 
     def error(self) -> None:
-        """Have none."""
+        """Return no error."""
 
     def value(self) -> bytes:
-        """Give what was sent."""
+        """Return the value."""
         return self._value
 
     def partition(self) -> int:
-        """Give the one there is."""
+        """Return the only partition."""
         return 0
 
     def offset(self) -> int:
-        """Give where it lies."""
+        """Return the offset."""
         return self._offset
 
 
@@ -58,7 +58,7 @@ class SimulatedElector(Elector):
         )
         self.process = process
         self.has_partition = False
-        """As far as it knows."""
+        """Whether it believes that it has the partition."""
         self.position = 0
         self.inbox: deque[Beat] = deque()
         self._orders: list[tuple[float, Callable[[], None]]] = []
@@ -93,7 +93,7 @@ class SimulatedElector(Elector):
         return self.term(partition)
 
     def term(self, partition: int = 0) -> Term | None:
-        """Give the term in which this member leads, which is judged."""
+        """Return the term in which this member leads; the judge checks it."""
         term = super().term(partition)
         if term is not None:
             now_ms = self._world.scheduler.now_ms
@@ -108,12 +108,12 @@ class SimulatedElector(Elector):
         self._world.judge.term_ended(term.leader_id)
 
     def step_down(self, term: Term, reason: str, for_s: float, partition: int = 0) -> None:
-        """End a term and wait; it keeps the partition meanwhile, which is worse than to leave the group."""
+        """End a term and wait. The member keeps the partition meanwhile: a harder case than leaving the group."""
         self.give_up(term, reason, partition)
         self._world.scheduler.sleep(for_s * 1_000)
 
     def told(self, after_ms: float, *, has_partition: bool) -> None:
-        """Learn in a while that the partition has come or gone."""
+        """Notify the member after a delay that it has got or lost the partition."""
         due_ms = self._world.scheduler.now_ms + after_ms
         self._orders = [(min(at_ms, due_ms), order) for at_ms, order in self._orders]
         self._orders.append((due_ms, self._take_partition if has_partition else self._drop_partition))
@@ -121,11 +121,11 @@ class SimulatedElector(Elector):
 
     @property
     def is_in(self) -> bool:
-        """Tell whether it means to be a member."""
+        """Return whether it wants to be a member."""
         return not self._is_over
 
     def wake(self) -> None:
-        """Look at what has come."""
+        """Wake the member's task."""
         if self._task is not None and self._world.scheduler.current is not self._task:
             self._world.scheduler.wake(self._task)
 
@@ -182,7 +182,7 @@ class SimulatedElector(Elector):
 
 
 class Group:
-    """The coordinator: gives the partition to one of those that it hears of; and the topic's log."""
+    """The group coordinator, which assigns the partition to a member with contact, and the log of the topic."""
 
     def __init__(self, world: "World") -> None:
         self.log: list[bytes] = []
@@ -195,13 +195,13 @@ class Group:
         self._last_contact_ms: dict[SimulatedElector, float] = {}
 
     def join(self, member: SimulatedElector) -> None:
-        """Take a member in."""
+        """Add a member."""
         self._members.append(member)
         self._last_contact_ms[member] = self._world.scheduler.now_ms
         self._assign()
 
     def leave(self, member: SimulatedElector) -> None:
-        """Let a member go."""
+        """Remove a member."""
         self._expelled = [each for each in self._expelled if each is not member]
         self._members = [each for each in self._members if each is not member]
         if self.owner is member:
@@ -209,7 +209,7 @@ class Group:
             self._assign()
 
     def look(self) -> None:
-        """Give up on members that are not heard of; take those back that are heard of again."""
+        """Expel members without contact; take expelled members back when they have contact again."""
         now_ms = self._world.scheduler.now_ms
         for member in [*self._members, *self._expelled]:
             if self._is_heard_of(member):
@@ -224,7 +224,7 @@ class Group:
             self._world.network.later(400, partial(self._rejoin, member))
 
     def rebalance(self, old_knows_after_ms: float) -> None:
-        """Give the partition to another member, of which its owner learns only later."""
+        """Assign the partition to another member; the owner is notified only later."""
         others = [member for member in self._members if member is not self.owner]
         if self.owner is None or not others:
             return
@@ -233,7 +233,7 @@ class Group:
         self.owner.told(20, has_partition=True)
 
     def send(self, member: SimulatedElector, value: bytes) -> None:
-        """Carry a beat to the log, if it gets there in time."""
+        """Append a beat to the log, unless the way to the brokers is cut for too long."""
         scheduler, chance = self._world.scheduler, self._world.chance
         self._world.judge.beat_sent(value, scheduler.now_ms)
         wait_ms = self._world.network.cut_ms(member.process, Side.KAFKA) - scheduler.now_ms

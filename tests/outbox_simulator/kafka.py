@@ -1,4 +1,4 @@
-"""The brokers: transactions with epochs, topics that may be missing, notes; under the library's `KafkaPublisher`."""
+"""The brokers below the library's `KafkaPublisher`: transactions with epochs, topics that may be missing, notes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ _SLICE_MS: Final = 50.0
 
 
 class Sent(NamedTuple):
-    """A record on its way; `name` is its sender's name for it."""
+    """A record that was sent; `name` is the name by which its sender identifies it."""
 
     name: str
     topic: str
@@ -39,16 +39,16 @@ class Sent(NamedTuple):
 
 @dataclass(slots=True)
 class Coordinator:
-    """What the brokers know of a transactional id."""
+    """The brokers' state of a transactional id."""
 
     epoch: int = 0
     records: list[Sent] = field(default_factory=list)
-    """Of the transaction that is open."""
+    """The records of the open transaction."""
     times_out_ms: float = inf
 
 
 class Brokers:
-    """What is stored, and who may write."""
+    """The stored records, and the epochs of the transactional ids."""
 
     def __init__(self, world: "World", missing: Mapping[str, float]) -> None:
         self.missing_until_ms = dict(missing)
@@ -59,18 +59,18 @@ class Brokers:
         self._poison: dict[bytes, Poison] = {}
 
     def poison(self, value: bytes, poison: Poison) -> None:
-        """Refuse records of a value."""
+        """Reject records with a value."""
         self._poison[value] = poison
 
     def has_topic(self, topic: str) -> bool:
-        """Tell whether a topic is there now."""
+        """Return whether a topic exists now."""
         is_there = self.missing_until_ms.get(topic, 0.0) <= self._world.scheduler.now_ms
         if not is_there:
             self._world.judge.refused_topics.add(topic)
         return is_there
 
     def is_refused(self, value: bytes | None, *, by_client: bool) -> bool:
-        """Tell whether a record is refused now."""
+        """Return whether a record is rejected now."""
         poison = self._poison.get(value or b"")
         now_ms = self._world.scheduler.now_ms
         is_refused = poison is not None and poison.is_client == by_client and poison.until_ms > now_ms
@@ -79,14 +79,14 @@ class Brokers:
         return is_refused
 
     def init(self, transactional_id: str) -> int:
-        """End what is open under an id and give its next epoch: older ones are refused from now on."""
+        """Abort the open transaction of an id and return its next epoch; lower epochs are rejected from now on."""
         coordinator = self._coordinator(transactional_id)
         self._abort(coordinator)
         self._world.tell("epoch {} of {}", coordinator.epoch, transactional_id)
         return coordinator.epoch
 
     def produce(self, transactional_id: str, epoch: int, records: Sequence[Sent], timeout_ms: float) -> None:
-        """Take records into the transaction that is open, or into a new one."""
+        """Add records to the open transaction, or to a new one."""
         coordinator = self._fencing(transactional_id, epoch)
         if not coordinator.records:
             coordinator.times_out_ms = self._world.scheduler.now_ms + timeout_ms
@@ -99,7 +99,7 @@ class Brokers:
         coordinator.records += records
 
     def commit(self, transactional_id: str, epoch: int) -> None:
-        """Let consumers see what the open transaction has."""
+        """Make the records of the open transaction visible to consumers."""
         coordinator = self._fencing(transactional_id, epoch)
         records, coordinator.records, coordinator.times_out_ms = coordinator.records, [], inf
         for record in records:
@@ -114,20 +114,20 @@ class Brokers:
         self._world.tell("published {}", [record.name for record in records])
 
     def abort(self, transactional_id: str, epoch: int) -> None:
-        """Drop what the open transaction has."""
+        """Drop the records of the open transaction."""
         coordinator = self._fencing(transactional_id, epoch)
         coordinator.records, coordinator.times_out_ms = [], inf
 
     def has_open_notes(self) -> bool:
-        """Tell whether a transaction that has a note is open."""
+        """Return whether a transaction with a note is open."""
         return any(self._coordinator(coordinator).records for coordinator in self._coordinators)
 
     def notes(self) -> dict[str, bytes]:
-        """Give the newest committed note of each key."""
+        """Return the newest committed note of each key."""
         return dict(self._notes)
 
     def lose_notes(self) -> None:
-        """Lose what is noted."""
+        """Delete the notes."""
         self._notes.clear()
         self._world.judge.may_repeat = True
 
@@ -151,7 +151,7 @@ class Brokers:
 
 
 class Transaction:
-    """As `marshal_dagster.kafka.transactions.Transaction`."""
+    """Replaces `marshal_dagster.kafka.transactions.Transaction`."""
 
     def __init__(
         self, world: "World", process: Process, transactional_id: str, *, topics: Sequence[str], timeout_s: float
@@ -168,14 +168,13 @@ class Transaction:
         self._began_ms = 0.0
 
     def __enter__(self) -> Self:
-        """Fence."""
         if self._world.lacks_right(self._process, Side.KAFKA):
             raise AuthorizationError("cannot write in a transaction")
         self._epoch = self._world.call(Side.KAFKA, lambda: self._brokers.init(self._id), ANSWER_TIMEOUT_MS)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Abort what is open, if the brokers can be reached."""
+        """Abort the open transaction, if the brokers can be reached."""
         if not self._is_open or self._process.is_dead:
             return
         self._is_open = False
@@ -185,7 +184,7 @@ class Transaction:
             return
 
     def begin(self) -> None:
-        """Begin."""
+        """Begin a transaction."""
         self._is_open = True
         self._records = []
         self._began_ms = self._world.scheduler.now_ms
@@ -200,14 +199,14 @@ class Transaction:
         headers: Sequence[Header] | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send a record; it is under way until `flush`."""
+        """Send a record; it is in flight until `flush`."""
         del partition
         if self._brokers.is_refused(value, by_client=True):
             raise RecordRejectedError(name, "too large", is_too_large=True, is_sure=True)
         self._records.append(Sent(name, topic, key, value, headers))
 
     def flush(self) -> None:
-        """Wait until the brokers have all that was sent."""
+        """Wait until the brokers have all records that were sent."""
         epoch, records = self._own, self._records
 
         def produce() -> None:
@@ -219,7 +218,7 @@ class Transaction:
             raise ProducerFencedError(took_ms / 1_000)
 
     def commit(self) -> None:
-        """Commit."""
+        """Commit the transaction."""
         epoch = self._own
         self._world.call(Side.KAFKA, lambda: self._brokers.commit(self._id, epoch), ANSWER_TIMEOUT_MS)
         self._is_open = False
@@ -232,20 +231,19 @@ class Transaction:
 
 
 class Notes:
-    """As `marshal_dagster.kafka.transactions.Notes`."""
+    """Replaces `marshal_dagster.kafka.transactions.Notes`."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
 
     def __enter__(self) -> Self:
-        """Give itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
         """Do nothing."""
 
     def newest(self, patience_s: float) -> dict[str, bytes]:
-        """Give the newest notes, once no transaction is open."""
+        """Return the newest notes, once no transaction is open."""
         scheduler, brokers = self._world.scheduler, self._world.brokers
         gives_up_ms = scheduler.now_ms + patience_s * 1_000
         while brokers.has_open_notes():
@@ -256,13 +254,13 @@ class Notes:
 
 
 class Topics:
-    """As `marshal_dagster.kafka.admin_client.Topics`."""
+    """Replaces `marshal_dagster.kafka.admin_client.Topics`."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
 
     def require(self, needed: Needed) -> None:
-        """Raise `TopicNotFoundError` for a topic that is not there."""
+        """Raise `TopicNotFoundError` for a topic that does not exist."""
         topic = needed.topic or ""
         if not self._world.call(Side.KAFKA, lambda: self._world.brokers.has_topic(topic), ANSWER_TIMEOUT_MS):
             raise TopicNotFoundError(f"topic {topic!r} does not exist")

@@ -1,8 +1,8 @@
 """The mutation gate: deliberately broken variants of the harvest and the election, which the simulator must catch.
 
 `python -m tests.outbox_simulator.mutants` breaks a copy of the library in one way after another and runs seeds until
-one is violated; it prints a table of what caught each, after how many seeds. A mutant that survives is a bug in the
-checkers.
+one finds a violation. It prints which promise caught each mutant, and after how many seeds. A mutant that survives is a
+bug in the checkers.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The way to the database and to the brokers: calls take time, and faults befall them."""
+"""The network to the database and to the brokers: calls take time and may fail."""
 
 import random
 from collections import Counter
@@ -17,14 +17,14 @@ LONGEST_PAUSE_MS: Final = 6_000.0
 
 
 class Side(StrEnum):
-    """Which way."""
+    """The other side of a call."""
 
     DATABASE = "database"
     KAFKA = "Kafka"
 
 
 class Network:
-    """Carries calls out on behalf of the process that makes them."""
+    """Makes calls on behalf of the current process."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Network:
         self.befallen: Counter[str] = Counter()
         self.calls = 0
         self.cut_until_ms: dict[tuple[str, Side], float] = {}
-        """By member."""
+        """By member and side."""
         self.slow_until_ms: dict[Side, float] = {}
         self._scheduler = scheduler
         self._chance = chance
@@ -50,9 +50,9 @@ class Network:
         self._wires = Process(scheduler, "network")
 
     def call(self, side: Side, effect: Callable[[], T], timeout_ms: float, is_late: Callable[[], None]) -> T:
-        """Carry out `effect` at the other side and give what it gives; `is_late` is told if that comes too late.
+        """Run `effect` at the other side and return its result; `is_late` is called if the effect happens too late.
 
-        Raises `UnavailableError` when no answer comes, whether it was carried out or not.
+        Raises `UnavailableError` if no answer arrives, whether `effect` ran or not.
         """
         scheduler = self._scheduler
         self.calls += 1
@@ -66,11 +66,11 @@ class Network:
         return found
 
     def cut_ms(self, process: Process, side: Side) -> float:
-        """Give until when a process cannot reach a side; 0 if it was never cut off."""
+        """Return until when a process cannot reach a side; 0 if it was never cut off."""
         return self.cut_until_ms.get((process.name.partition(".")[0], side), 0.0)
 
     def later(self, after_ms: float, work: Callable[[], object]) -> None:
-        """Have something happen in a while, whatever becomes of who asks for it."""
+        """Do some work after a delay, whatever happens to the process that requested it."""
 
         def carry_out() -> None:
             self._scheduler.sleep(after_ms)

@@ -1,4 +1,4 @@
-"""What the seeds of the outbox's simulator depend on, and how they are run."""
+"""Runs seeds of the outbox's simulator, and names the code on which their results depend."""
 
 from collections import Counter
 from typing import Final
@@ -8,11 +8,11 @@ from tests.outbox_simulator.world import Result, simulate
 from tests.simulator_runner import Simulator
 
 CODE: Final = ("marshal_dagster", "tests/simulator", "tests/outbox_simulator")
-"""What happens in a seed depends on, as git names it."""
+"""The paths on which the results depend, as git names them."""
 
 
 def outcomes(result: Result) -> Counter[str]:
-    """Return what harvests and elections came to in a seed."""
+    """Return the counts of the results of harvests and elections in a seed."""
     return result.outcomes
 
 

@@ -1,4 +1,4 @@
-"""What happens in one seed: what is written, who harvests, and which faults befall them when."""
+"""The scenario of one seed: the rows that are written, the members, and the faults with their times."""
 
 import random
 from dataclasses import dataclass, replace
@@ -9,16 +9,16 @@ from typing import Final
 TOPICS: Final = ("orders", "bills")
 KEYS: Final = (b"a", b"b", b"c")
 MOST_CALLS: Final = 120
-"""Faults of calls befall one of so many first calls to the database and the brokers."""
+"""Faults of calls happen within this number of first calls to the database and the brokers."""
 CONTENDED_PART: Final = 0.4
-"""Part of the seeds in which several members take themselves for the leader, and rows are refused."""
+"""The share of seeds in which several members believe that they lead, and rows are rejected."""
 TRUNCATED_PART: Final = 0.1
-"""Part of the seeds in which an operator empties the tables."""
+"""The share of seeds in which an operator empties the tables."""
 TIMING_DEADLINE_MS: Final = 2_000.0
 
 
 class CallFault(StrEnum):
-    """What befalls one request to the database or a broker."""
+    """A fault of one request to the database or to a broker."""
 
     LOST_REQUEST = "request lost"
     LOST_ANSWER = "answer lost"
@@ -31,7 +31,7 @@ class CallFault(StrEnum):
 
 
 class EventKind(StrEnum):
-    """What happens at a time of its own."""
+    """A fault or an event at a given time."""
 
     CRASH = "crash at any time"
     STOP = "pause at any time"
@@ -54,7 +54,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens at virtual time `at_ms` and lasts `for_ms`; `chance` seeds what else is to be drawn."""
+    """An event at virtual time `at_ms` that lasts `for_ms`; `chance` seeds the other random choices."""
 
     kind: EventKind
     at_ms: float
@@ -64,7 +64,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A row that is refused, by the client or by a broker, which names the batch only; until some time, or for ever."""
+    """A row that the client rejects, or a broker, which names only the batch; until a time, or forever."""
 
     is_client: bool
     until_ms: float
@@ -83,7 +83,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """A transaction of a writer: it begins with its first row, and ends at `ends_ms`."""
+    """A transaction of a writer: it begins with its first row and ends at `ends_ms`."""
 
     rows: tuple[Written, ...]
     ends_ms: float
@@ -92,42 +92,42 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One seed's world; `call_faults` by the number of the call that they befall."""
+    """All inputs of one seed; `call_faults` maps the number of a call to its fault."""
 
     seed: int
     members: int
     writings: tuple[Writing, ...]
     missing: tuple[tuple[str, float], ...]
-    """Topics that are not there at first, and when they are made, for ever missing ones at infinity."""
+    """Topics that do not exist at first, and the times of their creation; infinity if they are never created."""
     max_records: int
     max_bytes: int
     max_attempts: int
     topic_patience_s: float
     poll_interval_s: float
     latency_ms: float
-    """The longest way of a call, without faults."""
+    """The longest time of a call in one direction, without faults."""
     faulty_ms: float
-    """Faults and writers begin before that."""
+    """Faults and writers begin before this time."""
     call_faults: tuple[tuple[int, CallFault], ...]
     events: tuple[Event, ...]
 
     @property
     def calm_ms(self) -> float:
-        """By then every fault is over."""
+        """Return the time at which every fault is over."""
         return self.faulty_ms + 2_000
 
     @property
     def ends_ms(self) -> float:
-        """By then all is published or set aside."""
+        """Return the time at which every row must be published or parked."""
         return self.calm_ms + 60_000
 
     @property
     def faults(self) -> int:
-        """How many faults and events there are: shrinking leaves some out."""
+        """Return the number of faults and events; shrinking leaves some out."""
         return len(self.call_faults) + len(self.events)
 
     def without(self, left_out: set[int]) -> "Scenario":
-        """Give the same without the faults and events of those numbers, counted through both."""
+        """Return the same scenario without the faults and events of these numbers, which count through both."""
         first = len(self.call_faults)
         return replace(
             self,

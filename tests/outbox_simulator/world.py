@@ -1,4 +1,4 @@
-"""One seed's world: members that run the library's harvester, writers, faults, and the judge who looks on."""
+"""The world of one seed: members that run the library's harvester, writers, faults, and the judge of all steps."""
 
 import logging
 import random
@@ -40,7 +40,7 @@ _CONNECTION: Final = KafkaConnection(bootstrap_servers="simulated:1")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a seed came to."""
+    """The result of a seed."""
 
     seed: int
     violations: tuple[ViolationError, ...]
@@ -52,12 +52,12 @@ class Result:
 
     @property
     def transcript(self) -> list[str]:
-        """What happened, line by line."""
+        """Return what happened, line by line."""
         return [f"{at_ms:10.3f}  {text.format(*values)}" for at_ms, text, values in self.story]
 
 
 class MemberClock:
-    """A machine's clocks; `lease_ms` counts from when that machine was started."""
+    """The clocks of a machine; `lease_ms` counts from the start of the machine."""
 
     def __init__(self, scheduler: Scheduler, off_ms: float) -> None:
         self._scheduler = scheduler
@@ -65,20 +65,20 @@ class MemberClock:
         self.wall_off_ms = 0.0
 
     def lease_ms(self) -> float:
-        """Milliseconds since the machine's start."""
+        """Return the milliseconds since the machine's start."""
         return self._scheduler.now_ms + self._off_ms
 
     def wall_ms(self) -> int:
-        """Unix time, which jumps."""
+        """Return the Unix time, which may jump."""
         return round(self._scheduler.now_ms + self.wall_off_ms)
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Sleep."""
+        """Sleep for a virtual time."""
         self._scheduler.sleep(duration_ms)
 
 
 class SimulatedHarvester(Harvester):
-    """The library's harvester at simulated ends."""
+    """The library's harvester, connected to the simulated services."""
 
     def __init__(self, world: "World", process: Process) -> None:
         of = world.scenario
@@ -103,7 +103,7 @@ class SimulatedHarvester(Harvester):
         self._world.scheduler.sleep(seconds * 1_000)
 
     def _look_at_ends(self, elector: Elector) -> None:
-        """Do nothing: it only tells people."""
+        """Do nothing, because this check only records failures for operators."""
 
     def _ends(self, registration: OutboxRegistration) -> tuple[PostgresStore, KafkaPublisher]:
         store = PostgresStore(self._tables, self._process.name)
@@ -113,7 +113,7 @@ class SimulatedHarvester(Harvester):
 
 
 class World:
-    """Everything of one seed."""
+    """The complete state of one seed."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -146,7 +146,7 @@ class World:
         self._open_writings = 0
 
     def run(self) -> Result:
-        """Run it."""
+        """Run the seed."""
         with _instead(self):
             for number in range(self.scenario.members):
                 self._nature.spawn(partial(self._keep_up, f"m{number}"))
@@ -170,27 +170,27 @@ class World:
         )
 
     def tell(self, text: str, *values: object) -> None:
-        """Keep what happened, for who reads the seed."""
+        """Add a line to the transcript of the seed."""
         self.story.append((self.scheduler.now_ms, text, values))
 
     def call(
         self, side: Side, effect: Callable[[], T], timeout_ms: float, is_late: Callable[[], None] = lambda: None
     ) -> T:
-        """Carry out a call of the process that runs (`Network.call`)."""
+        """Make a call on behalf of the current process (`Network.call`)."""
         if side is Side.KAFKA:
             self.judge.tried(self.current_process().name)
         return self.network.call(side, effect, timeout_ms, is_late)
 
     def clock(self, process: Process) -> MemberClock:
-        """Give the clock of a process's machine."""
+        """Return the clock of a process's machine."""
         return self._clocks[int(process.name[1 : process.name.index(".")])]
 
     def lacks_right(self, process: Process, side: Side) -> bool:
-        """Tell whether a member has lost its right to the tables, or to its transactional id."""
+        """Return whether a member has lost its right to the tables or to its transactional id."""
         return self._rightless.get((process.name.partition(".")[0], side), 0.0) > self.scheduler.now_ms
 
     def wait_for_rows(self, timeout_ms: float) -> None:
-        """Wait in the present task until rows are committed, or the time-out."""
+        """Pause the current task until rows are committed, or until the timeout."""
         task = self.scheduler.current
         assert task is not None
         self._row_waiters.append(task)
@@ -200,13 +200,13 @@ class World:
             self._row_waiters.remove(task)
 
     def kill(self, process: Process) -> None:
-        """End a process, and what it has open in the database."""
+        """Kill a process and its open database transactions."""
         self.tell("{} is killed", process.name)
         self.database.hang_up(process.name)
         process.kill()
 
     def current_process(self) -> Process:
-        """Give the process that runs."""
+        """Return the current process."""
         assert self.scheduler.current is not None
         return self.scheduler.current.process
 
@@ -216,7 +216,7 @@ class World:
         self.scheduler.is_stopped = True
 
     def _keep_up(self, member: str) -> None:
-        """Start a member again whenever it has ended."""
+        """Restart a member whenever it has ended."""
         number = 0
         while True:
             process = Process(self.scheduler, f"{member}.{number}")
@@ -229,7 +229,7 @@ class World:
             number += 1
 
     def _look(self) -> None:
-        """Look after the group, and end the world once all is done."""
+        """Update the group, and end the world once all rows are done."""
         while True:
             self.scheduler.sleep(LOOK_MS)
             self.group.look()
@@ -238,7 +238,7 @@ class World:
                 self.scheduler.is_stopped = True
 
     def _write(self) -> None:
-        """Carry out the writers' transactions."""
+        """Run the writers' transactions."""
         steps: list[tuple[float, int, Callable[[], None]]] = []
         for number, writing in enumerate(self.scenario.writings):
             stories: list[Story] = []
@@ -284,7 +284,7 @@ class World:
             self.scheduler.wake(waiter)
 
     def _inject_fault(self) -> None:
-        """Let the events happen."""
+        """Run the events."""
         for event in self.scenario.events:
             self.scheduler.sleep(event.at_ms - self.scheduler.now_ms)
             self.network.befallen[event.kind] += 1
@@ -335,7 +335,7 @@ class World:
                 self._nature.spawn(self._truncate)
 
     def _truncate(self) -> None:
-        """Empty the tables and give ids again, once no writer and no harvester uses them."""
+        """Empty the tables and use ids again, at a time when no writer and no harvester uses them."""
         while self.scheduler.now_ms < self.scenario.calm_ms:
             if not self._open_writings and self.database.truncate():
                 self._last_id = 0
@@ -345,14 +345,14 @@ class World:
             self.scheduler.sleep(1)
 
     def _victim(self, chance: random.Random) -> str:
-        """Choose a member, the one that leads more often than others."""
+        """Choose a member, the leader more often than others."""
         leaders = [name for name, member in self._members.items() if member.term is not None]
         names = sorted(self._members)
         return chance.choice(leaders) if leaders and chance.random() < 0.7 else chance.choice(names)
 
 
 def _run(member: Harvester) -> None:
-    """Run a member, which may end for want of a right."""
+    """Run a member, which may end because of a missing right."""
     try:
         member.run()
     except ConfigurationError as error:
@@ -362,7 +362,7 @@ def _run(member: Harvester) -> None:
 
 @contextmanager
 def _instead(world: World) -> Iterator[None]:
-    """Let the library have the simulated brokers and time in place of real ones."""
+    """Replace real brokers and real time by simulated ones in the library."""
 
     def transaction(_: object, transactional_id: str, *, topics: Any, timeout_s: float, **__: object) -> object:  # noqa: ANN401
         return kafka.Transaction(world, world.current_process(), transactional_id, topics=topics, timeout_s=timeout_s)

@@ -1,1 +1,1 @@
-"""A seeded simulator of whole groups: the library's own code on a virtual clock, faults, and checkers beside it."""
+"""A seeded simulator of whole groups: the library's own code on a virtual clock, faults, and independent checkers."""

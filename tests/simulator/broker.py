@@ -1,4 +1,4 @@
-"""The simulated coordination log: one broker for all, and each process's own, faulty way to it."""
+"""The simulated coordination log: one broker for all processes, and for each process its own faulty connection."""
 
 import random
 from collections import Counter
@@ -13,13 +13,13 @@ from marshal_dagster.testing import MemoryBroker, MemoryLog
 from tests.simulator.scheduler import Process, Scheduler
 
 EPOCH_MS = 1_700_000_000_000
-"""The unix time at which virtual time begins."""
+"""The Unix time at which virtual time starts."""
 LONGEST_WAIT_MS = 2_000
-"""So long a broker takes for an answer at most, an eighth of the heartbeat interval if that is less."""
+"""The longest time that a broker takes for an answer, or an eighth of the heartbeat interval if that is less."""
 
 
 class AppendFault(StrEnum):
-    """What befalls one call of `append`."""
+    """A fault of one call of `append`."""
 
     CRASH_BEFORE = "crash before an append"
     CRASH_WITHIN = "crash within an append"
@@ -34,7 +34,7 @@ class AppendFault(StrEnum):
 
 
 class ReadFault(StrEnum):
-    """What befalls one reading of a member at work."""
+    """A fault of one read of a working member."""
 
     NOTHING = "reading that gets no answer"
     PART = "reading that fails after a part of the records"
@@ -50,20 +50,20 @@ class SimulatedClock:
         self._off_ms = off_ms
 
     def lease_ms(self) -> float:
-        """Milliseconds by this machine's quartz."""
+        """Return the milliseconds by this machine's quartz."""
         return self._scheduler.now_ms * self.rate
 
     def wall_ms(self) -> int:
-        """Unix time as this machine believes it."""
+        """Return the Unix time that this machine shows."""
         return EPOCH_MS + self._off_ms + int(self._scheduler.now_ms * self.rate)
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Wait."""
+        """Sleep for a virtual time."""
         self._scheduler.sleep(duration_ms / self.rate)
 
 
 class Cluster:
-    """The broker, its clock, and what befalls the appends of all processes: `faults` by their number."""
+    """The broker, its clock, and the faults of the appends of all processes: `faults` by the number of the append."""
 
     def __init__(
         self,
@@ -76,28 +76,28 @@ class Cluster:
         self.scheduler = scheduler
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.jump_ms = 0
-        """How far the leader's clock is off."""
+        """The error of the leader's clock."""
         self.broker = MemoryBroker(partitions, now_ms=lambda: EPOCH_MS + int(scheduler.now_ms) + self.jump_ms)
         self.before_append: Callable[[Sequence[Append]], AppendFault | None] = lambda _: None
-        """Told the records of each append; tells what befalls it, if it is to be another fault than of its number."""
+        """Called with the records of each append; returns its fault, if it is not the one of its number."""
         self.appended: Callable[[int, int, int, bytes], None] = lambda *_: None
-        """Told coordination partition, offset, timestamp and value of each record as it gets into the log."""
+        """Called with coordination partition, offset, timestamp and value of each record that enters the log."""
         self.work_of: Callable[[Process], object] = lambda _: None
-        """Tells what a process is at."""
+        """Returns the current work of a process."""
         self.wall_of: Callable[[Process], int | None] = lambda _: None
-        """Tells a process's unix time in ms, which its records get while the topic has senders' timestamps."""
+        """Returns a process's Unix time in ms. Its records get it while the topic has senders' timestamps."""
         self.about_to_append: Callable[[SimulatedLog, Process, Sequence[Append]], None] = lambda *_: None
-        """Told the records of each append, before anything befalls them."""
+        """Called with the records of each append before any fault."""
         self.looking_again: Callable[[SimulatedLog], None] = lambda _: None
-        """Told a log, each time that its bounds are asked for between a reading that failed and the next."""
+        """Called with the log each time that its bounds are looked up between a failed read and the next one."""
         self.left_queue: Callable[[object, bytes], None] = lambda *_: None
-        """Told what its process was at, and the value, for each record that leaves a sender's queue late."""
+        """Called with the work of the process and the value, for each record that leaves a sender's queue late."""
         self.faults_end_ms = float("inf")
-        """By then every outage is over."""
+        """The time at which every outage is over."""
         self.befallen: Counter[str] = Counter()
         self.random = random.Random(seed)
         self.failing_part = 0.0
-        """Part of the readings of members at work that fail."""
+        """The share of reads of working members that fail."""
         self._read_random = random.Random(~seed)
         self.appends = 0
         self.faults = dict(faults)
@@ -107,19 +107,19 @@ class Cluster:
         return SimulatedLog(self, process, slowness)
 
     def put(self, partition: int, value: bytes, sender_ms: int | None = None) -> int:
-        """Let a record into the log, with its sender's timestamp if the topic has those."""
+        """Add a record to the log, with its sender's timestamp if the topic has those."""
         if sender_ms is None or not self.broker.is_sender_timed:
             sender_ms = self.broker.now_ms()
         return self.put_at(partition, value, sender_ms)
 
     def put_at(self, partition: int, value: bytes, timestamp_ms: int) -> int:
-        """Let a record into the log with that timestamp."""
+        """Add a record with that timestamp to the log."""
         offset = self.broker.append(partition, value, timestamp_ms)
         self.appended(partition, offset, timestamp_ms, value)
         return offset
 
     def next_read_fault(self, process: Process) -> ReadFault | None:
-        """Tell what befalls a reading that a process begins: more while there are senders' timestamps to be seen."""
+        """Return the fault of a read that a process starts; there are more while the topic has senders' timestamps."""
         if not self.failing_part or self.work_of(process) is None or self.scheduler.now_ms >= self.faults_end_ms:
             return None
         if self._read_random.random() >= (0.5 if self.broker.is_sender_timed else self.failing_part):
@@ -129,7 +129,7 @@ class Cluster:
         return fault
 
     def next_fault(self) -> AppendFault | None:
-        """Count an append, and tell what befalls it."""
+        """Count an append, and return its fault."""
         self.appends += 1
         fault = self.faults.pop(self.appends, None)
         if fault is not None:
@@ -138,7 +138,7 @@ class Cluster:
 
 
 class SimulatedLog:
-    """One process's view of the cluster, as a `CoordinationLog`: each call takes a while, and others act meanwhile."""
+    """One process's view of the cluster, as a `CoordinationLog`. Each call takes time, and other tasks run then."""
 
     def __init__(self, cluster: Cluster, process: Process, slowness: float) -> None:
         self.delivery_timeout_ms = cluster.heartbeat_interval_ms // 4
@@ -149,38 +149,38 @@ class SimulatedLog:
         self._random, self._sleep = cluster.random.random, cluster.scheduler.sleep
         self._log = MemoryLog(cluster.broker)
         self._queued: list[Append] = []
-        """What waits in the sender."""
+        """The records that wait in the sender."""
         self._waiting = self._queued
-        """What fills in the present outage: that, or something in the network."""
+        """The records that wait in the present outage: those of the sender, or others in the network."""
         self._is_out_until_ms = 0.0
         self.read: dict[int, int] = {}
-        """Up to where it has given records, by partition."""
+        """By partition, the offset up to which it has returned records."""
         self.looked_ms = -inf
-        """When the ends of the log were last those that it told."""
+        """The last time at which the log had the ends that this view returned."""
         self.trouble_until_ms = -inf
-        """Until then an append of this process was under way that something befell."""
+        """The time until which an append of this process was affected by a fault."""
         self._appended: set[tuple[int, int]] = set()
-        """Coordination partition and offset of what was acknowledged and has its sender's timestamp."""
+        """Coordination partition and offset of each acknowledged record with its sender's timestamp."""
         self.sender_timed: set[tuple[int, int]] = set()
-        """The same of all own records that it has given to its reader."""
+        """The same for all own records that it has returned to its reader."""
         self.told_sender_timed_ms: float | None = None
-        """When it first gave its reader an own record with its sender's timestamp."""
+        """When it first returned an own record with its sender's timestamp to its reader."""
         self.told_truncated_ms: float | None = None
-        """When it told its reader that the log ends before what it has given; None if that reads anew from there on."""
+        """When it reported that the log ends below what it had returned; None once the reader reads from there."""
         self._ended: dict[int, int] = {}
-        """Where it ended as it told so, by partition."""
+        """By partition, the end that it reported then."""
         self._failed = False
-        """Whether the last reading failed."""
+        """Whether the last read failed."""
         self.failures = 0
-        """How many readings have failed."""
+        """The number of failed reads."""
 
     def identity(self) -> LogIdentity:
-        """Ask which log it is."""
+        """Look up the identity of the log."""
         self._wait()
         return self._log.identity()
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Ask for the bounds."""
+        """Look up the bounds."""
         if self._failed:
             self._cluster.looking_again(self)
         bounds = self._log.bounds(partitions)
@@ -190,7 +190,7 @@ class SimulatedLog:
         return bounds
 
     def follow(self, positions: Mapping[int, int]) -> None:
-        """Read from there: who has looked further for a moment, and counts on none of that, has lost nothing."""
+        """Read from these positions. A reader that only looked further for a moment has lost nothing."""
         self._log.follow(positions)
         self.read = dict(positions)
         if all(position <= self._ended.get(partition, position) for partition, position in positions.items()):
@@ -198,7 +198,7 @@ class SimulatedLog:
             self._ended.clear()
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read what is there after a while, unless the answer does not come, or not wholly."""
+        """Read the present records after a delay, unless there is no answer or only a part of it."""
         self._wait()
         fault = self._cluster.next_read_fault(self._process)
         self._failed = fault is not None
@@ -217,7 +217,7 @@ class SimulatedLog:
             raise UnavailableError("simulated")
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
-        """Append, with whatever befalls it."""
+        """Append records, with the fault of this call."""
         cluster = self._cluster
         cluster.about_to_append(self, self._process, records)
         if cluster.scheduler.now_ms < self._is_out_until_ms:
@@ -242,11 +242,11 @@ class SimulatedLog:
         return acks
 
     def purge(self) -> None:
-        """Drop what waits to be sent."""
+        """Drop the records that wait to be sent."""
         self._queued.clear()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
     def _append_with(self, fault: AppendFault, records: Sequence[Append]) -> Sequence[Ack]:
         cluster, process = self._cluster, self._process
@@ -274,7 +274,7 @@ class SimulatedLog:
         return answer
 
     def _answer(self, fault: AppendFault, acks: list[Ack], failed: list[Ack]) -> list[Ack]:
-        """Let the sender hear of records that are in the log, or not."""
+        """Return the acknowledgements to the sender, or not, for records that are in the log."""
         cluster, process = self._cluster, self._process
         if fault is AppendFault.CRASH_AFTER:
             process.kill()
@@ -292,9 +292,10 @@ class SimulatedLog:
         return self._cluster.put(*record, self._cluster.wall_of(self._process))
 
     def _note_acknowledged(self, records: Sequence[Append], acks: Sequence[Ack]) -> None:
-        """Note what the sender is told by acknowledgements.
+        """Record what acknowledgements reveal to the sender.
 
-        The log had ended before what was read of it; or a record has its sender's timestamp, as who reads it will see.
+        Either the log had ended before the records that were read. Or a record has its sender's timestamp, which its
+        reader will see.
         """
         timed = self._cluster.broker.sender_timed
         for (partition, _), (offset, _) in zip(records, acks, strict=True):
@@ -304,23 +305,23 @@ class SimulatedLog:
                     self._appended.add((partition, offset))
 
     def _note_sender_timed(self, chunk: Chunk, end: int) -> None:
-        """Note what was asked for: who looks whether the log is the same counts on nothing behind what it had read."""
+        """Record own records with senders' timestamps below `end`; a check of the log does not use later ones."""
         found = {(chunk.partition, offset) for offset, _, _ in chunk.records if offset < end} & self._appended
         if found and self.told_sender_timed_ms is None:
             self.told_sender_timed_ms = self._cluster.scheduler.now_ms
         self.sender_timed |= found
 
     def _tell_ends(self, ends: Mapping[int, int]) -> None:
-        """Note what the reader is told of where the log ends, or did a moment ago, if it has read further."""
+        """Record an end of the log that the reader gets, now or a moment ago, if it has read further than that."""
         for partition, end in ends.items():
             if end < self.read.get(partition, 0):
                 self.told_truncated_ms = self._cluster.scheduler.now_ms
                 self._ended[partition] = end
 
     def _go_out(self) -> None:
-        """Let nothing get through for a while, and then all of it: from the network, or from the sender's own queue.
+        """Hold all records for a while and deliver them then, from the network or from the sender's own queue.
 
-        What is still in the queue does not arrive when that is purged, or when the sender has ended.
+        Records in the queue are not delivered if the queue is purged or the sender has ended.
         """
         cluster, process = self._cluster, self._process
         is_queued = cluster.random.random() < 0.5
@@ -354,7 +355,7 @@ class SimulatedLog:
         return [Ack(None, "simulated")] * len(records)
 
     def _wait_in_vain(self, timeout_s: float) -> None:
-        """Wait for an answer until the time-out, or until faults are over."""
+        """Wait for an answer until the timeout, or until faults are over."""
         scheduler = self._cluster.scheduler
         left_ms = self._cluster.faults_end_ms - scheduler.now_ms
         self.trouble_until_ms = inf
@@ -362,7 +363,7 @@ class SimulatedLog:
         self.trouble_until_ms = scheduler.now_ms
 
     def _wait(self) -> None:
-        """Let some time pass, half of the times; nearly always little. Who is dead or stopped gets no further."""
+        """Let some time pass in half of the calls, mostly little. A process that is dead or stopped does not return."""
         how, (mostly_ms, rarely_ms) = self._random(), self._longest_waits_ms
         if how < 0.5 and self._process.may_go_on():
             return

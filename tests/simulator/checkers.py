@@ -1,7 +1,7 @@
 """Judges of what members believe and do; they share no code with the library.
 
-The plain second reader (`tests.reference_reader`) tells what each record did; everything else is counted here from what
-the simulated world saw: records as they got into the log, messages as they were processed, rows as they were written.
+The reference reader (`tests.reference_reader`) computes what each record did. All else is counted here from what the
+simulated world saw: records when they entered the log, messages when they were processed, rows when they were written.
 """
 
 import json
@@ -24,24 +24,24 @@ KeyState = tuple[object, ...]
 RangeState = tuple[int, int, str, str | None, str | None, int | None, int | None, int]
 """Start and end; phase; owner's instance, client, epoch and last beat; attempts."""
 GroupState = tuple[object, ...]
-"""Paused until and by whom; once settings were accepted: heartbeat interval, rule set, delivery, features."""
+"""Paused until, paused by; if settings were accepted: heartbeat interval, rule set, delivery, features."""
 NOBODY: KeyState = (None, None, None, None)
 UNKNOWN: KeyState = (*NOBODY, None, None, 0, 0, None, ())
 UNHEARD_OF: GroupState = (None, None)
 WITHOUT_SETTINGS: GroupState = (60_000, "go", "at_least_once", ())
-"""What holds in a group until settings are accepted."""
+"""The settings in force until settings are accepted."""
 KNOWN_TO_GO = frozenset({"ClaimingPartition", "Heartbeat", "ReleasingPartition", "ClaimingMessages"})
-"""The types of records that every Go consumer knows."""
+"""The types of records that every version of the Go library knows."""
 GO_DATED_BACK_S = 2
 GO_PATIENCE_MS = 1_000
-"""How much longer than the rules ask members wait in a Go group."""
+"""How much longer than the rules require members wait in a Go group."""
 FORMER_SNAPSHOTS = frozenset({"1", "2"})
-"""The versions of snapshots whose writers took a group without settings for a native one."""
+"""The versions of snapshots whose writers judged a group without settings as a native one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViolationError:
-    """A promise that was broken, and how."""
+    """A broken promise, with its details."""
 
     promise: str
     text: str
@@ -51,7 +51,7 @@ class ViolationError:
 
 
 class Belief(NamedTuple):
-    """What one process believes to hold under a lease that has not ended: the offsets [start, end) of a place."""
+    """The offsets [start, end) of a place that a process believes to hold under a lease that has not ended."""
 
     process: str
     place: Place
@@ -59,12 +59,12 @@ class Belief(NamedTuple):
     start: float
     end: float
     lease_ends_ms: float
-    """By the broker's clock, as far as that and the process's own run alike, else 0."""
+    """By the broker's clock if the process's own clock has the same rate, else 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a certain reader knows of a coordination partition that it has read up to `next_offset`."""
+    """The state that a certain reader has of a coordination partition that it has read up to `next_offset`."""
 
     next_offset: int
     log_time_ms: int | None
@@ -74,7 +74,7 @@ class Seen:
 
 @dataclass(slots=True)
 class LogJudge:
-    """Reads every record as it gets into the log, and remembers each key's state after each of them."""
+    """Reads every record when it enters the log, and remembers each key's state after each of them."""
 
     coordination_partitions: int
     fail: Callable[[str, str], None]
@@ -87,29 +87,28 @@ class LogJudge:
     now_ms: Callable[[], float] = field(default=lambda: 0.0)
     """Virtual time."""
     over_ms: dict[tuple[Place, object], float] = field(default_factory=dict)
-    """By place and epoch: when that claim came to an end."""
+    """By place and epoch: the time at which that claim ended."""
     unplanned: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By group: coordination partition and log offset of the last heartbeat that moved an offset without a plan."""
     highest_epoch: dict[Place, int] = field(default_factory=dict)
     committed: defaultdict[tuple[Place, int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
-    """By place, generation and offset: who moved the key, or ended a range, there."""
+    """By place, generation and offset: the instances that moved the key there or finished a range that ends there."""
     committed_at: dict[tuple[Place, int, int], int] = field(default_factory=dict)
-    """By the same: the log offset of the first record that did so."""
+    """By the same key: the log offset of the first record that did so."""
     revoked_ms: dict[tuple[Place, int], int] = field(default_factory=dict)
     """By place and epoch: the timestamp of the revocation."""
     is_truncated: bool = False
-    """Whether the log has lost records that members may count on."""
+    """Whether the log has lost records on which members may rely."""
     owned_at: dict[Place, int] = field(default_factory=dict)
     """Log time of the last accepted record of an owner."""
     renewed_ms: dict[tuple[Place, object], int] = field(default_factory=dict)
-    """By place and epoch: the log time of the last record that kept that claim."""
+    """By place and epoch: the log time of the last record that renewed that claim."""
 
     def __post_init__(self) -> None:
-        """Know nothing yet."""
         self.restart()
 
     def restart(self) -> None:
-        """Forget all: the log is another one."""
+        """Reset the state, because the log was deleted and re-created."""
         self.reader = PlainReader(self.coordination_partitions, 60_000, "go")
         self.history = {number: defaultdict(list) for number in range(self.coordination_partitions)}
         self.groups = {number: defaultdict(list) for number in range(self.coordination_partitions)}
@@ -149,29 +148,29 @@ class LogJudge:
             self.owned_at[place] = log_time_ms
 
     def state(self, partition: int, place: Place, before_offset: int | None = None) -> KeyState:
-        """Give a key's state after the records below `before_offset`, or after all."""
+        """Return a key's state after the records below `before_offset`, or after all."""
         return _before(self.history[partition].get(place, []), before_offset, UNKNOWN)
 
     def has_settings(self, partition: int, group: str) -> bool:
-        """Tell whether settings of a group were accepted in a coordination partition."""
+        """Return whether settings of a group were accepted in a coordination partition."""
         states = self.groups[partition].get(group, [])
         return bool(states) and len(states[-1][1]) > len(UNHEARD_OF)
 
     def log_time_ms(self, partition: int) -> int:
-        """Give the log time of a coordination partition; 0 before its first record."""
+        """Return the log time of a coordination partition; 0 before its first record."""
         log = self.reader.logs.get(partition)
         return int(log["log_time"]) if log is not None else 0
 
     def log_time_before(self, partition: int, offset: int) -> int:
-        """Give the log time after the records below `offset`."""
+        """Return the log time after the records below `offset`."""
         return _before(self.log_times[partition], offset, 0)
 
     def settings_in_force(self, partition: int, group: str, before_offset: int | None = None) -> GroupState:
-        """Give heartbeat interval, rule set, delivery and features, after the records below `before_offset`, or all."""
+        """Return interval, rule set, delivery and features in force, after the records below `before_offset` or all."""
         return _rules_in_force(_before(self.groups[partition].get(group, []), before_offset, UNHEARD_OF))
 
     def is_usable_to_former(self, partition: int) -> bool:
-        """Tell whether every group with keys has settings: then a snapshot of a former version counts."""
+        """Return whether every group with keys has settings, so that a snapshot of a former version is valid."""
         groups = {place[0] for place, states in self.history[partition].items() if states}
         return all(self.has_settings(partition, group) for group in groups)
 
@@ -231,7 +230,7 @@ class LogJudge:
             self._judge_done(record, place, before, after, offset)
 
     def _judge_done(self, record: dict[str, Any], place: Place, before: KeyState, after: KeyState, offset: int) -> None:
-        """A range is done by its owner, once it is planned; the offset moves over nothing that is not done."""
+        """A range is done by its owner after it was planned; the offset passes only what is done."""
         done = [one for one in ranges_of(before) if one[5] == record["epoch"]]
         if [(one[2], one[3]) for one in done] != [("planned", record["instance"])]:
             self.fail("a commit is only ever by the owner", f"{place}: {record['instance']} ended {done}")
@@ -246,11 +245,11 @@ class LogJudge:
 
 @dataclass(slots=True)
 class SnapshotJudge:
-    """Watches the snapshot topic: a coordination partition's newest whole snapshot gives way to newer ones only."""
+    """Watches the snapshot topic: only a newer snapshot may replace a coordination partition's newest whole one."""
 
     fail: Callable[[str, str], None]
     parts: dict[tuple[str, ...], dict[str, bytes]] = field(default_factory=lambda: defaultdict(dict))
-    """By all of a key but the part."""
+    """By all fields of a key except the part."""
     newest: dict[int, int] = field(default_factory=dict)
 
     def read(self, partition: int, key: bytes, value: bytes | None) -> None:
@@ -283,7 +282,7 @@ def _is_whole(parts: Mapping[str, bytes]) -> bool:
 
 
 def _rules_in_force(group: GroupState) -> GroupState:
-    """Give what holds in a group: its settings, if it has any."""
+    """Return the settings in force in a group."""
     return group[2:] or WITHOUT_SETTINGS
 
 
@@ -292,7 +291,7 @@ def _is_moved_without_plan(before: KeyState, after: KeyState) -> bool:
 
 
 def _before(states: Sequence[tuple[int, T]], offset: int | None, nothing: T) -> T:
-    """Give the last of `states` below `offset`, or of all; `nothing` where there is none."""
+    """Return the last of `states` below `offset`, or the last of all; `nothing` if there is none."""
     count = len(states) if offset is None else bisect_left(states, offset, key=itemgetter(0))
     return states[count - 1][1] if count else nothing
 
@@ -327,12 +326,12 @@ def _range_state_of(each: Mapping[str, Any]) -> RangeState:
 
 
 def ranges_of(state: KeyState) -> tuple[RangeState, ...]:
-    """Give the ranges of a key."""
+    """Return the ranges of a key."""
     return cast("tuple[RangeState, ...]", state[9])
 
 
 def check_readers_agree(judge: LogJudge, partition: int, seen: Seen) -> None:
-    """Compare what a certain reader knows with what the plain reader knew at the same log offset."""
+    """Compare the state of a certain reader with that of the reference reader at the same log offset."""
     at = seen.next_offset
     log_time_ms = _before(judge.log_times[partition], at, None)
     if seen.log_time_ms != log_time_ms:
@@ -345,7 +344,7 @@ def check_readers_agree(judge: LogJudge, partition: int, seen: Seen) -> None:
 
 
 def check_keys_agree(judge: LogJudge, partition: int, at: int, keys: Mapping[Place, KeyState]) -> None:
-    """Compare what a certain reader that has read up to log offset `at` knows of all keys."""
+    """Compare the state of all keys of a certain reader that has read up to log offset `at`."""
     for place in keys.keys() | judge.history[partition].keys():
         wanted, found = judge.state(partition, place, at), keys.get(place, UNKNOWN)
         if found != wanted:
@@ -353,11 +352,11 @@ def check_keys_agree(judge: LogJudge, partition: int, at: int, keys: Mapping[Pla
 
 
 def check_beliefs(judge: LogJudge, home: int, beliefs: Iterable[Belief], now_ms: int, hi_ms: int) -> None:
-    """Two processes work under leases that both believe in only when one of the claims was revoked, and for a while.
+    """Two processes may have valid leases on the same offsets only for a while, if one claim was revoked.
 
-    Who was revoked two heartbeat intervals of `hi_ms` before broker time `now_ms` has heard of it by now: a heartbeat
-    was due, or the lease is over. No lease outlasts two intervals of silence, and of a range nobody counts on more than
-    the coordination partition `home` gives to that claim.
+    A process whose claim was revoked two heartbeat intervals of `hi_ms` before broker time `now_ms` must have noticed:
+    a heartbeat was due, or the lease is over. No lease lasts longer than two intervals of silence. A process may
+    believe in no more of a range than the coordination partition `home` gives to that claim.
     """
     holders: dict[Place, list[Belief]] = defaultdict(list)
     for belief in beliefs:
@@ -377,7 +376,7 @@ def check_beliefs(judge: LogJudge, home: int, beliefs: Iterable[Belief], now_ms:
 
 
 def check_attempts(judge: LogJudge, output: Output, *, at_most_once: bool) -> None:
-    """Judge what was processed without a sink, in each generation by itself."""
+    """Judge what was processed without a sink, separately in each generation."""
     by_key: dict[tuple[int, int], list[Attempt]] = defaultdict(list)
     for attempt in output.attempts:
         by_key[attempt.range.partition, attempt.range.generation].append(attempt)
@@ -403,7 +402,7 @@ def check_attempts(judge: LogJudge, output: Output, *, at_most_once: bool) -> No
 
 
 def _check_not_committed_before(judge: LogJudge, attempt: Attempt) -> None:
-    """What was committed before it was claimed, or by the same tenure before it was begun, is not done again."""
+    """Check that a message is not processed again after its commit, if the process could know of the commit."""
     one = attempt.range
     what = attempt.place, one.generation, one.end
     at = judge.committed_at.get(what)
@@ -413,14 +412,14 @@ def _check_not_committed_before(judge: LogJudge, attempt: Attempt) -> None:
 
 
 def check_nothing_twice(judge: LogJudge, output: Output) -> None:
-    """Effectively once, nothing is in the output twice, whatever became of the log."""
+    """In effectively once no message is in the output twice, whatever happened to the log."""
     for message, rows in sorted(output.rows.items()):
         if sum(rows.values()) > 1:
             judge.fail("effectively once", f"message {message} is {sum(rows.values())} times in the output")
 
 
 def check_takes(judge: LogJudge, output: Output) -> None:
-    """An output takes nothing of a lower generation, nor token where ranges follow on one another, than before."""
+    """An output accepts no lower generation than before, and no lower token if ranges come in order."""
     tokens: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for one in output.taken:
         generation, epoch = tokens[one.partition]
@@ -434,7 +433,7 @@ def check_takes(judge: LogJudge, output: Output) -> None:
 def check_nothing_lost(
     judge: LogJudge, output: Output, messages: Iterable[tuple[int, int]], *, effectively_once: bool
 ) -> None:
-    """Judge the output once everything was drained."""
+    """Judge the output after everything was processed."""
     done = {
         (attempt.range.partition, offset) for attempt in output.attempts for offset in attempt.done
     } | output.elsewhere

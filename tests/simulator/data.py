@@ -1,4 +1,4 @@
-"""What the simulated runs read and write: data topics and outputs, others being at work between any two steps."""
+"""The data topics and outputs of simulated runs. Other tasks may run between any two steps."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Wait = Callable[[], None]
-"""Lets others act."""
+"""Lets other tasks run."""
 
 
 class ProcessTopics:
-    """One process's view of the data cluster, asked as `marshal_dagster.kafka.admin_client.Topics` is."""
+    """One process's view of the data cluster, with the methods of `marshal_dagster.kafka.admin_client.Topics`."""
 
     def __init__(self, data: DataTopics, wait: Wait) -> None:
         self._data = data
@@ -30,7 +30,7 @@ class ProcessTopics:
         return self._data.describe(topic)
 
     def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, Bounds]:
-        """Look up bounds; by the time that they arrive they may be old."""
+        """Look up bounds, which may be old when they arrive."""
         bounds = self._data.offsets(topic, partitions, committed_only=committed_only)
         self._wait()
         return bounds
@@ -46,39 +46,39 @@ class ProcessTopics:
         return self._data.commit_group_offsets(group, topic, offsets)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One process's work on one range, without a sink: the offsets that it processed so far."""
+    """One process's work on one range without a sink: the offsets that it has processed so far."""
 
     range: ClaimedRange
     place: tuple[str, str, int]
     """Group, topic, partition."""
     sender: str = ""
-    """The instance id of the tenure; empty where another uses it too, or where it is not known when it began."""
+    """The instance id; empty if another process uses it too, or if it was not known at the start."""
     began_at: int = 0
-    """The log's end at its beginning."""
+    """The end of the log at its start."""
     done: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Output:
-    """What was processed without a sink, and what a sink holds."""
+    """What was processed without a sink, and what a sink has stored."""
 
     attempts: list[Attempt] = field(default_factory=list)
     elsewhere: set[tuple[int, int]] = field(default_factory=set)
-    """Partition and offset of what Go members have processed."""
+    """Partition and offset of each message that Go members have processed."""
     rows: dict[tuple[int, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    """For partition and offset: how many rows of each generation."""
+    """By partition and offset: the number of rows of each generation."""
     stored: dict[int, TakenRanges] = field(default_factory=lambda: defaultdict(TakenRanges))
     taken: list[ClaimedRange] = field(default_factory=list)
-    """The ranges that a sink took, in order."""
+    """The ranges that a sink stored, in order."""
 
 
 class SimulatedSink:
-    """A transactional output, written by one process: judged by the library's rules, taken in one step."""
+    """A transactional output, written by one process. It uses the library's rules and stores ranges in one step."""
 
     supports_unordered_ranges = True
 
@@ -99,7 +99,7 @@ class SimulatedSink:
         offsets_read: OffsetsRead,  # noqa: ARG002 - the frame is what was read
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Take all ranges that are not there yet."""
+        """Store all ranges that are not stored yet."""
         self._wait()
         before_commit()
         self._hesitate()
@@ -120,7 +120,7 @@ class SimulatedSink:
         return WriteResult(taken, tuple(one for one in ranges if one not in taken), {})
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:  # noqa: ARG002 - as `Sink`
-        """Rows have offsets: always."""
+        """Return None: each row has an offset, so replacing is always possible."""
         return None
 
     def _decisions(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:

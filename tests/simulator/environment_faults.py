@@ -1,4 +1,4 @@
-"""What befalls a simulated group at times of its own: crashes, clocks, garbage, operators, the log's own mishaps."""
+"""Faults and events of a simulated group at given times: crashes, clocks, garbage, operators, losses of the log."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 _PAUSES_FIRST = (EventKind.POSITION, EventKind.SWITCH_OFF, EventKind.SETTLE)
 
 _PAUSING = frozenset({EventKind.PAUSE, *_PAUSES_FIRST})
-"""What pauses the group."""
+"""The events that pause the group."""
 
 WRONG_CLOCK_MS = 5_000
-"""So much a member's clock may be wrong."""
+"""The largest error of a member's clock."""
 
 _Act = Callable[[Sequence[Append]], AppendFault | None]
-"""Is given the records of an append; what it gives befalls that append."""
+"""Called with the records of an append; returns the fault of that append."""
 
 _AtRecord = tuple[bytes, _Act]
-"""What is done just before the next record is appended that begins so."""
+"""An action just before the next append of a record that starts with these bytes."""
 
 
 class Nature:
-    """Lets events befall one simulation."""
+    """Carries out the events of one simulation."""
 
     def __init__(self, world: "Simulation") -> None:
         self._world = world
         self._pausing_until_ms: dict[Event, float] = {}
-        """When those ended who paused the group for what they did; infinite while they are at it."""
+        """The time at which an event that pauses the group ended; infinite while it runs."""
         self._at_records: list[_AtRecord] = []
         world.cluster.before_append = self._look_at
         self._acts: dict[EventKind, Callable[[random.Random], bool]] = {
@@ -79,9 +79,10 @@ class Nature:
         }
 
     def inject_fault(self, event: Event) -> None:
-        """Let `event` happen when its time has come, and count it if it did what it is named for.
+        """Run `event` at its time, and count it if it had its effect.
 
-        What waits for a record is counted once that comes. The library's errors reach nobody but the operator who acts.
+        An event that waits for a record is counted when that record comes. Only the operator of the event sees errors
+        of the library.
         """
         self._world.scheduler.sleep(event.at_ms)
         if event.kind in _PAUSES_FIRST:
@@ -95,11 +96,11 @@ class Nature:
             self._pausing_until_ms[event] = self._world.scheduler.now_ms
 
     def has_paused_since(self, at_ms: float) -> bool:
-        """Tell whether somebody who pauses the group for what they do was still at it after `at_ms`."""
+        """Return whether an event that pauses the group was still running after `at_ms`."""
         return any(until_ms > at_ms for until_ms in self._pausing_until_ms.values())
 
     def end(self) -> None:
-        """From now on nothing goes wrong: the broker's clock is right, the group is not paused, and it has settings."""
+        """End all faults: the broker's clock is right, the group is not paused, and it has settings."""
         world = self._world
         world.cluster.broker.is_sender_timed = False
         world.cluster.faults.clear()
@@ -126,7 +127,7 @@ class Nature:
         return self._world.judge.has_settings(self._world.home, GROUP)
 
     def _settle(self, chance: random.Random) -> bool:
-        """Give the group its settings: by the library's own operator, or record by record."""
+        """Write the group's settings: with the library's own operator commands, or record by record."""
         world = self._world
         if chance.random() < 0.5:
             return self._settle_as_a_person(chance)
@@ -137,7 +138,7 @@ class Nature:
         return True
 
     def _settle_as_a_person(self, chance: random.Random) -> bool:
-        """Give the group its settings, as a person who knows that no Go consumer will use this topic again."""
+        """Write the group's settings, as an operator who knows that no Go consumer will use this topic again."""
         world, numbers = self._world, self._world.partitions
         by = f"person.{chance.getrandbits(16)}/operator/{GROUP}//0"
         for number in numbers:
@@ -152,7 +153,7 @@ class Nature:
         return self._has_settings()
 
     def _let_senders_date(self, chance: random.Random) -> bool:
-        """Let the topic have its senders' timestamps for a while, now or from a release on; clocks may be wrong."""
+        """Use senders' timestamps for a while, from now or from a release on; clocks may be wrong."""
         world, duration_ms = self._world, self._world.hi_ms * chance.uniform(0.1, 1)
         broker = world.cluster.broker
 
@@ -207,7 +208,7 @@ class Nature:
         return True
 
     def _write_a_former_snapshot(self, chance: random.Random) -> bool:
-        """Write snapshots as members of the version before did; cut the log behind those that may be started from."""
+        """Write snapshots as members of the former version did; delete the log below those that are valid."""
         world = self._world
         if world.is_truncated or world.is_cut:
             return False
@@ -225,7 +226,7 @@ class Nature:
         return True
 
     def _free_from_a_dead_owner(self, chance: random.Random) -> bool:
-        """Free a partition, as a person who knows that its owner is dead: by a heartbeat where it stands."""
+        """Free a partition by a heartbeat at its offset, as an operator who knows that its owner is dead."""
         world, held = self._world, list[int]()
         living = {run.batch.batch_id for run in world.runs if run.batch is not None and not run.process.is_dead}
 
@@ -248,7 +249,7 @@ class Nature:
         return True
 
     def _set_go_positions(self, chance: random.Random) -> bool:
-        """Set positions of a Go group back, as a person who believes that all of its consumers are stopped."""
+        """Set positions of a Go group back, as an operator who believes that all of its consumers are stopped."""
         world, partitions = self._world, self._world.data.describe(TOPIC).partitions[:2]
         offsets = {n: self._earlier(n, at, chance) for n in partitions if (at := world.offset(n))}
         since = world.cluster.broker.bounds(world.home).end
@@ -262,7 +263,7 @@ class Nature:
         return bool(offsets)
 
     def _litter(self, chance: random.Random) -> bool:
-        """Put records there that mean nothing, once the group has settings: before that some of them count."""
+        """Write records without meaning, once the group has settings; before that some of them would have an effect."""
         if not self._has_settings():
             return False
         for _ in range(chance.randint(1, 4)):
@@ -286,7 +287,7 @@ class Nature:
         return True
 
     def _double(self, chance: random.Random) -> bool:
-        """Let a process with an owner's instance id, which knows less than the owner, say something."""
+        """Write a record with an owner's instance id, as a process that knows less than the owner."""
         world = self._world
         self._wait_for(self._planned if chance.random() < 0.5 else self._held)
         if not self._has_settings():
@@ -314,7 +315,7 @@ class Nature:
         return len(world.judge.records) > records
 
     def _carry_out_as_double(self, partition: int, state: KeyState) -> None:
-        """Let the double process the owner's plan and commit it: its record moves the offset, so it may."""
+        """Let the second process carry out and commit the owner's plan: its record may move the offset."""
         if self._world.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE:
             return
         epoch, start, end = (int(str(state[n])) for n in (2, 4, 5))
@@ -329,7 +330,7 @@ class Nature:
         )
 
     def _double_range(self, partition: int, state: KeyState, one: RangeState, chance: random.Random) -> None:
-        """Let a process that has the instance id of who holds a range, or that range's epoch, say something of it."""
+        """Write a record as a process with the instance id of a range's owner, or with that range's epoch."""
         start, end, phase, instance, client, epoch, *_ = one
         if instance is None or epoch is None or chance.random() < 0.5:
             return
@@ -361,7 +362,7 @@ class Nature:
         self._world.cluster.put(self._world.home, value.encode())
 
     def _claim_at_the_last_moment(self, chance: random.Random) -> bool:
-        """Claim, as somebody who dies at once, when an owner has been silent for exactly two intervals, or 1 ms off."""
+        """Claim and die at once, when an owner has been silent for exactly two intervals, or 1 ms more or less."""
         world, is_done = self._world, False
         for _ in range(8):
             partition = chance.choice(self._held() or world.data.describe(TOPIC).partitions)
@@ -380,7 +381,7 @@ class Nature:
         return is_done
 
     def _join_with_another_interval(self, chance: random.Random) -> bool:
-        """Let somebody try who is configured otherwise, unless first to come: nothing may be claimed."""
+        """Let a member with another heartbeat interval start, unless it would be the first: it may claim nothing."""
         if not self._has_settings():
             return False
         member = Member(client="misconfigured", interval_factor=3)
@@ -396,7 +397,7 @@ class Nature:
         return True
 
     def _truncate(self, chance: random.Random) -> bool:
-        """Lose the newest records: now, as a reader goes on that failed, or as one appends that began a snapshot."""
+        """Delete the newest records: now, when a reader retries a failed read, or before an append."""
         if chance.random() < 0.4:
             cluster = self._world.cluster
             cluster.failing_part = max(cluster.failing_part, 0.3)
@@ -412,7 +413,7 @@ class Nature:
         return True
 
     def _truncate_before_a_look(self, chance: random.Random, log: SimulatedLog) -> None:
-        """Lose what that log's reader has read, before one of the looks with which it goes on."""
+        """Delete records that the reader of `log` has read, before one of the checks with which it continues."""
         world = self._world
         read = log.read.get(world.home, 0)
         if not read or world.scheduler.now_ms > world.scenario.faulty_ms or chance.random() < 0.5:
@@ -422,7 +423,7 @@ class Nature:
         self._count(EventKind.TRUNCATION)
 
     def _truncate_before_a_snapshot(self, records: Sequence[Append]) -> None:
-        """Lose what the sender's snapshot knows, and as much before it as there are records to be appended."""
+        """Delete what the sender's snapshot contains, and before it as many records as are to be appended."""
         world, task = self._world, self._world.scheduler.current
         run = None if task is None else world.by_process.get(task.process)
         began_at = 0 if run is None or run.batch is None else run.batch._claimer.rationalizer._began_at[world.home]
@@ -455,12 +456,12 @@ class Nature:
         self._world.scheduler.sleep(self._world.hi_ms * (2.1 if settles else chance.uniform(0.1, 3)))
         if settles:
             self._settle_again()
-        with suppress(MarshalError):  # somebody else may have resumed it
+        with suppress(MarshalError):  # another operator may have resumed it
             operator.resume()
         return True
 
     def _claim_and_die(self, partition: int, offsets: tuple[int, int] | None = None) -> None:
-        """Claim a partition, or a range of it, as somebody who does nothing more; not before there are settings."""
+        """Claim a partition, or a range of it, as a process that does nothing more; not before there are settings."""
         world = self._world
         if not self._has_settings() and world.scenario.rule_set is RuleSet.NATIVE:
             return
@@ -472,7 +473,7 @@ class Nature:
         world.cluster.put(world.home, claim.encode())
 
     def _settle_again(self) -> None:
-        """Write the group's settings again, as who paused it: that clears stale owners, nothing else."""
+        """Write the group's settings again, as the instance that paused it: that only removes stale owners."""
         world = self._world
         for partition, log in world.judge.reader.logs.items():
             by = log["groups"].get(GROUP, {}).get("paused_by")
@@ -507,19 +508,19 @@ class Nature:
         world = self._world
         had_settings = world.judge.has_settings(world.home, GROUP)
         self._operator()[1].switch_ranges_off(wait_ms=6 * world.hi_ms)
-        if had_settings and not world.is_truncated:  # else a first member may have given the group ranges since
+        if had_settings and not world.is_truncated:  # otherwise a first member may have enabled ranges since
             world.check_ranges_off()
         return True
 
     def _earlier(self, partition: int, at: int, chance: random.Random) -> int:
-        """Choose an offset to go back to; often one that a batch has begun at."""
+        """Choose an offset to go back to; often one at which a batch has started."""
         world = self._world
         begun = {state[4] for _, state in world.judge.history[world.home][GROUP, TOPIC, partition]}
         known = sorted(offset for offset in begun if isinstance(offset, int) and offset <= at)
         return chance.choice(known) if known and chance.random() < 0.5 else chance.randint(0, at)
 
     def _resume_soon(self, chance: random.Random) -> None:
-        """Let somebody else resume the group in a moment."""
+        """Let another operator resume the group soon."""
 
         def resume() -> None:
             self._world.scheduler.sleep(chance.random() * 60)
@@ -529,12 +530,12 @@ class Nature:
         Process(self._world.scheduler, "another operator").spawn(resume)
 
     def _operator(self) -> tuple[SimulatedClock, SettingsChanger]:
-        """Open an operator in the present process."""
+        """Open an operator in the current process."""
         clock, reader = self._reader()
         return clock, SettingsChanger(reader, GROUP, "operator", clock=clock)
 
     def _reader(self) -> tuple[SimulatedClock, Rationalizer]:
-        """Open a reader in the present process."""
+        """Open a reader in the current process."""
         world = self._world
         clock = SimulatedClock(world.scheduler)
         task = world.scheduler.current
@@ -561,11 +562,11 @@ class Nature:
         return bool(living)
 
     def _held(self) -> list[int]:
-        """Give the partitions that are held, whole or in part."""
+        """Return the partitions with an owner, of the whole or of a range."""
         return [n for n, state in self._states() if state[0] is not None or any(one[3] for one in ranges_of(state))]
 
     def _planned(self) -> list[int]:
-        """Give the partitions of which something is planned, and held."""
+        """Return the partitions with an owner and a plan."""
         return [
             n
             for n, state in self._states()
@@ -574,19 +575,19 @@ class Nature:
         ]
 
     def _states(self) -> list[tuple[int, KeyState]]:
-        """Give the state of each partition's key."""
+        """Return the state of each partition's key."""
         world = self._world
         partitions = world.data.describe(TOPIC).partitions
         return [(n, world.judge.state(world.home, (GROUP, TOPIC, n))) for n in partitions]
 
     def _wait_for(self, look: Callable[[], object]) -> None:
-        """Wait until there is something to harm, or faults are over."""
+        """Wait until there is something to harm, or until faults are over."""
         world = self._world
         while world.scheduler.now_ms < world.scenario.faulty_ms and not look():
             world.scheduler.sleep(world.hi_ms / 10)
 
     def _one_living(self, chance: random.Random) -> "list[Run]":
-        """Give one run whose process lives, if there is any."""
+        """Return one run whose process lives, if there is any."""
         living = [run for run in self._world.runs if run.process.tasks and not run.process.is_dead]
         return [chance.choice(living)] if living else []
 
@@ -601,7 +602,7 @@ class Nature:
         return True
 
     def _cut_behind_a_snapshot(self, chance: random.Random) -> bool:
-        """Let retention delete records that the newest whole snapshot knows, all or some of them."""
+        """Let retention delete some or all of the records that the newest whole snapshot contains."""
         world, is_cut = self._world, False
         task = world.scheduler.current
         assert task is not None
@@ -618,7 +619,7 @@ class Nature:
         return is_cut
 
     def _write_a_snapshot_late(self, chance: random.Random) -> bool:
-        """Read the log, sleep, and write a snapshot of what was read: others may have written newer ones."""
+        """Read the log, sleep, and write a snapshot of that state. Others may have written newer ones meanwhile."""
         world = self._world
         task = world.scheduler.current
         assert task is not None
@@ -633,7 +634,7 @@ class Nature:
         return bool(certain)
 
     def _cut(self, chance: random.Random) -> bool:
-        """Let retention delete all there is: now, or when a claim or plan is under way, whose sender it overtakes."""
+        """Let retention delete all records: now, or just before a claim or plan is appended."""
         if chance.random() < 0.5:
             self._cut_now()
         else:
@@ -654,7 +655,7 @@ class Nature:
         world.cluster.broker.retain_from(world.home, bounds.end)
 
     def _stop_without_answer(self, _: Sequence[Append]) -> AppendFault | None:
-        """Stop whoever is at an append for as long as may be, and let it never hear what came of it."""
+        """Stop a process during an append for as long as possible, without an acknowledgement."""
         world, task = self._world, self._world.scheduler.current
         if task is None or world.scheduler.now_ms > world.scenario.faulty_ms:
             return None
@@ -662,7 +663,7 @@ class Nature:
         return AppendFault.LOST
 
     def _let_a_release_come_late(self, _: random.Random) -> bool:
-        """Kill the run that gives up something next, and let its record arrive once the same run holds that again."""
+        """Kill the run that releases a claim next, and let its record arrive once the same run owns that again."""
         self._at_records.append((b"ReleasingPartition", self._die_with_records_under_way))
         return False
 
@@ -687,18 +688,18 @@ class Nature:
         return AppendFault.CRASH_BEFORE
 
     def _is_held_again(self, record: Append, held: tuple[str, int]) -> bool:
-        """Tell whether the run that held the partition of a record holds it by another claim."""
+        """Return whether the run that owned the partition of a record owns it by another claim."""
         instance, epoch = self._holder(record)
         return run_of(instance) == run_of(held[0]) and epoch != held[1]
 
     def _holder(self, record: Append) -> tuple[str, int]:
-        """Give instance id and epoch of who holds the partition that a record is about."""
+        """Return the instance id and the epoch of the owner of a record's partition."""
         partition = int(record.value.decode().split("/")[7])
         instance, _, epoch, *_ = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
         return str(instance), int(str(epoch or 0))
 
     def _revoke_some(self, chance: random.Random) -> bool:
-        """Revoke what is held of some partitions, as who takes the owners for dead."""
+        """Revoke some claims, as a process that takes their owners for dead."""
         self._wait_for(self._held)
         records = len(self._world.judge.records)
         for partition, state in self._states():
@@ -712,7 +713,7 @@ class Nature:
         return len(self._world.judge.records) > records
 
     def _revoke_what_is_done_next(self, _: random.Random) -> bool:
-        """Revoke a range, as who takes its owner for dead, just before that says that it is done."""
+        """Revoke a range just before its owner reports it as done, as a process that takes the owner for dead."""
         self._at_records.append((b"RangeDone", self._revoke))
         return False
 
@@ -722,7 +723,7 @@ class Nature:
         self._say("RevokingRange", "operator.0/c", int(partition), epoch)
 
     def _look_at(self, records: Sequence[Append]) -> AppendFault | None:
-        """Do what waits for one of these records, which are about to be appended; the same thing once."""
+        """Run the actions that wait for one of these records, which are about to be appended; each action runs once."""
         if not self._at_records:
             return None
         values = [record.value for record in records if record.partition == self._world.home]

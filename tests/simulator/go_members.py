@@ -1,8 +1,9 @@
-"""Members that do as the Go library does (protocol.md, section 7).
+"""Members that behave like the Go library (protocol.md, section 7).
 
-Each process reads the log by the rules of that library: it judges staleness by its own clock and the senders' times, in
-whole seconds, and at exactly two intervals calls a claim stale. It takes a claim back by a heartbeat in the name of its
-client id, and heartbeats on after it has slept through its claim. It knows no plans, revocations, settings or pauses.
+Each process reads the log by the rules of that library. It judges staleness by its own clock and the senders' times, in
+whole seconds, and treats a claim as stale at exactly two intervals. It takes a claim back by a heartbeat in the name of
+its client id, and sends more heartbeats after it has slept through its claim. It does not know plans, revocations,
+settings or pauses.
 """
 
 import random
@@ -22,7 +23,7 @@ GO_INTERVAL_S = 60
 
 @dataclass(slots=True)
 class GoKey:
-    """What the Go library remembers of a partition; `beat_s` 0 is unclaimed."""
+    """The Go library's state of a partition; `beat_s` is 0 for an unclaimed partition."""
 
     instance: str = ""
     client: str = ""
@@ -39,16 +40,16 @@ class GoView:
         self._clock = clock
 
     def key(self, partition: int) -> GoKey:
-        """Give what is known of a partition."""
+        """Return the state of a partition."""
         return self.keys.setdefault(partition, GoKey())
 
     def is_claimed(self, partition: int) -> bool:
-        """Judge by the clock as it is now."""
+        """Return whether a partition is claimed, by the present time of the clock."""
         beat_s = self.key(partition).beat_s
         return beat_s != 0 and 0 <= self._clock.wall_ms() // 1_000 - beat_s < 2 * GO_INTERVAL_S
 
     def read(self, record: dict[str, Any] | None, time_s: int) -> None:
-        """Read a record that its sender has dated so."""
+        """Read a record with the sender's time `time_s`."""
         if record is None or record["group"] != self._group or record["topic"] != TOPIC:
             return
         kind, partition = record["type"], record["partition"]
@@ -62,7 +63,7 @@ class GoView:
 
 
 class GoMember:
-    """One client id; its processes die, restart, sleep and come back."""
+    """One client id. Its processes die, restart, sleep and continue."""
 
     def __init__(self, world: "Simulation", number: int, group: str) -> None:
         self._world = world
@@ -76,7 +77,7 @@ class GoMember:
         """By partition: the next offset to process."""
 
     def live(self) -> None:
-        """Run process after process until faults are over."""
+        """Run one process after another until faults are over."""
         world, count = self._world, 0
         while world.scheduler.now_ms < world.scenario.faulty_ms:
             count += 1
@@ -88,12 +89,12 @@ class GoMember:
             world.scheduler.sleep(world.hi_ms * self._chance.uniform(0.05, 2.5))
 
     def see(self, value: bytes) -> None:
-        """Read a record that has just got into the coordination partition of the topic."""
+        """Read a record that has just entered the coordination partition of the topic."""
         record = parse(value, self._world.home, self._world.scenario.coordination_partitions)
         self._view.read(record, 0 if record is None else int(value.split(b"/", 3)[2]))
 
     def _read_log(self) -> None:
-        """Start anew: what is old by the clock is stale, whatever was made of it when it was written."""
+        """Read the whole log with a new view. A claim that is old by the clock now is stale."""
         self._view = GoView(self._group, self._clock)
         for partition, _, _, value, _ in self._world.judge.records:
             if partition == self._world.home:
@@ -121,7 +122,7 @@ class GoMember:
             world.befallen["Go member that dies"] += 1
 
     def _reclaim(self) -> None:
-        """Take whatever its client id holds, by a heartbeat and without a claim."""
+        """Take back all claims of its client id by a heartbeat, without a claim record."""
         for partition in self._partitions():
             if self._view.key(partition).client == self._client and self._view.is_claimed(partition):
                 self._world.befallen["Go member that reclaims by a heartbeat"] += 1
@@ -140,7 +141,7 @@ class GoMember:
                 self._beat(partition)
 
     def _start(self, partition: int) -> int:
-        """Give the larger of what the log says and what Kafka says."""
+        """Return the larger of the offset in the log and the group offset in Kafka."""
         committed = self._world.data.group_offsets(self._group, TOPIC).get(partition, 0)
         return max(self._view.key(partition).offset, committed)
 
@@ -156,7 +157,7 @@ class GoMember:
                 self._held[partition] = offset + 1
 
     def _beat(self, partition: int) -> None:
-        """Send where it stands, whoever the owner is by now; then see, mostly, whether another was quicker."""
+        """Send a heartbeat with the offset, whatever the owner is now; then mostly check who is the owner."""
         offset = self._held[partition]
         self._say("Heartbeat", partition, offset)
         self._world.data.commit_group_offsets(self._group, TOPIC, {partition: offset})
@@ -178,7 +179,7 @@ class GoMember:
 
 
 def keys_left_by_go(world: "Simulation", chance: random.Random, group: str) -> None:
-    """Let Go consumers of a group have worked before the seed begins; by now all of them are stale or have left."""
+    """Write records of Go consumers that worked before the seed starts; they are stale or have released by then."""
     for partition, end in _ends(world).items():
         offset = chance.randint(0, end)
         at_ms = EPOCH_MS - 2 * GO_INTERVAL_S * 1_000 - chance.randint(1_500, 60_000)
@@ -192,9 +193,9 @@ def keys_left_by_go(world: "Simulation", chance: random.Random, group: str) -> N
 
 
 def keys_of_former_members(world: "Simulation", chance: random.Random, topic_id: str, *, has_plans: bool) -> None:
-    """Let members of the library have worked before, in the time when a group without settings was a native one.
+    """Write records of members that worked when the library still judged a group without settings as a native one.
 
-    Some of their claims go stale only as the seed begins.
+    Some of their claims become stale only when the seed starts.
     """
     plan_at = chance.choice(sorted(_ends(world))) if has_plans else None
     for partition, end in _ends(world).items():

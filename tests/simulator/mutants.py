@@ -1,7 +1,8 @@
 """The mutation gate: deliberately broken variants of rules and steps, each of which the simulator must catch.
 
-`python -m tests.simulator.mutants` breaks a copy of the library in one way after another and runs seeds until one is
-violated; it prints a table of what caught each, after how many seeds. A mutant that survives is a bug in the checkers.
+`python -m tests.simulator.mutants` breaks a copy of the library in one way after another and runs seeds until one finds
+a violation. It prints which promise caught each mutant, and after how many seeds. A mutant that survives is a bug in
+the checkers.
 """
 
 import sys

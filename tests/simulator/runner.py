@@ -1,4 +1,4 @@
-"""What the simulator's seeds depend on, and how they are run."""
+"""Runs seeds of the simulator, and names the code on which their results depend."""
 
 from typing import Final
 
@@ -26,7 +26,7 @@ CODE: Final = (
     ":(exclude)tests/simulator/mutants.py",
     ":(exclude)tests/simulator/runner.py",
 )
-"""What happens in a seed depends on, as git names it: not how seeds are asked for, counted and shrunk."""
+"""The paths on which the results depend, as git names them, without the code that selects, counts and shrinks seeds."""
 
 SIMULATOR: Final = Simulator(
     module="tests.simulator",

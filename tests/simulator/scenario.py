@@ -1,4 +1,4 @@
-"""What happens in one seed: who takes part, and which faults befall them when."""
+"""The scenario of one seed: its members, and the faults with their times."""
 
 import random
 from collections import Counter
@@ -15,32 +15,32 @@ from tests.simulator.snapshots import SnapshotFault
 T = TypeVar("T")
 GROUP, TOPIC = "etl", "orders"
 GO_GROUP, GO_CLIENT = "gophers", "go"
-"""A group of Go consumers beside ours, and what the client ids of Go consumers begin with."""
+"""The name of a group of Go consumers on the same topic, and the prefix of the client ids of Go consumers."""
 HI_MS = 1_000
 LONG_HI_MS = 60_000
-"""Of groups with rule set `go`, and of some others."""
+"""The heartbeat interval of groups with rule set `go`, and of some others."""
 FAULTY_INTERVALS = 3
-"""Faults begin in so many heartbeat intervals."""
+"""Faults begin within this number of heartbeat intervals."""
 LOOK_LEAST_MS, LOOK_MOST_MS = 600, 800
-"""How often members look for work once what was held before is stale."""
+"""The time between two attempts of members to find work, once earlier claims are stale."""
 GO_PART = 0.12
-"""Part of the groups that have rule set `go`."""
+"""The share of groups with rule set `go`."""
 LONG_PART = 0.2
-"""Part of the groups of native rule set, at least once, with as long a heartbeat interval as Go groups."""
+"""The share of native at-least-once groups that have the long heartbeat interval of Go groups."""
 RANGES_PART = 0.2
-"""Part of the groups of native rule set whose members claim ranges."""
+"""The share of native groups whose members claim ranges."""
 ADVISED_PART = 0.15
-"""Part of the groups whose members are told what to claim."""
+"""The share of groups whose members get advice on what to claim."""
 FAILING_READINGS_PART = 0.25
-"""Part of the groups some of whose readings fail; where senders' timestamps come too, three times as many."""
+"""The share of groups some of whose reads fail; three times as many if records may have senders' timestamps."""
 MOST_APPENDS = 40
-"""Append faults befall one of so many first appends."""
+"""Append faults happen within this number of first appends."""
 MOST_SNAPSHOT_RECORDS = 15
-"""Snapshot faults befall one of so many first records of the snapshot topic."""
+"""Snapshot faults happen within this number of first records of the snapshot topic."""
 
 
 class EventKind(StrEnum):
-    """What happens at a time of its own."""
+    """A fault or an event at a given time."""
 
     CRASH = "crash at any time"
     STOP = "pause beyond the lease at any time"
@@ -71,7 +71,7 @@ class EventKind(StrEnum):
 
 
 class Beginning(StrEnum):
-    """What is in the log before members start."""
+    """The content of the log before members start."""
 
     NOTHING = "nothing"
     GO_KEYS = "native group that Go consumers have used"
@@ -85,7 +85,7 @@ class Beginning(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens at virtual time `at_ms`; `chance` seeds what else is to be drawn."""
+    """An event at virtual time `at_ms`; `chance` seeds the other random choices."""
 
     kind: EventKind
     at_ms: float
@@ -94,23 +94,23 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of those that start runs: its clock, how slow its way to the broker is, its client id."""
+    """A member that starts runs: its clock, the delay of its way to the broker, and its client id."""
 
     client: str
     clock_rate: float = 1.0
     clock_off_ms: int = 0
     slowness: float = 1.0
     is_twin: bool = False
-    """Its runs use the instance ids of the first member."""
+    """Whether its runs use the instance ids of the first member."""
     claim_entire_topic: bool = False
     max_claims: int | None = None
     interval_factor: int = 1
-    """Configured with so many times the group's heartbeat interval."""
+    """The factor by which its configured heartbeat interval differs from the group's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One seed's world; `append_faults` and `snapshot_faults` by the number of the append that they befall."""
+    """All inputs of one seed; `append_faults` and `snapshot_faults` map the number of an append to its fault."""
 
     seed: int
     hi_ms: int
@@ -122,50 +122,50 @@ class Scenario:
     messages: int
     max_records: int
     slow: float
-    """How long one message may take to process, in heartbeat intervals."""
+    """The longest time to process one message, in heartbeat intervals."""
     has_snapshots: bool
     members: tuple[Member, ...]
     append_faults: tuple[tuple[int, AppendFault], ...]
     events: tuple[Event, ...]
     go_members: int = 0
-    """Members that do as the Go library does, in a group with rule set `go`, or in one of their own beside ours."""
+    """The number of Go members, in a group with rule set `go` or in a separate group on the same topic."""
     snapshot_faults: tuple[tuple[int, SnapshotFault], ...] = ()
     ranges: RangeOptions | None = None
-    """How members claim ranges, in a group that does: each of sizes up to this."""
+    """How the members claim ranges, if the group uses them: the highest size of each."""
     is_advised: bool = False
-    """Whether something tells members what to claim, at random, until faults are over."""
+    """Whether members get random advice on what to claim until faults are over."""
     beginning: Beginning = Beginning.NOTHING
     failing_part: float = 0.0
-    """Part of the readings of members at work that fail."""
+    """The share of reads of working members that fail."""
 
     @property
     def faulty_ms(self) -> int:
-        """Faults begin before that."""
+        """Return the time before which faults begin."""
         return FAULTY_INTERVALS * self.hi_ms
 
     @property
     def calm_ms(self) -> int:
-        """By then every fault is over."""
+        """Return the time at which every fault is over."""
         return self.faulty_ms + 2 * self.hi_ms
 
     @property
     def stale_ms(self) -> float:
-        """By then whatever died before faults were over is stale, by the clocks of its group's members."""
+        """Return the time at which all that died before the end of faults is stale, by the members' clocks."""
         return self.calm_ms + 2 * self.hi_ms + (GO_PATIENCE_MS if self.rule_set is RuleSet.GO else 0)
 
     @property
     def taken_up_ms(self) -> float:
-        """By then every partition is being worked on again, a second after what died is stale."""
+        """Return the time at which every partition has an active member again, a second after what died is stale."""
         return self.stale_ms + 1_000
 
     @property
     def patience_ms(self) -> int:
-        """Within that, once faults are over, all is drained or at least an offset has moved."""
+        """Return the time after the end of faults within which all is processed or at least one offset has moved."""
         return 40 * self.hi_ms
 
     @property
     def traits(self) -> Counter[str]:
-        """Count what is wrong with members from the beginning."""
+        """Return the counts of unusual properties of members."""
         clients = Counter(member.client for member in self.members)
         return Counter(
             {
@@ -179,11 +179,11 @@ class Scenario:
 
     @property
     def faults(self) -> int:
-        """How many faults and events there are: shrinking leaves some out."""
+        """Return the number of faults and events; shrinking leaves some out."""
         return len(self.append_faults) + len(self.events) + len(self.snapshot_faults) + (self.failing_part > 0)
 
     def without(self, left_out: set[int]) -> "Scenario":
-        """Give the same without the faults and events of those numbers, counted through; failing readings are one."""
+        """Return the scenario without the faults and events of these numbers; all failing reads count as one."""
         events_at = len(self.append_faults)
         snapshot_faults_at = events_at + len(self.events)
         readings_at = snapshot_faults_at + len(self.snapshot_faults)
@@ -224,7 +224,11 @@ _UNDER_GO = [
     EventKind.PAUSE,
     EventKind.PARTITIONS,
 ]
-"""Where any heartbeat counts, who sends one in another's name does harm; and a position holds only without members."""
+"""The events of Go groups.
+
+There any heartbeat can take a claim, so a process with another's instance id would do harm. A position stays set only
+while the group has no members.
+"""
 _NATIVE_BEGINNINGS = (
     Beginning.GO_KEYS,
     Beginning.BESIDE_GO,
@@ -234,17 +238,17 @@ _NATIVE_BEGINNINGS = (
 )
 _GO_BEGINNINGS = (Beginning.NOTHING, Beginning.NOTHING, Beginning.GO_SETTINGS, Beginning.FORMER_GO)
 WAITING_FOR_A_PERSON = frozenset({Beginning.GO_KEYS, Beginning.BESIDE_GO, Beginning.FORMER_PLAN})
-"""Members of ours do not claim before a person has written their group's settings."""
+"""Members of these groups do not claim before an operator has written their group's settings."""
 BEGINNINGS_PART = 0.16
-"""Part of the groups of native rule set that begin with something in the log."""
+"""The share of native groups whose log is not empty at the start."""
 _APPEND_FAULTS = [*AppendFault, AppendFault.OUTAGE]
-"""An outage is drawn twice as often: what leaves the queue late must meet a later tenure to do harm."""
+"""An outage is drawn twice as often, because a record that leaves the queue late does harm only in a later tenure."""
 _SNAPSHOT_FAULTS = list(SnapshotFault)
 _MODES = list(DeliveryMode)
 
 
 def scenario(seed: int) -> Scenario:
-    """Draw the scenario of `seed`."""
+    """Return the scenario of `seed`."""
     chance = random.Random(seed)
     many = chance.random() < 0.3
     append_faults = {
@@ -286,7 +290,7 @@ def scenario(seed: int) -> Scenario:
 
 
 def _begun(drawn: Scenario) -> Scenario:
-    """Draw what is in the log at the beginning, and what befalls some groups only."""
+    """Return the scenario with the content of the log at the start, and with faults that only some groups have."""
     chance = random.Random(drawn.seed * 7 + 8)
     kinds: dict[EventKind, float] = {EventKind.SENDERS_TIME: 0.04}
     if drawn.rule_set is RuleSet.GO:
@@ -327,7 +331,7 @@ def _with_ranges(drawn: Scenario, chance: random.Random) -> Scenario:
     for kind in sorted(_WITH_RANGES):
         if chance.random() < 0.15:
             drawn = _with_event(drawn, kind, chance.random() * drawn.faulty_ms, chance)
-    if chance.random() < 0.05:  # what ranges there are is not known then
+    if chance.random() < 0.05:  # then the present ranges are unknown
         drawn = _with_event(drawn, EventKind.MIDDLE, chance.random() * drawn.hi_ms, chance)
         drawn = _with_event(drawn, EventKind.SWITCH_OFF, chance.uniform(1, 3) * drawn.hi_ms, chance)
     return replace(drawn, ranges=ranges)

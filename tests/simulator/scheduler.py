@@ -1,7 +1,7 @@
 """Virtual time: processes made of greenlets, of which one runs at a time until it waits.
 
-The library's code runs unchanged. Whatever it would wait for (a broker, a lock, a thread) switches to the scheduler,
-which goes on with the task that is due next. The same seed makes the same run.
+The library's code runs unchanged. Where it would wait for a broker, a lock or a thread, it switches to the scheduler,
+which continues with the task that is due next. The same seed makes the same run.
 """
 
 import heapq
@@ -15,44 +15,44 @@ from typing import Any, Final
 from greenlet import getcurrent, greenlet
 
 LEAST_MS: Final = 0.001
-"""Less than that nobody waits, so that time moves."""
+"""The shortest wait, so that time moves."""
 
 
 class KilledError(BaseException):
-    """This process is dead: what it would still do has no effect."""
+    """The process is dead: its further actions have no effect."""
 
 
 class Process:
-    """A process of the simulated machine: it can be killed, or stopped for a while as by SIGSTOP."""
+    """A simulated process. It can be killed, or stopped for a while as by SIGSTOP."""
 
     def __init__(self, scheduler: "Scheduler", name: str) -> None:
         self.name = name
         self.is_dead = False
         self.runs_from_ms = 0.0
-        """Stopped until then."""
+        """The time until which it is stopped."""
         self.tasks: dict[Task, None] = {}
         self.watchers: list[Task] = []
-        """Woken once it has ended."""
+        """Tasks to wake when it has ended."""
         self.after_step: Callable[[], None] | None = None
         """Called after each of its steps."""
         self._scheduler = scheduler
 
     @cached_property
     def random(self) -> random.Random:
-        """Two processes of the same name draw the same."""
+        """Return a random generator that is the same for two processes of the same name."""
         return random.Random(f"{self._scheduler.seed}/{self.name}")
 
     def spawn(self, work: Callable[[], object]) -> "Task":
-        """Begin `work` as a thread of this process."""
+        """Start `work` as a thread of this process."""
         return self._scheduler.spawn(self, work)
 
     def stop(self, duration_ms: float) -> None:
-        """Let none of its threads run for a while, beginning when the present one waits next."""
+        """Stop all its threads for a while, starting when the current one waits next."""
         until_ms = min(self._scheduler.now_ms + duration_ms, self._scheduler.stops_end_ms)
         self.runs_from_ms = max(self.runs_from_ms, until_ms)
 
     def kill(self) -> None:
-        """End it, with all its threads; raises `KilledError` in the one that calls."""
+        """Kill the process with all its threads; raise `KilledError` in the calling thread."""
         self.is_dead = True
         for task in tuple(self.tasks):
             self._scheduler.wake(task)
@@ -66,7 +66,7 @@ class Process:
             self._scheduler.park()
 
     def may_go_on(self) -> bool:
-        """Tell whether it is neither dead nor stopped."""
+        """Return whether it is neither dead nor stopped."""
         return not self.is_dead and self.runs_from_ms <= self._scheduler.now_ms
 
     def require_alive(self) -> None:
@@ -85,7 +85,7 @@ class Task:
         self.work = work
         self.greenlet = carrier
         self.ticket = 0
-        """Counts its wakings, so that only the last one asked for counts."""
+        """Counts how often it was scheduled, so that only the last wake-up request counts."""
         self.is_over = False
         self.joiners: list[Task] = []
 
@@ -98,22 +98,22 @@ class Scheduler:
         self.now_ms = 0.0
         self.current: Task | None = None
         self.failures: list[tuple[Process, BaseException]] = []
-        """What ended tasks that should not have ended so."""
+        """Unexpected errors that ended tasks."""
         self.steps = 0
         self.stops_end_ms = inf
-        """Nobody is stopped for longer than until then."""
+        """No process is stopped after this time."""
         self.is_stopped = False
-        """Set to let nothing more happen."""
+        """Set to end the run."""
         self._tasks: dict[Task, None] = {}
         self._until_ms = 0.0
         self._loop = getcurrent()
         self._idle: list[greenlet] = []
-        """What carried tasks that are over, and carries others: making one anew is dear."""
+        """Greenlets of tasks that are over, for use by other tasks, because creating a greenlet is slow."""
         self._queue: list[tuple[float, int, int, Task]] = []
         self._count = 0
 
     def spawn(self, process: Process, work: Callable[[], object]) -> Task:
-        """Begin a task now."""
+        """Start a task now."""
         task = Task(process, work, self._idle.pop() if self._idle else greenlet(self._serve, parent=self._loop))
         process.tasks[task] = None
         self._tasks[task] = None
@@ -121,13 +121,13 @@ class Scheduler:
         return task
 
     def wake(self, task: Task, after_ms: float = 0.0) -> None:
-        """Let `task` go on in a while, in place of any waking asked for before."""
+        """Schedule `task` after a delay; this replaces an earlier request."""
         task.ticket += 1
         self._count += 1
         heapq.heappush(self._queue, (self.now_ms + after_ms, self._count, task.ticket, task))
 
     def sleep(self, duration_ms: float) -> None:
-        """Wait in the present task."""
+        """Wait in the current task."""
         task, queue = self._waiting(), self._queue
         after_ms = duration_ms if duration_ms > LEAST_MS else LEAST_MS  # noqa: FURB136 - max() is dear here
         until_ms = self.now_ms + after_ms
@@ -142,14 +142,14 @@ class Scheduler:
         self._switch(task)
 
     def park(self, timeout_ms: float | None = None) -> None:
-        """Wait in the present task until it is woken, or the time-out."""
+        """Wait in the current task until it is woken or the timeout ends."""
         if timeout_ms is not None:
             self.sleep(timeout_ms)
             return
         self._switch(self._waiting())
 
     def run(self, until_ms: float) -> None:
-        """Go on until virtual time `until_ms`, or until nothing is left to do."""
+        """Run until virtual time `until_ms`, or until no task is left."""
         self._until_ms = until_ms
         self._go_on_from(None)
         while self.current is not None:
@@ -157,7 +157,7 @@ class Scheduler:
         self.now_ms = max(self.now_ms, until_ms)
 
     def kill_all(self) -> None:
-        """End whatever still runs or waits."""
+        """End all tasks that still run or wait."""
         for task in tuple(self._tasks):
             task.process.is_dead = True
             self.wake(task)
@@ -176,7 +176,7 @@ class Scheduler:
         return task
 
     def _switch(self, task: Task) -> None:
-        """End a step of the present task and let the one that is due next go on, which may be itself."""
+        """End a step of the current task and switch to the one that is due next, which may be the same."""
         self._go_on_from(task.process)
         if self.current is not task:
             self._hand_over()
@@ -184,13 +184,13 @@ class Scheduler:
             raise KilledError
 
     def _hand_over(self) -> None:
-        """Let the present task's greenlet go on; one that has not begun begins in the loop."""
+        """Switch to the current task's greenlet; a task that has not begun is started by the loop."""
         following = self.current
         has_begun = following is not None and following.greenlet
         (has_begun or self._loop).switch()
 
     def _serve(self) -> None:
-        """Run one task after another, in a greenlet of its own."""
+        """Run one task after another in this greenlet."""
         carrier = getcurrent()
         while True:
             task = self.current
@@ -202,7 +202,7 @@ class Scheduler:
             self._hand_over()
 
     def _go_on_from(self, process: Process | None) -> None:
-        """End a step of `process`; the task that is due next is now the present one, or none if time is over."""
+        """End a step of `process` and make the task that is due next the current one, or none if time is over."""
         self.current = None
         if process is not None:
             self._end_step(process)
@@ -244,7 +244,7 @@ class Scheduler:
 
 
 class SimulatedRLock:
-    """As `threading.RLock`, among the tasks of one process."""
+    """Replaces `threading.RLock` for the tasks of one process."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -254,7 +254,7 @@ class SimulatedRLock:
 
     @property
     def is_held(self) -> bool:
-        """Tell whether a task has it."""
+        """Return whether a task holds it."""
         return self._depth > 0
 
     def __enter__(self) -> bool:
@@ -280,7 +280,7 @@ class SimulatedRLock:
 
 
 class SimulatedEvent:
-    """As `threading.Event`."""
+    """Replaces `threading.Event`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -288,18 +288,18 @@ class SimulatedEvent:
         self._waiters: list[Task] = []
 
     def is_set(self) -> bool:
-        """Tell whether it is set."""
+        """Return whether it is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Set it, and wake who waits."""
+        """Set it and wake the waiting tasks."""
         self._is_set = True
         for task in self._waiters:
             self._scheduler.wake(task)
         self._waiters.clear()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is set, or the time-out."""
+        """Wait until it is set or the timeout ends."""
         if not self._is_set and timeout_s > 0:
             task = self._scheduler.current
             assert task is not None
@@ -311,7 +311,7 @@ class SimulatedEvent:
 
 
 class SimulatedThread:
-    """As `threading.Thread`."""
+    """Replaces `threading.Thread`."""
 
     def __init__(self, scheduler: Scheduler, work: Callable[..., object], args: tuple[Any, ...]) -> None:
         self._scheduler = scheduler
@@ -319,12 +319,12 @@ class SimulatedThread:
         self._task: Task | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         assert self._scheduler.current is not None
         self._task = self._scheduler.current.process.spawn(self._work)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it has ended, or the time-out."""
+        """Wait until it has ended or the timeout ends."""
         task = self._scheduler.current
         if self._task is not None and not self._task.is_over:
             assert task is not None
@@ -335,23 +335,23 @@ class SimulatedThread:
 
 
 class SimulatedThreading:
-    """What the library uses of the module `threading`; `scheduler` is that of the present run."""
+    """The part of the module `threading` that the library uses; `scheduler` is that of the current run."""
 
     scheduler: Scheduler
 
     def RLock(self) -> SimulatedRLock:  # noqa: N802 - as in `threading`
-        """Make a lock."""
+        """Create a lock."""
         return SimulatedRLock(self.scheduler)
 
     Lock = RLock
 
     def Event(self) -> SimulatedEvent:  # noqa: N802 - as in `threading`
-        """Make an event."""
+        """Create an event."""
         return SimulatedEvent(self.scheduler)
 
     def Thread(  # noqa: N802 - as in `threading`
         self, *, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool
     ) -> SimulatedThread:
-        """Make a thread."""
+        """Create a thread."""
         del name, daemon
         return SimulatedThread(self.scheduler, target, args)

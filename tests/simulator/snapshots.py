@@ -1,4 +1,4 @@
-"""The simulated snapshot topic: each process has its own, slow and faulty way to it; compaction at any time."""
+"""The simulated snapshot topic: each process has its own slow and faulty connection; compaction at any time."""
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,11 +18,11 @@ from tests.simulator.checkers import SnapshotJudge
 from tests.simulator.scheduler import Process
 
 PART_BYTES: Final = (100, 200)
-"""Small enough for the few keys of a seed to fill several parts."""
+"""Small enough that the few keys of a seed fill several parts."""
 
 
 class SnapshotFault(StrEnum):
-    """What befalls one record on its way to the snapshot topic: a part of a snapshot, or what deletes one."""
+    """A fault of one record on its way to the snapshot topic: a part of a snapshot, or a deletion."""
 
     CRASH = "crash between the parts of a snapshot"
     LOST = "part of a snapshot that is not written"
@@ -32,7 +32,7 @@ class SnapshotFault(StrEnum):
 class SimulatedSnapshotTopic:
     """One process's view, as a `marshal_dagster.coordination.snapshots.SnapshotTopic`.
 
-    Parts are appended one by one: whoever dies or fails in between leaves some of them.
+    Parts are appended one by one, so a process that dies or fails in between leaves only some of them.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class SimulatedSnapshotTopic:
         self._next_fault = next_fault
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Ask for the bounds."""
+        """Look up the bounds."""
         self._wait()
         return self._topic.bounds(partitions)
 
     def read(self, ranges: Mapping[int, OffsetBounds], timeout_s: float) -> Mapping[int, Read]:
-        """Read what is there after a while."""
+        """Read the present records after a delay."""
         self._wait()
         return self._topic.read(ranges, timeout_s)
 
     def append(self, partition: int, records: Sequence[Record]) -> None:
-        """Append part by part."""
+        """Append one part after another."""
         for record in records:
             self._wait()
             fault = self._next_fault()
@@ -78,15 +78,15 @@ class SimulatedSnapshotTopic:
                 self._topic.compact()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
 
 def render_as_former(
     records: Sequence[tuple[int, int, str]], number: int, partitions: int, topic_id: str, chance: random.Random
 ) -> list[Record]:
-    """Write what a member of the version before made of records (offset, timestamp, value), as it wrote that.
+    """Return the snapshot that a member of the former version writes after (offset, timestamp, value) records.
 
-    It took a group without settings for a native one.
+    That version judged a group without settings as a native one.
     """
     world = PartitionWorld(number, partitions, GroupSettings(60_000, RuleSet.NATIVE), 0)
     last = (-1, 0, b"")
@@ -99,7 +99,7 @@ def render_as_former(
 
 
 def render_in_parts(world: PartitionWorld, topic_id: str, snapshot_id: str, *, chance: random.Random) -> list[Record]:
-    """Write a snapshot in several parts; often the first ends where a line does: it can be read without the others."""
+    """Write a snapshot in several parts; often the first part ends with a line, so it is readable by itself."""
     text = max((value for _, value in render(world, topic_id, snapshot_id) if value is not None), key=len)
     lines_end = [at for at, character in enumerate(text) if character == ord("\n")]
     sizes = lines_end if lines_end and chance.random() < 0.5 else PART_BYTES

@@ -1,4 +1,4 @@
-"""One seed's run: the cluster, the members that start runs, what befalls them, and the judges of it all."""
+"""The run of one seed: the cluster, the members that start runs, their faults, and all checkers."""
 
 import logging
 import random
@@ -100,19 +100,19 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
 
 LOOKED_WAITS = 4
-"""A look that was over before a heartbeat was sent took at most so many waits since it asked."""
+"""A look that ended before a heartbeat was sent took at most this many waits."""
 STOP_WAITS = 6
-"""A displaced member stops within a quarter of the heartbeat interval and so many waits."""
+"""A displaced member stops within a quarter of the heartbeat interval and this many waits."""
 FORMER_TOPIC_ID = "before" * 3 + "AAAA"
 MOST_ATTEMPTS = 1_000
-"""A seed's faults may befall the same plan more often than five times."""
+"""A seed's faults may interrupt the same plan more often than five times."""
 _CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
 _THREADING = SimulatedThreading()
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a seed came to."""
+    """The result of a seed."""
 
     seed: int
     violations: tuple[ViolationError, ...]
@@ -124,7 +124,7 @@ class Result:
 
     @property
     def transcript(self) -> tuple[str, ...]:
-        """The log, a line for each record."""
+        """Return the log, a line for each record."""
         return tuple(f"{p}/{o} at {t - EPOCH_MS} ms {verdict}: {value}" for p, o, t, value, verdict in self.log)
 
 
@@ -134,22 +134,22 @@ class Run:
 
     run_id: str
     number: int
-    """Of the member that started it."""
+    """The number of the member that started it."""
     process: Process
     clock: SimulatedClock
     settings: GroupSettings | None = None
-    """How it is configured."""
+    """Its configuration."""
     delivery: BatchSession | None = None
     batch: ClaimedBatch | None = None
     leases: list[Lease] = field(default_factory=list)
-    """Those it was seen to hold last."""
+    """The leases that it held at the last check."""
     has_failed: bool = False
-    """Whether it ended by an error."""
+    """Whether it ended with an error."""
 
 
 @dataclass(slots=True)
 class Simulation:
-    """One seed, from beginning to end."""
+    """One seed, from start to end."""
 
     scenario: Scenario
     scheduler: Scheduler = field(init=False)
@@ -162,23 +162,23 @@ class Simulation:
     violations: list[ViolationError] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
-    """The runs of which Dagster says that they are over."""
+    """The runs that Dagster reports as over."""
     befallen: Counter[str] = field(default_factory=Counter)
     unsure_until_ms: float = 0.0
-    """Until then the broker's clock, having jumped ahead, may call live owners stale."""
+    """The time until which the broker's clock, after a jump ahead, may make live owners look stale."""
     hesitates: bool = False
-    """Whether the next process that commits an output is stopped there for a while."""
+    """Whether the next process that commits an output is stopped during the commit for a while."""
     is_cut: bool = False
     is_truncated: bool = False
     is_refused: bool = False
-    """Whether a person has to allow it before our members write anything."""
+    """Whether an operator has to allow it before native members write anything."""
     has_intruder: bool = False
-    """Whether a Go consumer has moved an offset in our native group."""
+    """Whether a Go consumer has moved an offset in the native group."""
     go_members: list[GoMember] = field(default_factory=list)
     _clock_jumps: bool = field(init=False)
-    """Whether the broker's clock is among what goes wrong."""
+    """Whether the broker's clock is among the faults."""
     _has_doubles: bool = field(init=False)
-    """Whether somebody speaks in an owner's name."""
+    """Whether another process writes records with an owner's instance id."""
     doubled: frozenset[int] = field(init=False)
     """The members whose runs have the same instance ids as another's."""
     cluster: Cluster = field(init=False)
@@ -186,12 +186,11 @@ class Simulation:
     chance: random.Random = field(init=False)
     by_process: dict[Process, Run] = field(default_factory=dict)
     _busy_ms: dict[int, float] = field(default_factory=dict)
-    """When a member, by its number, was seen to hold something last."""
+    """By a member's number: the last time at which it held something."""
     wanted: list[tuple[int, ...]] = field(default_factory=list)
-    """What the sensor asked for and no run has taken up yet."""
+    """The partitions that the sensor requested and that no run has taken yet."""
 
     def __post_init__(self) -> None:
-        """Set everything up."""
         seed, coordination_partitions = self.scenario.seed, self.scenario.coordination_partitions
         self.scheduler = Scheduler(seed)
         self.scheduler.stops_end_ms = self.scenario.calm_ms
@@ -221,21 +220,21 @@ class Simulation:
 
     @property
     def hi_ms(self) -> int:
-        """The group's heartbeat interval."""
+        """Return the group's heartbeat interval."""
         return self.scenario.hi_ms
 
     @property
     def home(self) -> int:
-        """The coordination partition of the topic."""
+        """Return the coordination partition of the topic."""
         return coordination_partition(TOPIC, self.scenario.coordination_partitions)
 
     @property
     def partitions(self) -> range:
-        """The coordination partitions."""
+        """Return the coordination partitions."""
         return range(self.scenario.coordination_partitions)
 
     def run(self) -> Result:
-        """Go through the whole seed."""
+        """Run the whole seed."""
         scheduler = self.scheduler
         with _instead_of_threads(scheduler, self.scenario.seed):
             self._begin()
@@ -273,9 +272,9 @@ class Simulation:
             self.scheduler.run(min(until_ms, self.scheduler.now_ms + self.hi_ms / 4))
 
     def _run_to_the_end(self) -> None:
-        """Go on as long as offsets move: who has a slow way to the broker takes long to drain what is left.
+        """Continue as long as offsets move, because a member with a slow connection needs a long time for the rest.
 
-        Readers of a damaged log only observe, and drain nothing.
+        Readers of a damaged log only observe, so no messages are processed.
         """
         if self.is_cut or self.is_truncated:
             return
@@ -286,7 +285,7 @@ class Simulation:
             before, left = left, self._lag()
 
     def _begin(self) -> None:
-        """Put into the log what is there before the members start."""
+        """Write the records that are in the log before the members start."""
         beginning, chance = self.scenario.beginning, random.Random(self.scenario.seed * 7 + 9)
         if beginning is not Beginning.NOTHING:
             self.befallen[beginning] += 1
@@ -300,7 +299,7 @@ class Simulation:
             is_go, has_plans = beginning is Beginning.FORMER_GO, beginning is Beginning.FORMER_PLAN
             topic_id = FORMER_TOPIC_ID if is_go else self.data.describe(TOPIC).topic_id
             keys_of_former_members(self, chance, topic_id, has_plans=has_plans)
-        if beginning is Beginning.FORMER_PLAN:  # somebody does not know that they are refused then
+        if beginning is Beginning.FORMER_PLAN:  # an operator does not know that it is refused then
             self._write_settings(GROUP, self.settings(self.scenario.members[0]), [self.home])
         if beginning is Beginning.BESIDE_BOTH:
             self._write_settings("others", GroupSettings(), self.partitions)
@@ -312,16 +311,16 @@ class Simulation:
             self.cluster.put(partition, f"GroupSettings/{fields}".encode())
 
     def _let_go_members_in(self) -> None:
-        """Let members of the other kind join our group, or work in one of their own."""
+        """Start Go members, in the group of the seed or in a separate one."""
         group = GROUP if self.scenario.rule_set is RuleSet.GO else GO_GROUP
         self.go_members = [GoMember(self, number, group) for number in range(self.scenario.go_members)]
         for number, member in enumerate(self.go_members):
             Process(self.scheduler, f"{GO_CLIENT}{number}").spawn(member.live)
 
-    # Who takes part
+    # Members
 
     def _dagster(self, number: int, member: Member) -> None:
-        """Start run after run; one that ends badly is tried again, as a re-execution or in the same run."""
+        """Start run after run; a run that ends badly may be repeated, as a re-execution or in the same run."""
         scheduler, count, attempt = self.scheduler, 1, 0
         while True:
             run_id = f"run{'0' if member.is_twin else number}x{count}"
@@ -339,11 +338,11 @@ class Simulation:
             scheduler.sleep((HI_MS if self._is_judged_soon() else self.hi_ms) * (0.05 + 0.3 * self.chance.random()))
 
     def _is_judged_soon(self) -> bool:
-        """Tell whether faults are over, and it is not judged yet whether all is worked on again: nobody idles then."""
+        """Return whether faults are over and the check for active members is still to come: then every member works."""
         return self.scenario.calm_ms <= self.scheduler.now_ms < self.scenario.taken_up_ms
 
     def start(self, run_id: str, number: int, member: Member, attempt: int = 0) -> Run:
-        """Start a run of a member, or its step again, for what the sensor asked for, if anything."""
+        """Start a run of a member, or its step again, for the partitions that the sensor requested, if any."""
         process = Process(self.scheduler, f"{run_id}, attempt {attempt}")
         clock = SimulatedClock(self.scheduler, member.clock_rate, member.clock_off_ms)
         run = Run(run_id, number, process, clock)
@@ -363,14 +362,14 @@ class Simulation:
         return run
 
     def finish(self, run: Run) -> None:
-        """Wait until a run's process has ended, and forget it."""
+        """Wait until a run's process has ended, and remove the run."""
         run.process.wait_until_over()
         self.runs.remove(run)
         run.process.after_step = None
         del self.by_process[run.process]
 
     def _work(self, run: Run, member: Member, request: BatchRequest) -> None:
-        """Work in rounds, as the steps of a process do; one that fails is sometimes followed by another."""
+        """Work in rounds, as the steps of a process do; after a failed round another one may follow."""
         chance = random.Random(run.process.random.getrandbits(32) + run.number)
         settings = run.settings = self.settings(member)
         if self.scenario.ranges and settings.features:
@@ -389,7 +388,7 @@ class Simulation:
             settings=settings,
             is_dead=self.is_dead,
             announce=lambda _: self._announce(chance),
-            reasons_to_stop=[lambda: "Dagster says that it is over" if run.run_id in self.over else None],
+            reasons_to_stop=[lambda: "Dagster reports that it is over" if run.run_id in self.over else None],
             clock=run.clock,
             snapshots=self.snapshots(run.process, wait),
             advise=(lambda _: self._advice(chance)) if self.scenario.is_advised else None,
@@ -405,12 +404,13 @@ class Simulation:
                 try:
                     self._work_once(run, batches, chance)
                 except SettingsMismatchError:
-                    break  # the next run is configured as people know by then
+                    break  # the next run gets the present settings
                 except GoGroupError:
                     self.befallen["member refused where Go consumers work"] += 1
                     break
                 except MarshalError as error:
-                    # A process whose own record has its sender's timestamp can do no more until a person restarts it.
+                    # A process whose own record has its sender's timestamp can do no more until an operator restarts
+                    # it.
                     is_useless = (
                         isinstance(error, TimestampTypeError) and self.scheduler.now_ms >= self.scenario.calm_ms
                     )
@@ -425,24 +425,24 @@ class Simulation:
                 self._check_reader(delivery._followed)
 
     def _ranges(self, most: RangeOptions, chance: random.Random) -> RangeOptions:
-        """Say how a process claims ranges: later ones are configured for smaller ones than those left behind."""
+        """Return how a process claims ranges: late processes use smaller sizes than the ranges that are left."""
         is_early = self.scheduler.now_ms < self.scenario.faulty_ms / 2
         return replace(most, size=chance.randint(2, most.size if is_early else min(most.size, 3)))
 
     def _advice(self, chance: random.Random) -> Advice | None:
-        """Tell a process to claim some partitions, or none; nothing any more once faults are over."""
+        """Return random advice on the partitions to claim; None once faults are over."""
         if self.scheduler.now_ms >= self.scenario.calm_ms or chance.random() < 0.3:
             return None
         numbers = range(self.scenario.data_partitions)
         return Advice(frozenset(number for number in numbers if chance.random() < 0.5), "by the dice")
 
     def _announce(self, chance: random.Random) -> None:
-        """Take a while, sometimes, between the plan and the commit of at most once."""
+        """Sometimes take a while between the plan and the commit of at most once."""
         is_long = chance.random() < 0.3 and self.scheduler.now_ms < self.scenario.faulty_ms
         self.scheduler.sleep(chance.random() * (1.2 * self.hi_ms if is_long else 4))
 
     def _hesitate(self, run: Run, chance: random.Random) -> None:
-        """Stop a process, rarely, between the last look at its lease and its output's commit."""
+        """Rarely stop a process between the last check of its lease and the commit of its output."""
         if (self.hesitates or chance.random() < 0.02) and self.scheduler.now_ms < self.scenario.faulty_ms:
             self.hesitates = False
             self.befallen["pause beyond the lease within an output's commit"] += 1
@@ -450,7 +450,7 @@ class Simulation:
         self.scheduler.sleep(chance.random() * 4)
 
     def _until_next(self, chance: random.Random) -> float:
-        """Say how long a process waits before it looks again: often enough, once faults are over."""
+        """Return how long a process waits before its next round: a short time once faults are over."""
         now_ms, scenario = self.scheduler.now_ms, self.scenario
         soon_ms, later_ms = chance.uniform(LOOK_LEAST_MS, LOOK_MOST_MS), self.hi_ms * chance.uniform(1.8, 4)
         if now_ms < scenario.calm_ms:
@@ -469,7 +469,7 @@ class Simulation:
             run.batch = None
 
     def _process(self, run: Run, batch: ClaimedBatch, chance: random.Random) -> None:
-        """Process the messages one by one; what has lost its claim is cancelled, as Spark's jobs are."""
+        """Process the messages one by one; stop if the claim is lost, as Spark's jobs are cancelled."""
         if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
             self._process_for_sink(batch, chance)
             return
@@ -487,14 +487,14 @@ class Simulation:
                 self._check_stops(run, batch, attempt)
                 attempt.done.append(offset)
                 without_lease = 0 if _has_lease(run, range_.partition) else without_lease + 1
-                if without_lease > 1:  # the first may be under way when the lease ends, as after a pause
+                if without_lease > 1:  # the first may be in progress when the lease ends, as after a pause
                     self.fail("no work without a lease", f"{range_} by {batch.batch_id} at {offset}")
             if self.scenario.rule_set is RuleSet.GO:
                 self._touch_an_output(batch, attempt, chance)
 
     def _process_for_sink(self, batch: ClaimedBatch, chance: random.Random) -> None:
-        """Make a result and hand it to the sink; what makes it fails sometimes, as a function of the user does."""
-        if batch.request.late_plan and batch.ranges:  # as `batch.read` does, which has no plan yet
+        """Compute a result and write it to the sink; the computation fails sometimes, as a user's function may."""
+        if batch.request.late_plan and batch.ranges:  # as `batch.read`, which has no plan yet
             batch._take_permission()
             batch._move(BatchEvent.READ)
         else:
@@ -507,7 +507,7 @@ class Simulation:
         batch.write(cast("DataFrame", found))
 
     def _sender_of(self, run: Run, batch: ClaimedBatch) -> str:
-        """Give a tenure's instance id, unless others speak in its name."""
+        """Return the instance id of a batch, or an empty text if other processes use that id."""
         is_shared = run.number in self.doubled or self._has_doubles
         return "" if is_shared else batch.batch_id
 
@@ -521,11 +521,11 @@ class Simulation:
             left_ms -= part_ms
 
     def _slow_ms(self) -> float:
-        """Say how long a message may take: what is left once faults are over shall be drained soon."""
+        """Return the longest time for a message; after the faults it is short, so that the rest is processed soon."""
         return self.scenario.slow * self.hi_ms if self.scheduler.now_ms < self.scenario.calm_ms else 5.0
 
     def _produce(self) -> None:
-        """Let messages arrive, until faults are over."""
+        """Write messages until faults are over."""
         scheduler, chance = self.scheduler, random.Random(self.scenario.seed * 7 + 4)
         while scheduler.now_ms < self.scenario.faulty_ms:
             scheduler.sleep(self.hi_ms * chance.uniform(0.2, 1))
@@ -547,7 +547,7 @@ class Simulation:
         return Snapshots(topic)
 
     def _next_snapshot_fault(self) -> SnapshotFault | None:
-        """Count a record for the snapshot topic, and tell what befalls it."""
+        """Count a record for the snapshot topic, and return its fault."""
         self.snapshot_records += 1
         fault = self.snapshot_faults.pop(self.snapshot_records, None)
         if fault is not None:
@@ -555,32 +555,32 @@ class Simulation:
         return fault
 
     def settings(self, member: Member) -> GroupSettings:
-        """Say how a member is configured: as people know from the log whether ranges are claimed."""
+        """Return the configuration of a member, with or without ranges as the log shows."""
         features = () if self.scenario.ranges is None or self.are_ranges_off() else (RANGES,)
         return GroupSettings(self.hi_ms * member.interval_factor, self.scenario.rule_set, self.scenario.mode, features)
 
     def are_ranges_off(self) -> bool:
-        """Tell whether the group's settings in the log do not enable ranges."""
+        """Return whether the group's settings in the log do not enable ranges."""
         states = self.judge.groups[self.home].get(GROUP, [])
         return bool(states) and states[-1][1][5:] == ((),)
 
     def keys_of_group(self) -> list[KeyState]:
-        """Give the states of all keys of the group."""
+        """Return the states of all keys of the group."""
         return [self.judge.state(self.home, place) for place in self.judge.history[self.home] if place[0] == GROUP]
 
     def is_live(self, state: KeyState) -> bool:
-        """Tell whether a key of the group has a live owner, or a range that has one, by the broker's clock."""
+        """Return whether a key of the group has a live owner, of the whole or of a range, by the broker's clock."""
         now_ms, (interval_ms, *_) = self.cluster.broker.now_ms(), self.judge.settings_in_force(self.home, GROUP)
         now_ms = max(now_ms, self.judge.log_time_ms(self.home))
         beats = [state[3], *(one[6] for one in ranges_of(state))]
         return any(beat is not None and now_ms - int(str(beat)) <= 2 * int(str(interval_ms)) for beat in beats)
 
     def is_dead(self, owner: Owner) -> bool:
-        """Tell whether Dagster says that the owner's run is over."""
+        """Return whether Dagster reports the owner's run as over."""
         return run_of(owner.instance) in self.over
 
     def _sensor(self) -> None:
-        """Look at the log as the stale-claim sensor does, and ask for runs."""
+        """Read the log as the stale-claim sensor does, and request runs."""
         scheduler = self.scheduler
         process = scheduler.current.process if scheduler.current else Process(scheduler, "sensor")
         clock = SimulatedClock(scheduler)
@@ -599,16 +599,16 @@ class Simulation:
             except MarshalError:
                 follower = None
 
-    # What is judged
+    # Checks
 
     def fail(self, promise: str, text: str) -> None:
-        """Note the first promise that is broken: what comes after it tells nothing more."""
+        """Record the first violation only, because later ones give no more information."""
         if not self.violations:
             self.violations.append(ViolationError(promise, f"at {self.scheduler.now_ms:.0f} ms: {text}"))
             self.scheduler.is_stopped = True
 
     def _after_step(self, run: Run) -> None:
-        """Compare what members believe; only the one that has just acted can believe anything new."""
+        """Compare the beliefs of members. Only the process that has just acted can have a new belief."""
         if run.batch is None:
             return
         if self.is_truncated:
@@ -627,7 +627,7 @@ class Simulation:
         self._check_beliefs()
 
     def _see_appended(self, partition: int, offset: int, timestamp_ms: int, value: bytes) -> None:
-        """Judge a record; when it plans a range, beliefs too: from now on its sender counts on the plan only."""
+        """Judge a record; after a plan of a range also the beliefs, because its sender now relies on the plan only."""
         self.judge.read(partition, offset, timestamp_ms, value)
         if self.is_refused and value.startswith(b"GroupSettings/"):
             self.is_refused = False
@@ -642,23 +642,24 @@ class Simulation:
             check_beliefs(self.judge, self.home, self._beliefs(), self.cluster.broker.now_ms(), self.hi_ms)
 
     def _check_certain(self, batch: ClaimedBatch) -> None:
-        """Between steps of its claimer, which has the lock within them, who only observes the log holds nothing."""
+        """A process that only observes the log holds no claim, except within a step of its claimer."""
         rationalizer, held = batch._claimer.rationalizer, len(batch._claimer._claim_set.claims)
         is_within_a_step = cast("SimulatedRLock", rationalizer.lock).is_held
         if held and not is_within_a_step and not rationalizer.world.partition_of(TOPIC).certain:
             self.fail("an observing reader never claims", f"{batch.batch_id} holds {held} partitions")
 
     def _check_told(self, batch: ClaimedBatch) -> None:
-        """Who has read what no promise holds after holds nothing any more, nor has who skipped a part of the log.
+        """A process holds nothing after a record that ends all promises, or after it skipped a part of the log.
 
-        No promise holds after a record of its own with its sender's timestamp, or one of a Go consumer in a native
-        group.
+        Such a record is one of its own with its sender's timestamp, or one of a Go consumer in a native group.
         """
         claims, rationalizer = batch._claimer._claim_set.claims, batch._claimer.rationalizer
         log = cast("SimulatedLog", rationalizer.log)
         told_ms = log.told_sender_timed_ms
         if told_ms is not None and told_ms < self.scheduler.now_ms and claims and not self.is_cut:
-            self.fail("who reads a sender's timestamp holds nothing", f"{batch.batch_id} was told at {told_ms:.0f} ms")
+            self.fail(
+                "who reads a sender's timestamp holds nothing", f"{batch.batch_id} learned it at {told_ms:.0f} ms"
+            )
         if cast("SimulatedRLock", rationalizer.lock).is_held:
             return
         if any(claim.epoch < rationalizer.began_at(self.home) for claim in claims.values()):
@@ -698,7 +699,7 @@ class Simulation:
                 self._check_sending_to_go(log, run, record.value.decode())
 
     def _check_sending_to_go(self, log: SimulatedLog, run: Run, value: str) -> None:
-        """A member of a Go group writes what Go knows, dated back, and by the log as it has read it."""
+        """Check that a member of a Go group writes only what Go knows, dated back, and by the log as it has read it."""
         kind, _, time_s, *_ = value.split("/")
         if kind not in KNOWN_TO_GO:
             self.fail("members of a Go group write only what Go knows", value)
@@ -728,18 +729,18 @@ class Simulation:
             self.fail("a heartbeat in a Go group follows a look", f"{value}, looked at {log.looked_ms:.0f} ms")
 
     def _read_to(self, run: Run) -> int:
-        """Give up to where a run has read the log, whatever it looks at once more."""
+        """Return the offset up to which a run has read the log, without repeated checks."""
         reader = run.delivery._followed if run.delivery is not None else None
         return 0 if reader is None else reader.world.partitions[self.home].next_offset
 
     def _is_used_by_go(self, client: str, read_to: int) -> bool:
-        """Tell whether a Go consumer with that client id holds a key, by the records below `read_to`."""
+        """Return whether a Go consumer with that client id owns a key, by the records below `read_to`."""
         places = [place for place in self.judge.history[self.home] if place[0] == GROUP]
         states = [self.judge.state(self.home, place, read_to) for place in places]
         return any(state[1] == client and "." not in str(state[0]) for state in states)
 
     def _check_permission(self, batch: ClaimedBatch) -> None:
-        """At most once nothing is processed by a commit that has its sender's timestamp."""
+        """In at most once no message is processed because of a commit with its sender's timestamp."""
         if batch.mode is not DeliveryMode.AT_MOST_ONCE:
             return
         for range_ in batch.ranges:
@@ -747,13 +748,13 @@ class Simulation:
                 self.fail("no permission by a sender's timestamp", f"{range_} of {batch.batch_id}")
 
     def _is_sender_timed(self, batch: ClaimedBatch, one: ClaimedRange) -> bool:
-        """Tell whether a range was first committed by a record of the batch that was read with its sender's time."""
+        """Return whether the batch's own record, read with its sender's timestamp, was the first commit of a range."""
         log = cast("SimulatedLog", batch._claimer.rationalizer.log)
         at = self.judge.committed_at.get(((GROUP, TOPIC, one.partition), one.generation, one.end))
         return at is not None and (self.home, at) in log.sender_timed
 
     def _check_stops(self, run: Run, batch: ClaimedBatch, attempt: Attempt) -> None:
-        """A member of a Go group that was displaced, and was kept from nothing since, has stopped soon."""
+        """A displaced member of a Go group stops soon, unless a fault has delayed it since."""
         over_ms = self.judge.over_ms.get((attempt.place, attempt.range.epoch))
         if over_ms is None or self.scenario.rule_set is not RuleSet.GO or self.is_truncated:
             return
@@ -764,7 +765,7 @@ class Simulation:
             self.fail("a displaced member soon stops", f"{attempt.range}, displaced at {over_ms:.0f} ms")
 
     def _touch_an_output(self, batch: ClaimedBatch, attempt: Attempt, chance: random.Random) -> None:
-        """Check before an output is touched, as a user must: a displaced member is stopped, unless its look failed."""
+        """Check before an output is written, as a user must. The check stops a displaced member, unless it failed."""
         if chance.random() < 0.5:
             return
         over_ms = self.judge.over_ms.get((attempt.place, attempt.range.epoch))
@@ -775,13 +776,13 @@ class Simulation:
             self.fail("a check tells who was displaced", f"{attempt.range}, displaced at {over_ms:.0f} ms")
 
     def _check_truncation_noticed(self, batch: ClaimedBatch) -> None:
-        """Who was told that the log ends before what was read of it holds nothing any more."""
+        """A process that learned that the log ends before the records it has read holds nothing."""
         told_ms = cast("SimulatedLog", batch._claimer.rationalizer.log).told_truncated_ms
         if told_ms is not None and told_ms < self.scheduler.now_ms and batch._claimer._claim_set.claims:
-            self.fail("a truncated log is noticed", f"{batch.batch_id} was told at {told_ms:.0f} ms")
+            self.fail("a truncated log is noticed", f"{batch.batch_id} learned it at {told_ms:.0f} ms")
 
     def _beliefs(self) -> Iterator[Belief]:
-        """Give what processes believe that can be held to it: not one whose instance id another uses too."""
+        """Yield the beliefs that the checkers judge: none of a process whose instance id another one uses too."""
         now_ms = self.scheduler.now_ms
         for run in self.runs:
             batch, process = run.batch, run.process
@@ -797,7 +798,7 @@ class Simulation:
                     yield Belief(name, (GROUP, TOPIC, number), claim.epoch, *_offsets_held(claim), ends_ms)
 
     def _check_left_queue(self, batch: object, value: bytes) -> None:
-        """Nothing that waits to be sent outlives its sender's lease."""
+        """No record that waits to be sent is sent after its sender's lease."""
         _, _, _, instance, _, _, _, partition, *_ = value.decode().split("/")
         if isinstance(batch, ClaimedBatch) and batch.batch_id == instance:
             why = batch._claimer._claim_set.left.get(int(partition), "")
@@ -805,7 +806,7 @@ class Simulation:
                 self.fail("nothing is sent after self-fencing", value.decode())
 
     def check_paused(self, until_s: int) -> None:
-        """A pause that was written stands in every coordination partition."""
+        """A pause is written to every coordination partition."""
         ends = [
             partition
             for partition, _, _, value, _ in self.judge.records
@@ -816,28 +817,28 @@ class Simulation:
             self.fail("a pause is written everywhere", f"not in coordination partitions {sorted(missing)}")
 
     def check_positions(self, offsets: Mapping[int, int], since: int) -> None:
-        """A position that was set has been the key's offset, as of a record after log offset `since`."""
+        """After a position was set, the key has that offset from a record at log offset `since` or higher."""
         for partition, offset in offsets.items():
             states = self.judge.history[self.home][GROUP, TOPIC, partition]
             if not any(at >= since and state[4] == offset and state[7] == at for at, state in states):
                 self.fail("a position that was set counts", f"partition {partition} at {offset}")
 
     def check_refused(self, promise: str, value: bytes) -> None:
-        """A record that has just got into the log was refused."""
+        """The record that has just entered the log was refused."""
         *_, verdict = self.judge.records[-1]
         if verdict == "accepted":
             self.fail(promise, value.decode())
 
     def check_ranges_off(self) -> None:
-        """What was switched off is off."""
+        """The settings no longer enable ranges."""
         if self.judge.has_settings(self.home, GROUP) and not self.are_ranges_off():
             self.fail("ranges that were switched off are off", str(self.judge.groups[self.home][GROUP][-1]))
 
     def _check_batch(self, batch: ClaimedBatch) -> None:
-        """Whatever a member believes to have committed is in the log, of the same generation.
+        """A commit that a member believes in is in the log, with the same generation.
 
-        It was moved there by itself; a range that it never heard of may have been ended by its successor, except at
-        most once, where the commit is the permission.
+        The member wrote it itself. In at most once that always holds, because the commit is the permission to process.
+        In the other modes a successor may have finished a range without the member's notice.
         """
         if not batch.committed or self.is_truncated:
             return
@@ -861,7 +862,7 @@ class Simulation:
                     self.fail("a heartbeat without a plan is noticed", f"at {offset}: {noted}")
 
     def _check_taken_up(self) -> None:
-        """When faults have stopped, every partition with something to read is soon worked on."""
+        """Soon after the end of faults, every partition with messages to process has an active member."""
         if self.is_cut or self.is_truncated or self._is_stuck():
             return
         log_time_ms = self.judge.log_time_ms(self.home)
@@ -872,7 +873,7 @@ class Simulation:
                 self.fail("partitions are soon worked on again", f"partition {partition}: {lag} to read, {state}")
 
     def _is_anyone_idle(self) -> bool:
-        """Tell whether a member that takes any partition, and sees by its clock what is stale, held none lately."""
+        """Return whether a member that takes any partition, and sees stale owners by its clock, had no claim lately."""
         return any(
             self._busy_ms.get(number, 0) < self.scenario.calm_ms
             for number, member in enumerate(self.scenario.members)
@@ -884,7 +885,7 @@ class Simulation:
         )
 
     def _is_stuck(self) -> bool:
-        """Tell whether a person has to set a position: an output does not have what a Go consumer has worked on."""
+        """Return whether an operator must set a position: the output lacks messages that a Go consumer processed."""
         return self.has_intruder and self.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE
 
     def _is_drained(self) -> bool:
@@ -894,7 +895,7 @@ class Simulation:
         return sum(abs(lag) for lag, _ in self._lags().values())
 
     def offset(self, partition: int) -> int:
-        """Give where the group stands."""
+        """Return the offset of the group."""
         return int(str(self.judge.state(self.home, (GROUP, TOPIC, partition))[4] or 0))
 
     def _lags(self) -> dict[int, tuple[int, Any]]:
@@ -927,7 +928,7 @@ class Simulation:
 
 
 def _seen(read: PartitionWorld) -> Seen:
-    """Put what the library knows into the words of the checkers."""
+    """Return the library's state in the form of the checkers."""
     keys: dict[Place, KeyState] = {}
     for name, group in read.groups.items():
         for place, key in group.keys.items():
@@ -963,25 +964,25 @@ def _range_state(each: Range) -> RangeState:
 
 
 def _offsets_held(claim: Claim | RangeClaim) -> tuple[float, float]:
-    """Say on which offsets a process may count: from the sending of its last word on, on none."""
+    """Return the offsets on which a process may rely: none after it has sent its last record for them."""
     if isinstance(claim, Claim):
         return 0, inf
     return claim.start, claim.start if claim.may_be_done else claim.end
 
 
 def _has_lease(run: Run, partition: int) -> bool:
-    """Tell whether a process holds a partition, or a range of it, by a lease; what is done needs none."""
+    """Return whether a process has a lease on a partition or on a range of it; what is done needs none."""
     claim = None if run.batch is None else run.batch._claimer._claim_set.claims.get(partition)
     return claim is not None and (claim.is_done or claim.lease.ends_ms > run.clock.lease_ms())
 
 
 _remembering = lru_cache(maxsize=1_000)
-"""For what is asked the same again and again."""
+"""A cache for repeated calls with the same arguments."""
 
 
 @contextmanager
 def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
-    """Let the library use the scheduler in place of threads, and random bytes that come from the seed."""
+    """Make the library use the scheduler in place of threads, and random bytes that depend on the seed."""
     _THREADING.scheduler = scheduler
     chance = random.Random(seed * 7 + 3)
     parts_chance = random.Random(seed * 7 + 5)
