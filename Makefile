@@ -145,8 +145,8 @@ dev: java $(READY) ## starts the Dagster UI for this deployment, and a Kafka
 bench: $(READY) ## lists the benchmarks (python -m benchmarks NAME --json runs one)
 	@$(BIN)/python -m benchmarks
 
-.PHONY: lint lint-style lint-types lint-layers lint-tree
-lint: lint-style lint-types lint-layers lint-tree ## checks style, types, layers, and files that must not be committed
+.PHONY: lint lint-style lint-types lint-layers lint-language lint-tree
+lint: lint-style lint-types lint-layers lint-language lint-tree ## checks style, types, layers, language, and what must not be committed
 
 lint-style: $(READY)
 	$(BIN)/ruff check $(SOURCES)
@@ -162,9 +162,8 @@ lint-tree: $(READY)
 	$(BIN)/python -m tools.check_tree
 	$(BIN)/python -m tools.check_citations
 
-# Not part of lint yet: the texts that it finds are being written again.
-.PHONY: lint-language
-lint-language: $(READY) ## finds words to avoid, and incomplete documentation of public names
+# Checks for terms to avoid, incomplete documentation of public names, and docstrings that do not match the code.
+lint-language: $(READY)
 	$(BIN)/python -m tools.check_language
 	$(BIN)/python -m tools.check_docstrings
 	$(BIN)/ruff check --preview --select D417,DOC102,DOC202,DOC403 --config 'lint.pydocstyle.convention = "google"' marshal_dagster
