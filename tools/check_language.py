@@ -49,6 +49,7 @@ CONFIGURATION: Final = (".ci/run", ".pre-commit-config.yaml", "Makefile", "mkdoc
 """Files whose comments are checked."""
 LONGEST_SENTENCE: Final = 25
 """The maximum number of words that a sentence should have."""
+_ALL_KINDS: Final = frozenset({"docstring", "comment", "string", "page"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Word:
     pattern: re.Pattern[str]
     advice: str
     """What to write instead."""
-    kinds: frozenset[str] = frozenset({"docstring", "comment", "string", "page"})
+    kinds: frozenset[str] = _ALL_KINDS
     """The kinds of text in which it is searched."""
 
 
@@ -72,6 +73,8 @@ class AllowedUse:
     pattern: re.Pattern[str]
     """The phrase within which the word is allowed."""
     reason: str
+    kinds: frozenset[str] = _ALL_KINDS
+    """The kinds of text in which the word is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,8 @@ WORDS: Final = (
     ),
 )
 
+_STRINGS: Final = frozenset({"string"})
+
 ALLOWED_USES: Final = (
     AllowedUse("tools/check_language.py", _phrase(r"[\s\S]+"), "it lists the words and the allowed uses"),
     AllowedUse("tests/fast/test_check_language.py", _phrase(r"[\s\S]+"), "it tests the words"),
@@ -156,6 +161,18 @@ ALLOWED_USES: Final = (
     AllowedUse("tools/api_reference.py", _phrase(r"\bregistration telling\Z"), "a list of attributes in the code"),
     AllowedUse("*bench*.py", _phrase(r"\bworld state behind\b"), "a case's name, which the stored results contain"),
     AllowedUse("*bench*.py", _phrase(r"\bbeside those asked for\Z"), "a case's name, which the stored results contain"),
+    AllowedUse(
+        "tests/*simulator/mutants.py", _phrase(r"[\s\S]+"), "names of mutants, listed in docs/proof.md", _STRINGS
+    ),
+    AllowedUse("tests/mutant_readers.py", _phrase(r"[\s\S]+"), "names of mutants, and code of readers", _STRINGS),
+    AllowedUse("tests/fast/test_range_model.py", _phrase(r"\A[\w ]+\Z"), "names of mutants", _STRINGS),
+    AllowedUse(
+        "tests/fast/test_kafka_native.py", _phrase(r"\btold\("), "a function in the scripts that it runs", _STRINGS
+    ),
+    AllowedUse(
+        "tests/fast/test_spark_session.py", _phrase(r"\btold\b"), "a variable in the script that it runs", _STRINGS
+    ),
+    AllowedUse("tests/fast/test_repository_checks.py", _phrase(r"/simple-words\b"), "a part of a URL", _STRINGS),
 )
 """Correct uses of the words, with the reason."""
 
@@ -197,14 +214,15 @@ def findings(
     here = [use for use in (ALLOWED_USES if allowed is None else allowed) if fnmatch(place, use.files)]
     for text in texts:
         prose = _without_code(text.text)
-        permitted = [(use, match.span()) for use in here for match in use.pattern.finditer(prose)]
+        uses = [use for use in here if text.kind in use.kinds]
+        permitted = [(use, match.span()) for use in uses for match in use.pattern.finditer(prose)]
         for word in words:
             if text.kind not in word.kinds:
                 continue
             for match in word.pattern.finditer(prose):
-                uses = (use for use, (start, end) in permitted if start <= match.start() and match.end() <= end)
+                by = (use for use, (start, end) in permitted if start <= match.start() and match.end() <= end)
                 found = " ".join(match[0].split())
-                yield next(uses, None) or Finding(place, _line(text, match), text.kind, word, found)
+                yield next(by, None) or Finding(place, _line(text, match), text.kind, word, found)
 
 
 def sentences_of(page: str) -> Iterator[tuple[int, str]]:

@@ -126,12 +126,14 @@ def test_names_and_code_are_no_prose(source: str) -> None:
 
 
 def test_an_allowed_use_gives_no_finding_and_is_reported_as_used() -> None:
-    """Only the phrase of the entry is allowed, and only in its files."""
+    """Only the phrase of the entry is allowed, and only in its files and kinds of text."""
     allowed = AllowedUse("tests/*", check_language._phrase(r"behind a proxy"), "the network term")
     texts = list(texts_of('"""Runs behind a proxy, and behind it."""'))
     inside = list(findings("tests/code.py", texts, allowed=[allowed]))
     assert [result is allowed for result in inside] == [True, False]
     assert allowed not in list(findings("demo/code.py", texts, allowed=[allowed]))
+    in_strings = AllowedUse("*", allowed.pattern, "the network term", frozenset({"string"}))
+    assert in_strings not in list(findings("tests/code.py", texts, allowed=[in_strings]))
 
 
 def test_each_allowed_use_has_a_reason() -> None:
