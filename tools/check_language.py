@@ -164,6 +164,12 @@ ALLOWED_USES: Final = (
     AllowedUse(
         "tests/*simulator/mutants.py", _phrase(r"[\s\S]+"), "names of mutants, listed in docs/proof.md", _STRINGS
     ),
+    AllowedUse(
+        "tests/simulator/scenario.py", _phrase(r"[\s\S]+"), "names of faults, stored in tests/results", _STRINGS
+    ),
+    AllowedUse(
+        "tests/simulator/world.py", _phrase(r"\A(?:who goes on from|a check tells who) .+"), "names of promises"
+    ),
     AllowedUse("tests/mutant_readers.py", _phrase(r"[\s\S]+"), "names of mutants, and code of readers", _STRINGS),
     AllowedUse("tests/fast/test_range_model.py", _phrase(r"\A[\w ]+\Z"), "names of mutants", _STRINGS),
     AllowedUse(
@@ -172,7 +178,13 @@ ALLOWED_USES: Final = (
     AllowedUse(
         "tests/fast/test_spark_session.py", _phrase(r"\btold\b"), "a variable in the script that it runs", _STRINGS
     ),
+    AllowedUse(
+        "tests/fast/test_kafka_clients.py", _phrase(r"\Acertificate of nobody\Z"), "a made-up log line", _STRINGS
+    ),
     AllowedUse("tests/fast/test_repository_checks.py", _phrase(r"/simple-words\b"), "a part of a URL", _STRINGS),
+    AllowedUse("tests/real/test_cli_log.py", _phrase(r"\bgroup 'nobody'"), "the name of a group", _STRINGS),
+    AllowedUse("tests/real/test_sink_postgres_values.py", _phrase(r'"words"'), "a value of a row", _STRINGS),
+    AllowedUse("tests/real/test_spark_job_control.py", _phrase(r"\Ago on\Z"), "the name of a file", _STRINGS),
 )
 """Correct uses of the words, with the reason."""
 

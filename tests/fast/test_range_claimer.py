@@ -994,7 +994,7 @@ def test_a_late_plan_after_the_release_changes_nothing(site: Site) -> None:
         lambda site: site.broker.recreate(),
         lambda site: site.broker.recreate(partitions=7),
     ],
-    ids=["truncated", "made anew", "repartitioned"],
+    ids=["truncated", "re-created", "repartitioned"],
 )
 def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site], None]) -> None:
     """When the log is another one, each step fails clearly, all is over, done or not, and nothing more is sent."""
