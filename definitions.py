@@ -1,4 +1,4 @@
-"""The deployable code location: it only puts together. Loading it needs neither Kafka nor Java."""
+"""The deployable code location: it only combines definitions. Loading it needs neither Kafka nor Java."""
 
 from dagster import Definitions
 

@@ -1,5 +1,6 @@
-"""Benchmarks: the library beside the bare thing that it stands on, alternating in one run (`docs/benchmarks.md`).
+"""Benchmarks that compare the library with the client or connector that it is built on (`docs/benchmarks.md`).
 
-`harness` measures and reports, `machine` tells the conditions, `services` starts a broker, `bare` is the Kafka client
-to compare with. Each benchmark is a module of its own, listed in `registry`. Not in the wheel.
+Each benchmark measures both sides alternately in one run. It is a module of its own, listed in `registry`. `harness`
+takes the samples and reports them, `machine` records the conditions, `services` starts a broker, and `bare` is the
+Kafka client to compare with. None of this is in the wheel.
 """

@@ -1,7 +1,7 @@
-"""`python -m benchmarks` lists the benchmarks, `python -m benchmarks NAME [--json]` runs one.
+"""Command line of the benchmarks: `python -m benchmarks` lists them, `python -m benchmarks NAME [--json]` runs one.
 
-Each size is an option: `python -m benchmarks batch --records 100000`. Exits 0 when it could be measured, whatever came
-out; the result says of each case whether its target was met.
+Each size is an option: `python -m benchmarks batch --records 100000`. The exit code is 0 if the measurement succeeded,
+even if a target was missed. The result shows for each case whether its target was met.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _SIGTERM_EXIT: Final = 128 + signal.SIGTERM
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do what the command line says."""
+    """Run the command that the arguments describe."""
     chosen = vars(_parser().parse_args(arguments))
     shows_table = chosen.pop("table")
     benchmark: Benchmark[Any] | None = chosen.pop("benchmark", None)
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def kept_results() -> list[dict[str, Any]]:
-    """Read the results that are kept in the repository, in the benchmarks' order."""
+    """Read the results that the repository keeps, in the order of `BENCHMARKS`."""
     files = (RESULTS / f"{benchmark.name}.json" for benchmark in BENCHMARKS)
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
@@ -54,9 +54,7 @@ def _listing() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Measure the library beside bare clients."
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Compare the library with bare clients.")
     parser.add_argument("--table", action="store_true", help="show the kept results as a table for the documentation")
     commands = parser.add_subparsers(metavar="NAME")
     for benchmark in BENCHMARKS:
@@ -82,5 +80,5 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGTERM_EXIT))  # so that what was started is stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGTERM_EXIT))  # so that context managers stop what they started
     main()

@@ -1,8 +1,8 @@
-"""A claimed batch that turns JSON into Parquet, beside what a user would write instead, on the same new messages.
+"""A claimed batch that converts JSON to Parquet, compared with what a user would write without this library.
 
-Before each round new messages arrive; then each side handles just these, from where it stood, and each is the first in
-turn: ours at least once and effectively once, the bare connector on the same ranges, Structured Streaming
-(`availableNow` with a checkpoint), and a loop of a Kafka consumer in Python.
+The sides are: a claimed batch (at least once, and effectively once), the bare connector on the same ranges, Structured
+Streaming (`availableNow` with a checkpoint), and a loop around a Kafka consumer in Python. Before each round new
+messages arrive. Then each side processes only these, from its own position. The sides take turns at going first.
 """
 
 import json
@@ -39,10 +39,10 @@ _LOOP: Final = "loop"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: the fewest and the most messages of a batch (in steps of ten times), and how often.
+    """Sizes: the messages of the smallest and the largest batch (in steps of factor 10), and the number of rounds.
 
-    The largest batch `alternations` times, one of a tenth twice as often, and so on. Beyond `loop_records` messages the
-    loop in Python is left out.
+    The largest batch is measured in `alternations` rounds, a batch a tenth as large in twice as many, and so on. The
+    loop in Python is left out of batches with more than `loop_records` messages.
     """
 
     fewest: int = 10_000
@@ -56,22 +56,22 @@ class Sizes:
 
 @dataclass(slots=True)
 class Feed:
-    """A data topic to which messages arrive, as many in each partition."""
+    """A data topic in which messages arrive, the same number in each partition."""
 
     connection: KafkaConnection
     topic: str
     sizes: Sizes
     records: int
-    """Messages that arrive at a time; a multiple of the partitions."""
+    """Messages that arrive in each round; a multiple of the number of partitions."""
     arrived: int = 0
 
     def __post_init__(self) -> None:
-        """Make the topic."""
+        """Create the topic."""
         with Topics(self.connection) as topics:
             topics.create(self.topic, self.sizes.partitions, 1)
 
     def arrive(self) -> None:
-        """Have the next messages arrive."""
+        """Write the next messages."""
         numbers = range(self.arrived, self.arrived + self.records)
         width = self.sizes.record_bytes
         services.load(
@@ -82,26 +82,26 @@ class Feed:
         self.arrived += self.records
 
     def newest(self) -> dict[int, tuple[int, int]]:
-        """Give the offsets [start, end) of the messages that arrived last, by partition."""
+        """Return the offsets [start, end) of the messages that arrived last, by partition."""
         end, width = self.arrived // self.sizes.partitions, self.records // self.sizes.partitions
         return dict.fromkeys(range(self.sizes.partitions), (end - width, end))
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What all sizes share: the session, the broker, and where the output goes."""
+    """What all sizes share: the Spark session, the broker, and the output folder."""
 
     spark: "SparkSession"
     connection: KafkaConnection
     data: Topics
     folder: Path
     closing: ExitStack
-    """Closes what the sides opened."""
+    """Closes the logs that the sides opened."""
 
 
 @dataclass(slots=True)
 class Sides:
-    """The ways to handle what arrived last; each call gives the seconds that one took."""
+    """The ways to process the newest messages; each call returns the seconds that it took."""
 
     stage: Stage
     feed: Feed
@@ -109,7 +109,7 @@ class Sides:
     _rounds: dict[str, int] = field(default_factory=dict)
 
     def by_name(self) -> dict[str, Callable[[], float]]:
-        """Give each way under its name."""
+        """Return each way by its name."""
         at_least_once, effectively_once = self._delivery(_AT_LEAST_ONCE), self._delivery(_EFFECTIVELY_ONCE)
         sink = FileSink(self.folder / "sink")
         servers = self.feed.connection.bootstrap_servers
@@ -178,7 +178,7 @@ class Sides:
             .load()
         )
 
-    def _stream(self) -> Any:  # noqa: ANN401 - a streaming query, untyped there
+    def _stream(self) -> Any:  # noqa: ANN401 - a streaming query, which PySpark does not type
         arriving = (
             self.stage.spark.readStream.format("kafka")
             .option("kafka.bootstrap.servers", self.feed.connection.bootstrap_servers)
@@ -204,7 +204,7 @@ class Sides:
     def _checked(
         self, name: str, began_s: float, *, committed: bool = True, folder: Path | None = None, rounds: int = 1
     ) -> float:
-        """Give the seconds since `began_s`; refuse to if not each message of so many rounds is in the folder."""
+        """Return the seconds since `began_s`. Raises `RuntimeError` if not all messages are in the folder."""
         took_s = time.perf_counter() - began_s
         written = folder or self.folder / f"{name} {self._rounds[name]}"
         rows = self.stage.spark.read.parquet(str(written)).count()
@@ -214,7 +214,7 @@ class Sides:
 
 
 def consume_to_parquet(servers: str, topic: str, ranges: Mapping[int, tuple[int, int]], target: str) -> None:
-    """What one would write without Spark: read, decode and collect in Python, write one Parquet file."""
+    """Read, decode and collect messages in Python, and write one Parquet file, as a user without Spark would."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -231,7 +231,7 @@ def consume_to_parquet(servers: str, topic: str, ranges: Mapping[int, tuple[int,
 
 
 def run(sizes: Sizes) -> Measured:
-    """Measure all sizes on one broker, in one warm session."""
+    """Measure all sizes with one broker, in one warm Spark session."""
     with services.broker() as connection, scratch() as folder, local_session() as spark:
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
         with Topics(connection) as data, ExitStack() as closing:
@@ -251,7 +251,10 @@ def _batches(sizes: Sizes) -> Iterator[int]:
 
 
 def _measured(records: int, times: int, sizes: Sizes, stage: Stage) -> dict[str, list[float]]:
-    """Give the seconds of each side for batches of that many messages, so many times as often as of the largest."""
+    """Return the seconds of each side for batches of `records` messages.
+
+    `times` multiplies the number of rounds, which is given for the largest batch.
+    """
     feed = Feed(stage.connection, f"orders-{records}", sizes, records)
     folder = stage.folder / str(records)
     folder.mkdir()
@@ -264,7 +267,7 @@ def _measured(records: int, times: int, sizes: Sizes, stage: Stage) -> dict[str,
 
 
 def _cases(records: int, seconds: Mapping[str, Sequence[float]]) -> Iterator[Case]:
-    """Compare what was measured, in messages per second."""
+    """Compare the sides, in messages per second."""
     rates = {name: [records / took_s for took_s in second] for name, second in seconds.items()}
     ours, once = rates[_AT_LEAST_ONCE], rates[_EFFECTIVELY_ONCE]
     for name, one, beside, target in (
@@ -285,7 +288,7 @@ def _message(number: int, width: int) -> bytes:
 
 
 def _parsed(frame: "DataFrame", *kept: str) -> "DataFrame":
-    """Decode the messages' JSON into columns."""
+    """Decode the JSON of the messages into columns."""
     from pyspark.sql import functions as f
 
     value = f.from_json(f.col("value").cast("string"), _SCHEMA)
@@ -293,5 +296,8 @@ def _parsed(frame: "DataFrame", *kept: str) -> "DataFrame":
 
 
 BENCHMARK: Final = Benchmark(
-    "alternatives", "a claimed batch from JSON to Parquet, beside what a user would write instead", Sizes(), run
+    "alternatives",
+    "a claimed batch from JSON to Parquet, compared with what a user would write without it",
+    Sizes(),
+    run,
 )

@@ -1,8 +1,8 @@
-"""The bare Kafka client to compare with: produce, wait for the acknowledgement, read back.
+"""The bare Kafka client to compare with: it produces, waits for the acknowledgement, and reads back.
 
-Imports the client library alone, so that a fresh process pays for nothing else:
-`python -m benchmarks.bare SERVERS TOPIC PARTITION BYTES` makes one round trip and says `done`.
-The settings are those of the library's own clients; a test holds them equal.
+`python -m benchmarks.bare SERVERS TOPIC PARTITION BYTES` makes one round trip and prints `done`. The module imports
+only the client library, so that a fresh process loads nothing else. The settings are those of the library's own
+clients; a test checks that they are equal.
 """
 
 import sys
@@ -47,7 +47,7 @@ CONSUMER_SETTINGS: Final[Mapping[str, Any]] = {
     "isolation.level": "read_uncommitted",
     "fetch.wait.max.ms": 100,
 }
-_PASSING: Final = frozenset({KafkaError._PARTITION_EOF})  # noqa: SLF001 - so the library names its own codes
+_PASSING: Final = frozenset({KafkaError._PARTITION_EOF})  # noqa: SLF001 - the name under which the library has its own codes
 
 
 class BareClient:
@@ -60,15 +60,15 @@ class BareClient:
         self._producer = Producer({"bootstrap.servers": servers, **PRODUCER_SETTINGS})
         self._consumer = Consumer({"bootstrap.servers": servers, **CONSUMER_SETTINGS})
         self._position: int | None = None
-        # Answers that are waited for here save up to 1 s later: the producer gets its id, and the consumer knows the
-        # partition's leader.
+        # Waiting for metadata here saves up to 1 s later: the producer gets its id, and the consumer learns the
+        # leader of the partition.
         for client in (self._producer, self._producer, self._consumer):
             client.list_topics(topic, timeout=TIMEOUT_S)
 
     def round_trip(self, values: Sequence[bytes]) -> None:
         """Produce `values`, wait until all are acknowledged, and read all of them back.
 
-        The producer is idempotent: where the last one is acknowledged, so are those before it.
+        The producer is idempotent: if the last record is acknowledged, those before it are too.
         """
         acknowledged: list[tuple[KafkaError | None, int | None]] = []
         for value in values[:-1]:
@@ -90,7 +90,7 @@ class BareClient:
     def _read_until(self, end: int) -> None:
         position = cast("int", self._position)
         while position < end:
-            # Waiting for one and taking what else is there is faster than waiting for as many as are due.
+            # Waiting for one record and taking all that have arrived is faster than waiting for all that are due.
             messages = self._consumer.consume(1, timeout=TIMEOUT_S)
             if not messages:
                 raise RuntimeError(f"read up to {position} of {end}, then nothing within {TIMEOUT_S:g} s")
@@ -99,7 +99,7 @@ class BareClient:
         self._position = position
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the consumer."""
         self._consumer.close()
 
 
@@ -113,9 +113,9 @@ def _is_record(message: Message) -> bool:
 
 
 def read_all(servers: str, topic: str, ends: Mapping[int, int]) -> Consumer:
-    """Merely read each partition from offset 0 up to its end, in large batches; give the consumer, still open.
+    """Read each partition from offset 0 up to its end, in large batches, and return the consumer, which is still open.
 
-    Positions tell when it is enough, so no message has to be looked at.
+    The consumer's positions show when all is read, so that no message has to be inspected.
     """
     consumer = Consumer({"bootstrap.servers": servers, **CONSUMER_SETTINGS})
     partitions = [TopicPartition(topic, number, 0) for number in ends]
@@ -129,7 +129,7 @@ def read_all(servers: str, topic: str, ends: Mapping[int, int]) -> Consumer:
 
 
 def main(servers: str, topic: str, partition: str, size: str) -> None:
-    """Make one round trip and say so."""
+    """Make one round trip and print `done`."""
     client = BareClient(servers, topic, int(partition))
     client.round_trip([b"x" * int(size)])
     print(DONE, flush=True)

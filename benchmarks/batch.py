@@ -1,4 +1,4 @@
-"""A claimed batch, beside the bare connector on the same offset ranges, in one warm Spark session."""
+"""A claimed batch, compared with the bare connector on the same offset ranges, in one warm Spark session."""
 
 import json
 import shutil
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 COORDINATION_TOPIC: Final = "__marshal"
 TOPIC: Final = "orders"
 SHARE_BATCH: Final = 6
-"""How many times larger the batch is of which coordination should be a small share: it should last some ten seconds."""
+"""Factor by which the long batch is larger. It lasts about ten seconds, and coordination should be a small share."""
 OUR_CONSUMER: Final = {"kafka.max.poll.records": "10000", "kafka.fetch.max.wait.ms": "1"}
-"""How the library tunes the connector's consumer; a test holds this equal."""
+"""The library's options for the connector's consumer; a test checks that they are equal."""
 SAME_CONSUMERS: Final = {"kafka.group.id": "benchmark"}
-"""By which read after read has the same consumers, as the library's have in one incarnation of a topic."""
+"""With this, all reads share the same cached consumers, as the library's reads of one incarnation of a topic do."""
 DEFAULT_CONSUMER: Final[Mapping[str, str]] = {}
 _COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
 
 Process = Callable[["DataFrame"], int]
-"""Processes a frame and gives the number of its records."""
+"""Processes a data frame and returns the number of its records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: records of a batch and their bytes, partitions, alternations, runs before they count."""
+    """Sizes: records of a batch and their bytes, partitions, rounds, and warm-up rounds that do not count."""
 
     records: int = 1_000_000
     record_bytes: int = 200
@@ -52,7 +52,7 @@ class Sizes:
 
 @dataclass(slots=True)
 class Batches:
-    """Claims batches of the same size, each as a group of its own that has been at work before."""
+    """Claims batches of the same size, each as a group of its own that has processed a batch before."""
 
     spark: "SparkSession"
     connection: KafkaConnection
@@ -60,13 +60,13 @@ class Batches:
     data: Topics
     partitions: int
     ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """The ranges of the last batch: for each partition the offsets [start, end)."""
+    """The ranges of the last batch: offsets [start, end) by partition."""
     coordination_s: float = 0.0
-    """Seconds that the last batch waited and committed."""
+    """Seconds that the last batch spent waiting and committing."""
     _groups: Iterator[int] = field(default_factory=count)
 
     def run_s(self, records: int, process: Process) -> float:
-        """Process one claimed batch of `records` records; give the seconds from the claim to the release."""
+        """Process one claimed batch of `records` records, and return the seconds from the claim to the release."""
         delivery = self._group_at_work()
         began_s = time.perf_counter()
         with delivery.claimed_batch(BatchRequest(topic=TOPIC, max_records=records)) as batch:
@@ -79,7 +79,7 @@ class Batches:
         return took_s
 
     def bare_s(self, process: Process, consumer: Mapping[str, str]) -> float:
-        """Process the ranges of the last batch with the connector alone; give the seconds."""
+        """Process the ranges of the last batch with the connector alone, and return the seconds."""
         began_s = time.perf_counter()
         processed = process(self._bare_frame(consumer))
         took_s = time.perf_counter() - began_s
@@ -88,7 +88,7 @@ class Batches:
         return took_s
 
     def _group_at_work(self) -> BatchSession:
-        """Give the delivery of a new group that has settings and positions: it has had one batch, of few records."""
+        """Return the session of a new group that has settings and positions, from one small batch."""
         delivery = BatchSession(
             log=self.log,
             data=self.data,
@@ -123,7 +123,7 @@ def _require_work(batch: ClaimedBatch) -> None:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Measure counting, writing Parquet, and how much of a longer batch is coordination."""
+    """Measure counting, writing Parquet, and the share of coordination in a longer batch."""
     with services.broker() as connection, scratch() as folder, local_session() as spark:
         _load(connection, sizes)
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
@@ -154,7 +154,7 @@ def run(sizes: Sizes) -> Measured:
 def _throughput(
     batches: Batches, sizes: Sizes, process: Process, consumer: Mapping[str, str] = DEFAULT_CONSUMER
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Claimed batches beside the bare connector, in records per second; the whole batch counts, claim to release."""
+    """Compare claimed batches with the bare connector, in records per second, from the claim to the release."""
     return alternate(
         sizes.alternations,
         lambda: sizes.records / batches.run_s(sizes.records, process),
@@ -164,7 +164,7 @@ def _throughput(
 
 
 def _share(batches: Batches, sizes: Sizes, process: Process) -> tuple[list[float], list[float]]:
-    """Seconds of coordination beside the seconds of the whole batch, of the same batches."""
+    """Return the seconds of coordination and the seconds of the whole batch, for the same batches."""
     coordination, whole = [], []
     for _ in range(sizes.long_batches):
         whole.append(batches.run_s(sizes.records * SHARE_BATCH, process))
@@ -177,7 +177,7 @@ def _count(frame: "DataFrame") -> int:
 
 
 def _parquet_into(spark: "SparkSession", folder: Path) -> Process:
-    """Give a process that writes the columns that both sides have, and counts the records from the files' footers."""
+    """Return a function that writes the columns that both sides have, and counts the records by the files' footers."""
     numbers = count()
 
     def write(frame: "DataFrame") -> int:
@@ -191,7 +191,7 @@ def _parquet_into(spark: "SparkSession", folder: Path) -> Process:
 
 
 def _load(connection: KafkaConnection, sizes: Sizes) -> None:
-    """Fill the data topic: what the longest batch takes, and what a group takes before it."""
+    """Write the records of the longest batch, and those of the small batch before it."""
     with Topics(connection) as topics:
         topics.create(TOPIC, sizes.partitions, 1)
     total = sizes.records * SHARE_BATCH + sizes.partitions
@@ -205,14 +205,14 @@ def _load(connection: KafkaConnection, sizes: Sizes) -> None:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Give a folder that is gone afterwards."""
+    """Provide a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="marshal-benchmark-") as folder:
         yield Path(folder)
 
 
 @contextmanager
 def local_session(jars: str = "") -> Iterator["SparkSession"]:
-    """Start a session on two cores, with `jars` beside the connector's (paths, by commas), and stop it."""
+    """Start a session with two cores, and stop it at the end; `jars` are further paths, separated by commas."""
     extra = {"spark.master": "local[2]", "spark.jars": jars}
     session = start_session(spark_settings(app_name="benchmark", extra=extra))
     session.sparkContext.setLogLevel("ERROR")
@@ -220,4 +220,6 @@ def local_session(jars: str = "") -> Iterator["SparkSession"]:
     session.stop()
 
 
-BENCHMARK: Final = Benchmark("batch", "a claimed batch, beside the bare connector on the same ranges", Sizes(), run)
+BENCHMARK: Final = Benchmark(
+    "batch", "a claimed batch, compared with the bare connector on the same ranges", Sizes(), run
+)

@@ -1,4 +1,4 @@
-"""How long a claim takes, beside a bare produce-and-read-back of as many equal records."""
+"""Duration of a claim, compared with a bare client that writes the same records and reads them back."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ _EXIT_WITHIN_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: rounds of each case, partitions of the large claim, records in the log beforehand."""
+    """Sizes: rounds of each case, partitions of the large claim, records in the log at the start."""
 
     single_rounds: int = 500
     many_rounds: int = 50
@@ -36,10 +36,10 @@ class Sizes:
 
 
 class Claims:
-    """Claims the same partitions again and again, each time as a new instance, on a rationalizer that is caught up."""
+    """Claims the same partitions repeatedly, each time as a new instance, with a rationalizer that is caught up."""
 
     def __init__(self, connection: KafkaConnection, partitions: int) -> None:
-        """Give each partition a position, so that it is an ordinary one."""
+        """Set a position for each partition, as every partition in use has one."""
         self.log = KafkaLog(connection, COORDINATION_TOPIC)
         self._rationalizer = Rationalizer(self.log, topics=[TOPIC])
         self._partitions = range(partitions)
@@ -50,7 +50,7 @@ class Claims:
         first.release()
 
     def claim_s(self) -> float:
-        """Claim, check that all were won, release; give the seconds that the claim took."""
+        """Claim, check that all partitions were won, and release; return the seconds that the claim took."""
         claimer = self._claimer()
         began_s = time.perf_counter()
         won = claimer.claim(self._partitions)
@@ -65,7 +65,7 @@ class Claims:
 
 
 def records_like_claims(partitions: int) -> list[bytes]:
-    """Give the records of a claim of that many partitions."""
+    """Return the records of a claim of that many partitions."""
     member = new_member()
     return [
         render(
@@ -83,7 +83,7 @@ def records_like_claims(partitions: int) -> list[bytes]:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Measure the three cases on one broker."""
+    """Measure the three cases with one broker."""
     with services.broker() as connection:
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
         services.create_coordination_topic(connection, BARE_TOPIC)
@@ -101,7 +101,7 @@ def run(sizes: Sizes) -> Measured:
 
 
 def _round_trips(connection: KafkaConnection, partitions: int, rounds: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Claim beside bare round trips, in milliseconds."""
+    """Compare claims with bare round trips, in milliseconds."""
     records = records_like_claims(partitions)
     claims = Claims(connection, partitions)
     with _bare_client(connection) as client:
@@ -124,9 +124,9 @@ def _bare_client(connection: KafkaConnection) -> Iterator[bare.BareClient]:
 
 
 def _fresh_processes(connection: KafkaConnection, sizes: Sizes) -> tuple[Sequence[float], Sequence[float]]:
-    """From the start of an interpreter to its first won claim, beside one to its first bare round trip, in ms.
+    """Measure from the start of an interpreter to its first won claim, and to its first bare round trip, in ms.
 
-    The coordination log is made anew and is short.
+    The coordination topic is new, and its log is short.
     """
     topic = f"{COORDINATION_TOPIC}-short"
     services.create_coordination_topic(connection, topic)
@@ -150,7 +150,7 @@ def _fresh_processes(connection: KafkaConnection, sizes: Sizes) -> tuple[Sequenc
 
 
 def until_done_ms(command: Sequence[str], environment: Mapping[str, str]) -> Callable[[], float]:
-    """Give a measurement: from the start of `python -m COMMAND` to the line in which it says that it is done."""
+    """Return a function that measures from the start of `python -m COMMAND` to the line `done` that it prints."""
 
     def measure() -> float:
         began_s = time.perf_counter()
@@ -161,10 +161,12 @@ def until_done_ms(command: Sequence[str], environment: Mapping[str, str]) -> Cal
             took_s = time.perf_counter() - began_s
             code = process.wait(_EXIT_WITHIN_S)
         if said.strip() != bare.DONE or code:
-            raise RuntimeError(f"python -m {' '.join(command)} ended with {code} and said {said!r}")
+            raise RuntimeError(f"python -m {' '.join(command)} exited with code {code} and printed {said!r}")
         return took_s * MS_PER_S
 
     return measure
 
 
-BENCHMARK: Final = Benchmark("claim", "a claim, beside a bare produce-and-read-back of as many records", Sizes(), run)
+BENCHMARK: Final = Benchmark(
+    "claim", "a claim, compared with a bare client that writes and reads the same records", Sizes(), run
+)

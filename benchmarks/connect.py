@@ -1,4 +1,4 @@
-"""A small batch from the start of its run to its commit: on a warm Connect server, beside a fresh JVM."""
+"""A small batch, from the start of its run to its commit: a warm Connect server compared with a fresh JVM."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ _EXIT_WITHIN_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: records of a batch and their bytes, partitions, alternations, rounds that do not count."""
+    """Sizes: records of a batch and their bytes, partitions, rounds, and warm-up rounds that do not count."""
 
     records: int = 1_000
     record_bytes: int = 200
@@ -37,7 +37,7 @@ class Sizes:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Measure both, each run in a process of its own with a group of its own."""
+    """Measure both. Each run is a process with a group of its own."""
     with services.broker() as connection, tempfile.TemporaryDirectory(prefix="marshal-benchmark-") as folder:
         _load(connection, sizes)
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
@@ -68,7 +68,7 @@ class _Runs:
     def seconds(
         self, *, url: str | None = None, token: str | None = None, settings: Mapping[str, str] | None = None
     ) -> float:
-        """Do one run; give the seconds from the start of its interpreter to its commit."""
+        """Do one run, and return the seconds from the start of its interpreter to its commit."""
         orders = Orders(
             servers=self._connection.bootstrap_servers,
             coordination_topic=COORDINATION_TOPIC,
@@ -90,14 +90,16 @@ class _Runs:
             env=self._environment,
         ) as process:
             if process.stdin is None or process.stdout is None:
-                raise RuntimeError("no pipes")
+                raise RuntimeError("the process has no pipes")
             process.stdin.write(orders.model_dump_json())
             process.stdin.close()
             said = process.stdout.readline()
             took_s = time.perf_counter() - began_s
             code = process.wait(_EXIT_WITHIN_S)
         if said.strip() != bare.DONE or code:
-            raise RuntimeError(f"a run {'on the server' if url else 'with a JVM'} ended with {code}, said {said!r}")
+            raise RuntimeError(
+                f"a run {'on the server' if url else 'with a JVM'} exited with code {code}, printed {said!r}"
+            )
         return took_s
 
 
@@ -109,5 +111,8 @@ def _load(connection: KafkaConnection, sizes: Sizes) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    "connect", "a small batch's run on a warm Spark Connect server, beside one with a fresh JVM", Sizes(), run
+    "connect",
+    "the run of a small batch on a warm Spark Connect server, compared with one that starts a JVM",
+    Sizes(),
+    run,
 )

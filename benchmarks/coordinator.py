@@ -1,7 +1,8 @@
-"""The group coordinator as a process of its own: thousands of members in one group, and one more in a small group.
+"""The group coordinator in a process of its own: a group with thousands of members, and a small group that one joins.
 
-The partitions of the large group are told to the coordinator, not made: a broker of this machine carries no 50,000.
-All else is real: the broker, the election, the coordinator's loop, and each member's registration, pings and answers.
+The partitions of the large group do not exist in Kafka, because one broker on this machine cannot carry 50,000. The
+coordinator gets their number as an argument. All else is real: the broker, the election, the coordinator's loop, and
+each member's registration, pings and answers.
 """
 
 import logging
@@ -38,7 +39,7 @@ SMALL_TOPIC: Final = "small-orders"
 _WITHIN_S: Final = 120.0
 _LOOK_EACH_S: Final = 0.1
 _ONE_IN: Final = 10
-"""Of the members one in so many dies at once."""
+"""One in this many members dies, all at once."""
 _MOST_PERCENT: Final = 50
 _MOST_MIB: Final = 256
 _CONVERGES_IN_S: Final = 10
@@ -48,7 +49,7 @@ _MS_PER_S: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: the large group, how long it is watched and how often a tenth dies; the small group."""
+    """Sizes: the large group, how long it is observed, how often a tenth dies; the small group; the simulation."""
 
     members: int = 5_000
     partitions: int = 50_000
@@ -64,7 +65,7 @@ class Sizes:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Measure the large group, the small one, and the large one once more on a virtual clock."""
+    """Measure the large group, the small group, and the large group again on a virtual clock."""
     with services.broker() as connection:
         with Topics(connection) as topics:
             topics.create(SMALL_TOPIC, sizes.small_partitions, 1)
@@ -140,7 +141,7 @@ def _large(connection: KafkaConnection, sizes: Sizes) -> tuple[list[Case], Mappi
 
 @dataclass(slots=True)
 class _Members:
-    """The members of all crowds."""
+    """The members of all `crowd` processes."""
 
     crowds: "Sequence[Connection[Any, Any]]"
     partitions: int
@@ -149,7 +150,7 @@ class _Members:
     _count: int = 0
 
     def join(self, count: int) -> float:
-        """Have so many join; give the seconds until all of them work."""
+        """Let `count` members join, and return the seconds until all members have partitions."""
         new = [f"m{self._count + each}" for each in range(count)]
         self._count += count
         began_s = min(self._report("join", new))
@@ -157,9 +158,10 @@ class _Members:
         return self._await_even() - began_s
 
     def lose(self, count: int, session_ms: int) -> tuple[float, float]:
-        """Kill so many at any moment; give the seconds until all is worked on again, and until that can be known.
+        """Kill `count` members at a random moment, and return two durations in seconds.
 
-        It can be known once the first ping that they did not answer is as old as a session may last.
+        The first lasts until every partition has a member again. The second lasts until the coordinator can know that
+        they are dead: the first ping that they did not answer is then as old as the session timeout.
         """
         time.sleep(self.dice.random() * session_ms / _MS_PER_S)
         dead = self.dice.sample(self.names, count)
@@ -180,11 +182,11 @@ class _Members:
         return [_answer(commands) for commands in self.crowds]
 
     def _await_even(self) -> float:
-        """Wait until all work, evenly; give when that began to be so. Raises `RuntimeError`."""
+        """Wait until the partitions are spread evenly, and return since when they are. Raises `RuntimeError`."""
         deadline_s = time.monotonic() + _WITHIN_S
         while not self._is_even(seen := self._seen()):
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"not all work after {_WITHIN_S:g} s: {seen}")
+                raise RuntimeError(f"the partitions are not spread evenly after {_WITHIN_S:g} s: {seen}")
             time.sleep(_LOOK_EACH_S)
         for commands in self.crowds:
             commands.send(("numbers", []))
@@ -201,10 +203,10 @@ class _Members:
 
 @dataclass(frozen=True, slots=True)
 class _Steady:
-    """What a while came to in which nothing but pings went on."""
+    """Figures of a period in which members only answered pings."""
 
     percent: Mapping[str, float]
-    """Of a core, by who used it."""
+    """Percent of a core, by process."""
     words_per_s: float
     orders_per_s: float
 
@@ -242,8 +244,8 @@ def _records(connection: KafkaConnection, topic: str) -> int:
 
 
 def _await_leader(connection: KafkaConnection, topics: CoordinatorTopics) -> None:
-    """Wait until a member that wants nothing is registered. Raises `RuntimeError`."""
-    nothing: Callable[[object], None] = lambda _: None  # noqa: E731 - a name for it is all there is to say
+    """Wait until a member without topics is registered. Raises `RuntimeError`."""
+    nothing: Callable[[object], None] = lambda _: None  # noqa: E731 - a function that does nothing
     deadline_s = time.monotonic() + _WITHIN_S
     with CoordinatedMember(connection, crowd.GROUP, "first", start=nothing, stop=nothing, topics=topics) as member:
         while member.state is not MemberState.REGISTERED:
@@ -256,7 +258,7 @@ def _await_leader(connection: KafkaConnection, topics: CoordinatorTopics) -> Non
 
 
 def _small(connection: KafkaConnection, sizes: Sizes) -> list[Case]:
-    """Let one more join in turn: a coordinated group, and Kafka's own by two strategies."""
+    """Let one more member join in turn: a coordinated group, and Kafka's own consumer group with two strategies."""
     members, partitions = sizes.small_members, sizes.small_partitions
     ways = [
         rebalance.coordinated(connection, SMALL, SMALL_TOPIC),
@@ -309,7 +311,7 @@ def _small(connection: KafkaConnection, sizes: Sizes) -> list[Case]:
 
 
 def _simulated(sizes: Sizes) -> Case:
-    """The large group with a network that only delays: all come at once, then a tenth dies."""
+    """Simulate the large group with a network that only delays: all members join at once, then a tenth dies."""
     world = World(session_ms=sizes.session_ms, topics={"orders": sizes.simulated_partitions}, overhears=False)
     leader = world.elect()
     for number in range(sizes.simulated_members):
@@ -343,8 +345,8 @@ def _coordinate(
     topics: CoordinatorTopics,
     known: Mapping[str, int] | None,
 ) -> None:
-    """Be a coordinator until something comes; `known` are the topics there are, if it is not to ask."""
-    logging.disable()  # it tells of each member that dies
+    """Run a coordinator until a command arrives. `known` replaces the topics that it would read from Kafka."""
+    logging.disable()  # it logs each member that dies
     coordinator = Coordinator(connection, topics, look=None if known is None else lambda: known)
 
     def stop_when_told() -> None:
@@ -356,7 +358,7 @@ def _coordinate(
 
 
 def _merely_read(commands: "Connection[Any, Any]", connection: KafkaConnection, topic: str) -> None:
-    """Read what comes as the coordinator does, and look at none of it."""
+    """Read new records as the coordinator does, and ignore them."""
     with Topics(connection) as topics:
         partitions = topics.describe(topic).partitions
     reader = Reader(connection, topic)
@@ -370,27 +372,27 @@ def _merely_read(commands: "Connection[Any, Any]", connection: KafkaConnection, 
 
 @contextmanager
 def _process(serve: Callable[..., None], *arguments: object) -> "Iterator[tuple[Connection[Any, Any], psutil.Process]]":
-    """Start a process that ends when it is sent None."""
+    """Start a process that exits when it receives None."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process: BaseProcess = spawn.Process(target=serve, args=(theirs, *arguments), daemon=True)
     process.start()
     theirs.close()
-    assert process.pid is not None  # noqa: S101 - it has been started
+    assert process.pid is not None  # noqa: S101 - the process has been started
     try:
         yield ours, psutil.Process(process.pid)
     finally:
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has exited
             ours.send(None)
         process.join(_WITHIN_S)
 
 
-def _answer(ours: "Connection[Any, Any]") -> Any:  # noqa: ANN401 - whatever was asked for
+def _answer(ours: "Connection[Any, Any]") -> Any:  # noqa: ANN401 - the answer to any command
     if not ours.poll(_WITHIN_S):
         raise RuntimeError(f"a process did not answer within {_WITHIN_S:g} s")
     return ours.recv()
 
 
 BENCHMARK: Final = Benchmark(
-    "coordinator", "a group of thousands with one coordinator, and what stops when one more joins", Sizes(), run
+    "coordinator", "a coordinated group of thousands, and what stops when a member joins a small one", Sizes(), run
 )

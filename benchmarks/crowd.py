@@ -1,4 +1,4 @@
-"""Thousands of members of one coordinated group in one process, which share a reader and a writer."""
+"""Run thousands of members of one coordinated group in one process; they share a reader and a writer."""
 
 import time
 from collections.abc import Iterable
@@ -19,23 +19,23 @@ _TICK_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How a crowd stands; times are seconds of CLOCK_MONOTONIC, which all processes share."""
+    """State of a crowd. Times are seconds of CLOCK_MONOTONIC, which all processes share."""
 
     members: int
     registered: int
     held: int
-    """Partitions that its members work on."""
+    """Partitions that its members have."""
     fewest: int
     most: int
     changed_s: float
-    """When one last began with a partition."""
+    """When a member last started a partition."""
     pinged_s: float | None
-    """When the first ping came since some were killed."""
+    """When the first ping arrived after members were killed."""
 
 
 @dataclass(slots=True)
 class Crowd:
-    """Members that do what they are told at once, and no more."""
+    """Members that follow each message of the coordinator at once, and do no work."""
 
     connection: KafkaConnection
     topics: CoordinatorTopics
@@ -56,7 +56,7 @@ class Crowd:
         self._reader.follow({partition: end_of(self.connection, self.topics.coordinator_messages, partition)})
 
     def join(self, names: Iterable[str]) -> float:
-        """Start members; give when."""
+        """Start members, and return when."""
         for name in names:
             register = Register(
                 group=GROUP,
@@ -71,25 +71,25 @@ class Crowd:
         return time.monotonic()
 
     def kill(self, names: Iterable[str]) -> float:
-        """End members without a word; give when."""
+        """Remove members without a message to the coordinator, and return when."""
         self.pinged_s = None
         for name in names:
             self.members.pop(name, None)
         return time.monotonic()
 
     def seen(self) -> Seen:
-        """Look at all members."""
+        """Return the state of all members."""
         held = [len(member.places) for member in self.members.values()]
         registered = sum(each.state is MemberState.REGISTERED for each in self.members.values())
         least, most = min(held, default=0), max(held, default=0)
         return Seen(len(held), registered, sum(held), least, most, self.changed_s, self.pinged_s)
 
     def numbers(self) -> list[int]:
-        """Give the numbers of the partitions that its members work on."""
+        """Return the numbers of the partitions that its members have."""
         return [number for member in self.members.values() for _, number in member.places]
 
     def turn(self) -> None:
-        """Take what has come, and let time pass."""
+        """Process the messages that have arrived, and the timers that are due."""
         for came in self._reader.read(_READ_S):
             order = parse_coordinator_message(came.value)
             if order is None or order.group != GROUP:
@@ -105,7 +105,7 @@ class Crowd:
         self._writer.poll()
 
     def close(self) -> None:
-        """End."""
+        """Close the reader and the writer."""
         self._reader.close()
         self._writer.close()
 
@@ -124,7 +124,7 @@ class Crowd:
 
 
 def serve(commands: Connection, connection: KafkaConnection, topics: CoordinatorTopics, session_ms: int) -> None:
-    """Be a crowd that does what it is sent, (what, names), and answers; until it is sent None."""
+    """Run a crowd that carries out and answers each command (what, names), until it receives None."""
     crowd = Crowd(connection, topics, session_ms)
     while True:
         while commands.poll():

@@ -1,6 +1,6 @@
-"""A process of its own that claims one partition: `python -m benchmarks.first_claim SERVERS COORDINATION_TOPIC`.
+"""Claim one partition in a process of its own: `python -m benchmarks.first_claim SERVERS COORDINATION_TOPIC`.
 
-It does what a run does before its work begins, says `done` once the claim is won, and releases it.
+The process does what a run does before its work begins. It prints `done` once the claim is won, and then releases it.
 """
 
 import sys
@@ -18,12 +18,12 @@ TOPIC: Final = "orders"
 
 
 def new_member() -> Member:
-    """Give a member of the benchmark's group with an instance id of its own, as a run has it."""
+    """Return a member of the benchmark's group with a new instance id, as a run has it."""
     return Member(GROUP, "benchmark-client", new_instance_id("3b0e6b5c-6f64-4a4e-9d1b-0c8f6a2d7e11"))
 
 
 def main(servers: str, coordination_topic: str) -> None:
-    """Claim partition 0, say so, release it."""
+    """Claim partition 0, print `done`, and release it."""
     log = KafkaLog(KafkaConnection(bootstrap_servers=servers), coordination_topic)
     claimer = Claimer(Rationalizer(log, topics=[TOPIC]), new_member(), TOPIC, GroupSettings())
     claimer.ensure_group_settings()

@@ -1,7 +1,7 @@
-"""A process of its own that comes to the world state: `python -m benchmarks.first_state SERVERS TOPIC WAY RECORDS`.
+"""Build the world state in a process of its own: `python -m benchmarks.first_state SERVERS TOPIC WAY RECORDS`.
 
-WAY is `snapshot` or `log`; it says `done` once the state is there, if no more than RECORDS records of the log were
-read.
+WAY is `snapshot` or `log`. The process prints `done` once it has the state, unless it read more than RECORDS records of
+the log.
 """
 
 import sys
@@ -18,7 +18,7 @@ FROM_LOG: Final = "log"
 
 
 def main(servers: str, coordination_topic: str, way: str, most_records: str) -> None:
-    """Read, say so, leave."""
+    """Build the world state and print `done`."""
     connection = KafkaConnection(bootstrap_servers=servers)
     snapshots = kafka_snapshots(connection, coordination_topic) if way == FROM_SNAPSHOT else None
     log = KafkaLog(connection, coordination_topic)

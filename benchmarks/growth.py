@@ -1,7 +1,7 @@
-"""How the cost of coordination grows: with the partitions of a batch, and with the runs that work in one group at once.
+"""How the cost of coordination grows with the partitions of a batch, and with the concurrent runs of a group.
 
-Nothing is processed: what a batch costs is its claim, its plan and its commit, each one append and read back. Beside it
-a bare client appends as many records, and reads them back, three times.
+The batches process nothing. A batch costs its claim, its plan and its commit: each is an append that is read back. The
+bare client, with which it is compared, appends as many records and reads them back, three times.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ from marshal_dagster.protocol.messages import GroupSettings
 COORDINATION_TOPIC: Final = "__marshal"
 BARE_TOPIC: Final = "bare"
 _STEPS: Final = 3
-"""Appends of a batch that are waited for and read back: claims, plans, commits."""
+"""Appends of a batch that it waits for and reads back: claims, plans, commits."""
 _EIGHT: Final = 8
 _WITHIN_S: Final = 120.0
 _WARM_UP: Final = 3
@@ -33,7 +33,7 @@ _TARGET: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: the most partitions (in steps of eight times), the most runs at once (in steps of two)."""
+    """Sizes: the most partitions (in steps of factor 8), the most concurrent runs (in steps of factor 2)."""
 
     partitions: int = 4_096
     runs: int = 32
@@ -42,7 +42,7 @@ class Sizes:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Measure both ways to grow on one broker."""
+    """Measure both kinds of growth with one broker."""
     with services.broker() as connection:
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
         services.create_coordination_topic(connection, BARE_TOPIC)
@@ -84,7 +84,7 @@ def _one_run(connection: KafkaConnection, partitions: int, sizes: Sizes) -> Case
 
 
 def _many_runs(connection: KafkaConnection, runs: int, sizes: Sizes) -> Case:
-    """All begin at once, each takes its share of what arrived, and goes on until what is left is held by others."""
+    """Start all runs at once. Each claims its share of the new messages, and repeats until nothing is left to claim."""
     share = sizes.partitions_of_a_run
     topic = _data_topic(connection, f"shared-{runs}", runs * share)
     with _processes(runs, _work, connection, topic) as work, _processes(runs, _round_trips, connection, topic) as trips:
@@ -101,7 +101,7 @@ def _many_runs(connection: KafkaConnection, runs: int, sizes: Sizes) -> Case:
 
 
 class _Member:
-    """A group's work on one topic, whose messages need no processing."""
+    """The batches of a group in one topic, without any processing."""
 
     def __init__(self, connection: KafkaConnection, topic: str) -> None:
         self._log = KafkaLog(connection, COORDINATION_TOPIC)
@@ -118,7 +118,7 @@ class _Member:
         )
 
     def work(self, at_once: int) -> int:
-        """Do batch after batch until nothing is left that nobody holds; give how many partitions were done."""
+        """Process batches until no partition is left to claim, and return how many partitions were processed."""
         done = 0
         while True:
             batch = self.batch(at_once)
@@ -127,7 +127,7 @@ class _Member:
                 return done
 
     def batch(self, at_once: int) -> ClaimedBatch:
-        """Do one batch of so many partitions at most."""
+        """Process one batch of at most `at_once` partitions."""
         with self._delivery.claimed_batch(BatchRequest(topic=self._topic, max_claims=at_once)) as batch:
             if batch.idle is None:
                 batch.begin_processing()
@@ -138,7 +138,7 @@ class _Member:
 
 
 Serve = Callable[[Connection, KafkaConnection, str], None]
-"""What a process does: it answers each number that it is sent with one, until it is sent None."""
+"""Main function of a process: it answers each number that it receives with a number, until it receives None."""
 
 
 def _work(commands: Connection, connection: KafkaConnection, topic: str) -> None:
@@ -161,7 +161,10 @@ def _round_trips(commands: Connection, connection: KafkaConnection, topic: str) 
 def _processes(
     number: int, serve: Serve, connection: KafkaConnection, topic: str
 ) -> Iterator[Callable[[int], tuple[float, list[int]]]]:
-    """Start processes that `serve`; give what sends all of them a number and waits for their answers, with seconds."""
+    """Start `number` processes that run `serve`.
+
+    Yields a function that sends a number to all of them, waits for their answers, and returns seconds and answers.
+    """
     spawn = multiprocessing.get_context("spawn")
     ends = [spawn.Pipe() for _ in range(number)]
     started = [spawn.Process(target=serve, args=(theirs, connection, topic), daemon=True) for _, theirs in ends]
@@ -189,7 +192,7 @@ def _answer(ours: "Connection[int | None, int]") -> int:
 
 
 def _arrive(connection: KafkaConnection, topic: str, partitions: int) -> None:
-    """Have one message arrive in each partition."""
+    """Write one message to each partition."""
     services.load(connection, topic, ((number, b"x") for number in range(partitions)))
 
 
@@ -200,5 +203,5 @@ def _data_topic(connection: KafkaConnection, name: str, partitions: int) -> str:
 
 
 BENCHMARK: Final = Benchmark(
-    "growth", "what coordination costs with more partitions and more runs, beside as many bare records", Sizes(), run
+    "growth", "the cost of coordination with more partitions and runs, compared with a bare client", Sizes(), run
 )

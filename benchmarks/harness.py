@@ -1,4 +1,4 @@
-"""What every benchmark shares: samples taken in turn, cases with a target, and one form of result."""
+"""What all benchmarks share: alternating samples, cases with a target, and the form of the result."""
 
 import json
 import statistics
@@ -15,7 +15,7 @@ SizesT = TypeVar("SizesT")
 
 
 class Goal(Enum):
-    """What is held against the target, in which direction, as the sentence of the result says it."""
+    """What is compared with the target, and in which direction. The value is the explanation in the result."""
 
     RATIO_AT_MOST = "ratio is ours/beside, lower is better; met when ratio <= target"
     RATIO_AT_LEAST = "ratio is ours/beside, higher is better; met when ratio >= target"
@@ -25,14 +25,14 @@ class Goal(Enum):
 
 
 def median(samples: Sequence[float]) -> float:
-    """Give the middle of the samples. Raises `ValueError` when there is none."""
+    """Return the median of the samples. Raises `ValueError` if there are none."""
     if not samples:
         raise ValueError("nothing was measured")
     return statistics.median(samples)
 
 
 def spread(samples: Sequence[float]) -> dict[str, float | int]:
-    """Tell how far the samples lie apart; the 99th percentile only where there are enough of them to have one."""
+    """Return number, minimum, median and maximum of the samples, and with at least 100 the 99th percentile."""
     told: dict[str, float | int] = {
         "samples": len(samples),
         "min": rounded(min(samples)),
@@ -45,13 +45,13 @@ def spread(samples: Sequence[float]) -> dict[str, float | int]:
 
 
 def rounded(value: float) -> float:
-    """Round to the digits that a benchmark can mean."""
+    """Round to the digits that are significant in a benchmark."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing measured: the samples of the library and of what it is compared with, in the same unit."""
+    """One comparison: the samples of the library (`ours`) and of the other side (`beside`), in the same unit."""
 
     name: str
     ours: Sequence[float]
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def ratio(self) -> float:
-        """Median of ours by median of beside. Raises `ValueError` where that says nothing."""
+        """The median of `ours` divided by the median of `beside`. Raises `ValueError` if `beside` is not positive."""
         beside = median(self.beside)
         if beside <= 0:
             raise ValueError(f"{self.name}: what it is compared with measured {beside:g} {self.unit}")
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def is_met(self) -> bool:
-        """Whether the target is reached, by the figures as they are shown."""
+        """Whether the target is met by the rounded figures."""
         match self.goal:
             case Goal.RATIO_AT_MOST:
                 return self.ratio <= self.target
@@ -84,7 +84,7 @@ class Case:
                 return rounded(median(self.ours)) >= self.target
 
     def told(self) -> dict[str, Any]:
-        """Give the case as it stands in the result."""
+        """Return the case in the form of the result."""
         return {
             "name": self.name,
             "ours": rounded(median(self.ours)),
@@ -99,7 +99,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a benchmark found: its cases, and what else belongs to the conditions."""
+    """What a benchmark has measured: its cases, and additional conditions."""
 
     cases: Sequence[Case]
     conditions: Mapping[str, Any] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark(Generic[SizesT]):
-    """A benchmark by name. `sizes` is a frozen dataclass of whole numbers; each of its fields is an option."""
+    """A benchmark. `sizes` is a frozen dataclass of whole numbers; each of its fields is an option."""
 
     name: str
     summary: str
@@ -118,15 +118,16 @@ class Benchmark(Generic[SizesT]):
 def alternate(
     rounds: int, ours: Callable[[], float], beside: Callable[[], float], *, warm_up: int = 1
 ) -> tuple[list[float], list[float]]:
-    """Measure two sides in turn (`take_turns`)."""
+    """Measure two sides alternately (`take_turns`)."""
     first, second = take_turns(rounds, [ours, beside], warm_up=warm_up)
     return first, second
 
 
 def take_turns(rounds: int, sides: Sequence[Callable[[], float]], *, warm_up: int = 1) -> list[list[float]]:
-    """Measure all sides in turn, round by round; the first `warm_up` rounds do not count. Give the samples of each.
+    """Measure all sides alternately in each round, and return the samples of each side.
 
-    Each callable gives what it measured, so that preparing and clearing away can stay out of it.
+    The first `warm_up` rounds do not count. Each callable returns what it measured, so that it can leave out preparing
+    and cleaning up.
     """
     return _turns(rounds, sides, warm_up, lambda _: range(len(sides)))
 
@@ -134,9 +135,9 @@ def take_turns(rounds: int, sides: Sequence[Callable[[], float]], *, warm_up: in
 def take_turns_to_begin(
     rounds: int, sides: Sequence[Callable[[], float]], prepare: Callable[[], None], *, warm_up: int = 1
 ) -> list[list[float]]:
-    """Measure as `take_turns` does; before each round all is prepared anew, and another side is the first of it.
+    """Measure like `take_turns`, but call `prepare` before each round, and start each round with another side.
 
-    What was just prepared still has the machine at work, and the first side would pay for that alone.
+    The preparation may still keep the machine busy, which would slow down only the first side.
     """
 
     def order(number: int) -> list[int]:
@@ -155,14 +156,14 @@ def _turns(
 
 
 def steps_of_ten(fewest: int, most: int) -> Iterator[int]:
-    """Give sizes from `fewest` to `most`, each ten times the one before."""
+    """Yield sizes from `fewest` to `most`, each ten times the one before."""
     while fewest <= most:
         yield fewest
         fewest *= _TEN
 
 
 def result(name: str, measured: Measured, conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the result together: the object that `--json` prints."""
+    """Return the result: the object that `--json` prints."""
     spreads = {case.name: {"ours": spread(case.ours), "beside": spread(case.beside)} for case in measured.cases}
     return {
         "benchmark": name,
@@ -180,7 +181,7 @@ _COLUMNS: Final = ("case", "ours", "beside", "unit", "ratio", "target", "met")
 
 
 def cells(case: Mapping[str, Any]) -> list[str]:
-    """Give the columns of a case of a result, as text."""
+    """Return the columns of a case of a result as text."""
     signs = {
         Goal.RATIO_AT_LEAST: "≥",
         Goal.DIFFERENCE_AT_MOST: "+",
@@ -200,7 +201,7 @@ def cells(case: Mapping[str, Any]) -> list[str]:
 
 
 def as_table(found: Mapping[str, Any]) -> str:
-    """Render a result for a person."""
+    """Render a result as a table for the terminal."""
     rows = [list(_COLUMNS), *(cells(case) for case in found["cases"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -219,7 +220,7 @@ def as_table(found: Mapping[str, Any]) -> str:
 
 
 def as_markdown(results: Sequence[Mapping[str, Any]]) -> str:
-    """Render the cases of several results as one table for the documentation."""
+    """Render the cases of several results as one Markdown table for the documentation."""
     rows = [["benchmark", *_COLUMNS]]
     rows += [[found["benchmark"], *cells(case)] for found in results for case in found["cases"]]
     lines = ["| " + " | ".join(row) + " |" for row in rows]

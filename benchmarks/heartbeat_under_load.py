@@ -1,4 +1,4 @@
-"""How late heartbeats are while their own batch loads all cores, in Spark and in this very Python process."""
+"""How late heartbeats are while their own batch loads all cores, in Spark and in the same Python process."""
 
 import os
 import tempfile
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COORDINATION_TOPIC: Final = "__marshal"
 TOPIC: Final = "orders"
 LATE_AT_MOST: Final = 1.25
-"""The longest time between two heartbeats, in heartbeat intervals: none is late by more than a quarter of one."""
+"""Target for the longest time between two heartbeats, in intervals: none is late by more than a quarter."""
 _READ_WITHIN_S: Final = 60.0
 _ROWS_A_JOB: Final = 200_000_000
 _TASKS_A_CORE: Final = 4
@@ -33,14 +33,14 @@ _TASKS_A_CORE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How long the batch works, and the group's heartbeat interval; an hour of 10 s intervals is what counts."""
+    """Sizes: duration of the batch, and heartbeat interval of the group. The kept result is of 1 h with 10 s."""
 
     seconds: int = 120
     heartbeat_interval_ms: int = 10_000
 
 
 def run(sizes: Sizes) -> Measured:
-    """Hold a batch that loads all cores, and look in the log when its heartbeats came."""
+    """Run a batch that loads all cores, and read from the log when its heartbeats arrived."""
     with services.broker() as connection, tempfile.TemporaryDirectory(prefix="marshal-benchmark-") as folder:
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
         with Topics(connection) as topics:
@@ -50,9 +50,7 @@ def run(sizes: Sizes) -> Measured:
         beats_ms = list(_beats_ms(connection, instance))
     gaps_s = [(later - earlier) / 1_000 for earlier, later in pairwise(beats_ms)]
     if not gaps_s:
-        raise RuntimeError(
-            f"{len(beats_ms)} claims and heartbeats in {sizes.seconds} s: let it work for some intervals"
-        )
+        raise RuntimeError(f"{len(beats_ms)} claims and heartbeats in {sizes.seconds} s: increase --seconds")
     interval_s = sizes.heartbeat_interval_ms / 1_000
     late = max(0.0, max(gaps_s) - interval_s) / interval_s
     return Measured(
@@ -75,7 +73,7 @@ def run(sizes: Sizes) -> Measured:
 
 
 def _hold(connection: KafkaConnection, topics: Topics, sizes: Sizes, folder: Path) -> str:
-    """Work on a batch for the time; give its instance id."""
+    """Work on a batch for the configured time, and return its instance id."""
     settings = {"spark.master": "local[*]", "spark.local.dir": str(folder)}
     spark = start_session(spark_settings(app_name="benchmark", extra=settings))
     spark.sparkContext.setLogLevel("ERROR")
@@ -98,7 +96,7 @@ def _hold(connection: KafkaConnection, topics: Topics, sizes: Sizes, folder: Pat
 
 
 def _load_all_cores(spark: "SparkSession", batch: ClaimedBatch, seconds: int) -> None:
-    """Keep more tasks than cores at work, and this process's own interpreter too."""
+    """Keep more Spark tasks than cores busy, and the interpreter of this process."""
     from pyspark import InheritableThread
 
     until_s = time.monotonic() + seconds
@@ -128,7 +126,7 @@ def _load_all_cores(spark: "SparkSession", batch: ClaimedBatch, seconds: int) ->
 
 
 def _beats_ms(connection: KafkaConnection, instance: str) -> Iterator[int]:
-    """Give when the log took the instance's claim and each heartbeat (ms)."""
+    """Yield the log times (ms) of the instance's claim and of each heartbeat."""
     log = KafkaLog(connection, COORDINATION_TOPIC)
     partition = coordination_partition(TOPIC, services.COORDINATION_PARTITIONS)
     end = log.bounds([partition])[partition].end

@@ -1,4 +1,4 @@
-"""Fresh Python processes, with byte code at hand as an installed package has it."""
+"""Environment for fresh Python processes, with compiled byte code, as an installed package has it."""
 
 import os
 import tempfile
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment() -> Iterator[Mapping[str, str]]:
-    """Give the environment for fresh interpreters.
+    """Provide the environment variables for fresh interpreters.
 
-    They keep byte code in a folder of their own, so that after the first of them none compiles a source again: pip has
-    done that for what it installed, but perhaps nobody has for the checkout that is measured.
+    The interpreters keep byte code in a temporary folder, so that only the first one compiles the sources. pip compiles
+    what it installs, but the checkout that is measured may not be compiled yet.
     """
     with tempfile.TemporaryDirectory(prefix="marshal-benchmark-") as folder:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -1,4 +1,4 @@
-"""The sink of records in a Kafka topic, beside Spark's own writer to Kafka, with the same rows in one warm session."""
+"""`KafkaSink` compared with Spark's own Kafka writer, with the same rows in one warm Spark session."""
 
 import time
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ OUTPUT: Final = "orders-upper"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: records of a batch and their bytes, partitions, alternations, runs before they count."""
+    """Sizes: records of a batch and their bytes, partitions, rounds, and warm-up rounds that do not count."""
 
     records: int = 1_000_000
     record_bytes: int = 200
@@ -27,14 +27,14 @@ class Sizes:
 
 @dataclass(slots=True)
 class Sides:
-    """Both ways to write the same messages to the same topic; each call gives records per second."""
+    """Both ways to write the same messages to the same topic; each call returns records per second."""
 
     messages: SinkInput
     data: Topics
     rounds: int = 0
 
     def ours(self) -> float:
-        """Through the sink, as a group that has written nothing yet."""
+        """Write with the sink, as a group that has written nothing yet."""
         self.rounds += 1
         sink = KafkaSink(self.messages.connection, OUTPUT, shared_by_groups=True)
         began_s = time.perf_counter()
@@ -45,13 +45,13 @@ class Sides:
         return self._rate(began_s)
 
     def beside(self) -> float:
-        """By Spark's writer, whose records stay when the batch fails, and come again with the next."""
+        """Write with Spark's writer. If a batch fails, its records stay, and the next batch writes them again."""
         before = self._written()
         options = {**self.messages.connection.spark_options(), "topic": OUTPUT}
         began_s = time.perf_counter()
         self.messages.rows().write.format("kafka").options(**options).save()
         rate, written = self._rate(began_s), self._written() - before
-        if written < self.messages.wanted:  # a task that was tried again has written more
+        if written < self.messages.wanted:  # a task that Spark retried has written more
             raise RuntimeError(f"{written} records were written, not {self.messages.wanted}")
         return rate
 
@@ -68,7 +68,7 @@ class Sides:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Measure both on one broker."""
+    """Measure both sides with one broker."""
     with services.broker() as connection, local_session() as spark, Topics(connection) as data:
         data.create(OUTPUT, sizes.partitions, 1)
         KafkaSink(connection, OUTPUT).create_notes()
@@ -80,5 +80,5 @@ def run(sizes: Sizes) -> Measured:
 
 
 BENCHMARK: Final = Benchmark(
-    "kafka_sink", "rows to a Kafka topic, once each, beside Spark's own writer to Kafka", Sizes(), run
+    "kafka_sink", "rows to a Kafka topic exactly once, compared with Spark's own Kafka writer", Sizes(), run
 )

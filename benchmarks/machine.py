@@ -1,4 +1,4 @@
-"""The conditions of a run: when, on which commit, on what machine, with which versions."""
+"""Conditions of a run: time, commit, machine and versions."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ _CPU_INFO: Final = Path("/proc/cpuinfo")
 
 
 def conditions(sizes: "DataclassInstance") -> dict[str, Any]:
-    """Tell the conditions; ask before anything is measured, for the load is that of others then."""
+    """Return the conditions. Call this before the measurement, so that the load is that of other processes only."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD") or "unknown",
@@ -67,7 +67,7 @@ def _processor() -> str:
 
 
 def _uncommitted_changes() -> bool | None:
-    """Tell whether what is measured differs from the commit; None where git cannot tell."""
+    """Return whether the measured code differs from the commit, or None if git fails."""
     changed = _git("status", "--porcelain", "--", *_MEASURED_CODE)
     return None if changed is None else bool(changed)
 

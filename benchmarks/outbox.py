@@ -1,4 +1,4 @@
-"""The outbox: how fast a backlog is published, beside a bare loop; how soon a committed row is, and after long."""
+"""The outbox: how fast it publishes a backlog, compared with a bare loop, and its delay under a steady load."""
 
 import multiprocessing
 import statistics
@@ -39,7 +39,7 @@ _TOLD_SETTINGS: Final = ["synchronous_commit", "fsync", "server_version"]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: rows of a backlog, their bytes and keys, alternations; rows a second, and for how long."""
+    """Sizes: rows of a backlog, their bytes and keys, rounds and warm-up; rate and duration of the steady load."""
 
     rows: int = 200_000
     value_bytes: int = 200
@@ -52,7 +52,7 @@ class Sizes:
 
 @dataclass(slots=True)
 class Sides:
-    """Both ways to empty the same table into the same topic; each call gives rows per second."""
+    """Both ways to publish the same table to the same topic; each call returns rows per second."""
 
     dsn: str
     connection: KafkaConnection
@@ -60,12 +60,12 @@ class Sides:
     tables: OutboxTables = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the outbox."""
+        """Create the outbox."""
         self.tables = OutboxTables(Database(self.dsn))
         OutboxTopics.of(self.tables.create().uid).create(self.connection)
 
     def ours(self, keys: int) -> float:
-        """By a harvester that leads already; the time begins when rows that nobody saw before are let in."""
+        """Publish with a harvester that is the leader already. The time starts when the backlog is committed."""
         harvester = Harvester(self.tables, self.connection)
         thread = threading.Thread(target=harvester.run)
         thread.start()
@@ -82,7 +82,7 @@ class Sides:
         return rate
 
     def bare(self, keys: int) -> float:
-        """By a loop that selects, produces, waits for the brokers and deletes: no leader, no fence, no order kept."""
+        """Publish with a loop that selects, produces, waits for the brokers and deletes, without fencing or order."""
         producer = Producer(
             {"bootstrap.servers": self.connection.bootstrap_servers, "enable.idempotence": True, "linger.ms": 5}
         )
@@ -103,7 +103,7 @@ class Sides:
 
     @contextmanager
     def _let_in(self, keys: int) -> Iterator[None]:
-        """Write the backlog in one transaction, which is committed behind the block."""
+        """Write the backlog in one transaction, which is committed after the block."""
         value = b"x" * self.sizes.value_bytes
         with psycopg.connect(self.dsn) as connection:
             Outbox().stash(
@@ -123,20 +123,20 @@ class Sides:
 
 @dataclass(slots=True)
 class Steady:
-    """What a steady load came to: how long after its commit each row was read, in order, in milliseconds."""
+    """Result of the steady load: the delay from commit to read of each row, by id, in milliseconds."""
 
     waited_ms: "array[float]"
     table_bytes: int
 
     @property
     def windows(self) -> "list[array[float]]":
-        """The same in tenths."""
+        """The delays of each tenth of the duration."""
         width = max(1, len(self.waited_ms) // _WINDOWS)
         return [self.waited_ms[width * number : width * (number + 1)] for number in range(_WINDOWS)]
 
 
 def steady(dsn: str, connection: KafkaConnection, sizes: Sizes) -> Steady:
-    """Write at a steady rate; a harvester and a reader of committed records are processes of their own."""
+    """Write at a steady rate, with a harvester and a reader of committed records in processes of their own."""
     spawn = multiprocessing.get_context("spawn")
     stop, waited = spawn.Event(), spawn.SimpleQueue()
     total = sizes.steady_rate * sizes.steady_seconds
@@ -167,7 +167,7 @@ def steady(dsn: str, connection: KafkaConnection, sizes: Sizes) -> Steady:
 
 
 def _write(dsn: str, sizes: Sizes, total: int) -> "tuple[int, array[float]]":
-    """Write rows at the rate; give the first one's id, and when each one's transaction was committed."""
+    """Write rows at the rate. Returns the id of the first row, and when each row was committed."""
     outbox, value = Outbox(), b"x" * sizes.value_bytes
     committed = array("d")
     with psycopg.connect(dsn) as connection:
@@ -201,7 +201,7 @@ def _harvest(dsn: str, servers: str, stop: "Event") -> None:
 
 
 def _read(servers: str, total: int, told: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
-    """Read what is committed from now on, and tell the lowest id, and when each row came, in the order of ids."""
+    """Read new committed records, and put the lowest id and the arrival times, sorted by id, into the queue."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -235,12 +235,12 @@ def _wait(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
     while not condition():
         if time.monotonic() > deadline_s:
-            raise RuntimeError(f"not so within {_PATIENCE_S:g} s")
+            raise RuntimeError(f"the condition was not met within {_PATIENCE_S:g} s")
         time.sleep(0.005)
 
 
 def run(sizes: Sizes) -> Measured:
-    """Measure on one broker and one database, which waits for the disk at each commit."""
+    """Measure with one broker and one database, which waits for the disk at each commit."""
     with services.broker() as connection, services.postgres() as dsn:
         with Topics(connection) as topics:
             topics.create(TOPIC, PARTITIONS, 1)

@@ -1,4 +1,4 @@
-"""The sink of rows in a PostgreSQL table, beside Spark's own writer to a database (JDBC), in one warm session."""
+"""`PostgresSink` compared with Spark's own database writer (JDBC), in one warm Spark session."""
 
 import time
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ DRIVER: Final = "org.postgresql:postgresql:42.7.4"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: the fewest and the most records of a batch (in steps of ten times), and how often."""
+    """Sizes: the records of the smallest and the largest batch (in steps of factor 10), and the number of rounds."""
 
     fewest: int = 10_000
     most: int = 1_000_000
@@ -34,14 +34,14 @@ class Sizes:
 
 @dataclass(slots=True)
 class Sides:
-    """Both ways to write the same rows to an empty table; each call gives rows per second."""
+    """Both ways to write the same rows to an empty table; each call returns rows per second."""
 
     messages: SinkInput
     dsn: str
     _tables: Iterator[int]
 
     def ours(self) -> float:
-        """Through the sink: COPY from the driver to a temporary table, and over to the rows with the positions."""
+        """Write with the sink: COPY from the driver to a temporary table, then move rows and positions together."""
         table, rows = f"ours_{next(self._tables)}", self.messages.rows("partition", "offset")
         sink = PostgresSink(self.dsn, table)
         sink.create_tables(rows.schema)
@@ -51,7 +51,7 @@ class Sides:
         return self._checked(table, began_s)
 
     def beside(self) -> float:
-        """By Spark's writer, whose rows are seen at once, stay when the batch fails, and come again with the next."""
+        """Write with Spark's writer. If a batch fails, its rows stay, and the next batch writes them again."""
         table, rows = f"jdbc_{next(self._tables)}", self.messages.rows("partition", "offset AS kafka_offset")
         with psycopg.connect(self.dsn) as database:
             database.execute(
@@ -66,7 +66,7 @@ class Sides:
 
     @property
     def _url(self) -> str:
-        """Its driver sends many rows in one statement only when it is told to."""
+        """JDBC URL. The driver sends many rows in one statement only with `reWriteBatchedInserts`."""
         known = psycopg.conninfo.conninfo_to_dict(self.dsn)
         return (
             f"jdbc:postgresql://{known['host']}:{known['port']}/{known['dbname']}"
@@ -85,7 +85,7 @@ class Sides:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Measure all sizes on one broker and one database."""
+    """Measure all sizes with one broker and one database."""
     jars = ",".join(map(str, fetch_connector(DRIVER)))
     with (
         services.broker() as connection,
@@ -103,5 +103,5 @@ def run(sizes: Sizes) -> Measured:
 
 
 BENCHMARK: Final = Benchmark(
-    "postgres_sink", "rows to a PostgreSQL table, once each, beside Spark's own writer (JDBC)", Sizes(), run
+    "postgres_sink", "rows to a PostgreSQL table exactly once, compared with Spark's own writer (JDBC)", Sizes(), run
 )

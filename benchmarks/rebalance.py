@@ -1,4 +1,4 @@
-"""One more member joins a group: what stops for it and for how long, here and in Kafka's own consumer groups."""
+"""What stops, and for how long, when a member joins a coordinated group or one of Kafka's own consumer groups."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ _LOOK_EACH_S: Final = 0.002
 
 @dataclass(slots=True)
 class Watch:
-    """What the members of a group work on, which of it has stood still, and the longest for which any did."""
+    """The partitions of each member, those that were without a member, and the longest such pause."""
 
     works: dict[str, set[int]] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
@@ -31,7 +31,7 @@ class Watch:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, member: str, numbers: Collection[int]) -> None:
-        """A member begins with partitions."""
+        """Record that a member starts partitions."""
         with self._lock:
             self.changed_s = time.perf_counter()
             self.works.setdefault(member, set()).update(numbers)
@@ -40,7 +40,7 @@ class Watch:
                     self.longest_s = max(self.longest_s, self.changed_s - self._since_s.pop(number))
 
     def stop(self, member: str, numbers: Collection[int]) -> None:
-        """A member ends with partitions."""
+        """Record that a member stops partitions."""
         with self._lock:
             now_s = time.perf_counter()
             self.works.get(member, set()).difference_update(numbers)
@@ -49,12 +49,12 @@ class Watch:
                 self._since_s.setdefault(number, now_s)
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Reset the record of stopped partitions and pauses."""
         with self._lock:
             self.stopped, self.longest_s, self._since_s = set(), 0.0, {}
 
     def await_shares(self, members: int, partitions: int) -> None:
-        """Wait until so many members share the partitions evenly. Raises `RuntimeError`."""
+        """Wait until `members` members share the partitions evenly. Raises `RuntimeError`."""
         deadline_s = time.monotonic() + _WITHIN_S
         while not self._is_shared(members, partitions):
             if time.monotonic() > deadline_s:
@@ -70,11 +70,11 @@ class Watch:
 
 
 Joins = Callable[[str, Watch], AbstractContextManager[object]]
-"""Makes one of that name a member of a group for as long as a block lasts."""
+"""Lets a member with the given name belong to a group during a block."""
 
 
 def coordinated(connection: KafkaConnection, topics: CoordinatorTopics, topic: str) -> Joins:
-    """Give members of a coordinated group."""
+    """Return a function that adds members to a coordinated group."""
 
     def join(name: str, watch: Watch) -> CoordinatedMember:
         return CoordinatedMember(
@@ -91,7 +91,7 @@ def coordinated(connection: KafkaConnection, topics: CoordinatorTopics, topic: s
 
 
 def in_a_kafka_group(connection: KafkaConnection, topic: str, strategy: str) -> Joins:
-    """Give members of Kafka's own consumer group, with the client's defaults but for the strategy."""
+    """Return a function that adds members to a Kafka consumer group, with the client's defaults except the strategy."""
     settings = {
         "bootstrap.servers": connection.bootstrap_servers,
         "group.id": f"small-{strategy}",
@@ -127,7 +127,7 @@ def _consume(consumer: Consumer, topic: str, name: str, watch: Watch, is_over: t
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What came of it that one more joined."""
+    """The effect of a member that joins."""
 
     all_work_again_ms: float
     partitions_stopped: int
@@ -136,7 +136,7 @@ class Joined:
 
 @contextmanager
 def group(joins: Joins, members: int, partitions: int) -> Iterator[Callable[[], Joined]]:
-    """Have a group of all members but one; give what lets the last one join, and leave again."""
+    """Run a group with all members except one; yields a function that lets the last member join and leave."""
     watch = Watch()
     with ExitStack() as stack:
         for number in range(members - 1):

@@ -1,4 +1,4 @@
-"""The benchmarks there are; a new one is a module with a `BENCHMARK`, added here."""
+"""List of all benchmarks. Add a new module with a `BENCHMARK` here."""
 
 from typing import Any, Final
 

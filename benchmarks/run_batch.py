@@ -1,6 +1,7 @@
-"""A run of its own that does one batch: `python -m benchmarks.run_batch JSON`; it says `done` once it has committed.
+"""Process one batch in a process of its own: `python -m benchmarks.run_batch`, with `Orders` as JSON on stdin.
 
-It claims, has its Spark session started or connects to a server's, counts what it holds, and commits.
+The process claims, starts a Spark session or connects to a server, counts the records of the batch, and commits. It
+prints `done` after the commit.
 """
 
 import sys
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Orders(BaseModel):
-    """What the run is to do, on the server at `url` or, without one, in a session of its own."""
+    """The batch to process, with the Connect server at `url` or, without one, in a new Spark session."""
 
     servers: str
     coordination_topic: str
@@ -35,14 +36,14 @@ class Orders(BaseModel):
 
 
 def open_session(orders: Orders) -> "SparkSession":
-    """Give the session."""
+    """Return the Spark session."""
     if orders.url is not None:
         return connect(orders.url, token=orders.token)
     return start_session(spark_settings(app_name="benchmark", extra=orders.settings))
 
 
 def main() -> None:
-    """Do the batch, say so, and leave."""
+    """Process the batch and print `done`."""
     orders = Orders.model_validate_json(sys.stdin.read())
     connection = KafkaConnection(bootstrap_servers=orders.servers)
     log, data = KafkaLog(connection, orders.coordination_topic), Topics(connection)

@@ -1,8 +1,9 @@
-"""What one step of a run costs in a large deployment, beside a hundredth of it: real members on a virtual clock.
+"""The cost of one step of a run in a large deployment, compared with a deployment a hundredth as large.
 
-The coordination log is in memory, so what is measured is this library's own work; the members stand on one world state,
-as if each had just read it. What the log comes to (records, bytes, memory, snapshots) is told in the conditions, with
-what a sample of runs reads that each follow it by themselves, and what it takes to take over from runs that died.
+The members are real, the clock is virtual, and the coordination log is in memory, so that only this library's own work
+is measured. The members share one world state, as if each had just read it. The conditions of the result show the size
+of the log (records, bytes, memory, snapshots), what a sample of runs reads if each follows the log itself, and the
+takeover from runs that died.
 """
 
 import sys
@@ -33,7 +34,7 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The deployment: runs at once, partitions of each, coordination partitions; heartbeats of each, samples."""
+    """Sizes: concurrent runs, partitions of each, coordination partitions; heartbeats of each run, and rounds."""
 
     runs: int = 10_000
     partitions_of_a_run: int = 10
@@ -45,10 +46,10 @@ class Sizes:
 
 
 class Deployment:
-    """Runs that each hold their share of a topic, and send heartbeats."""
+    """Runs that own their share of a topic and send heartbeats."""
 
     def __init__(self, sizes: Sizes, runs: int) -> None:
-        """Start all runs: each claims its partitions and gives them a position."""
+        """Start all runs. Each claims its partitions and sets a position for them."""
         self.sizes = sizes
         self.clock = ManualClock()
         self.broker = MemoryBroker(sizes.coordination_partitions, now_ms=self.clock.wall_ms)
@@ -75,13 +76,13 @@ class Deployment:
         return range(first, first + width)
 
     def beat_all(self) -> None:
-        """Let an interval pass in which each run sends its heartbeats."""
+        """Send the heartbeats of each run, and advance the clock by a heartbeat interval."""
         for claimer in self.claimers:
             claimer.beat()
         self.clock.advance(GroupSettings().heartbeat_interval_ms)
 
     def claim_ms(self) -> float:
-        """Have the first run end, and another one claim what it held; give the milliseconds of the claim."""
+        """End the first run, let another one claim its partitions, and return the milliseconds of the claim."""
         self.claimers[0].release()
         claimer = self._claimer(0)
         began_s = time.perf_counter()
@@ -93,13 +94,13 @@ class Deployment:
         return took_s * MS_PER_S
 
     def beat_ms(self) -> float:
-        """Have one run send its heartbeats; give the milliseconds."""
+        """Send the heartbeats of one run, and return the milliseconds."""
         began_s = time.perf_counter()
         self.claimers[0].beat()
         return (time.perf_counter() - began_s) * MS_PER_S
 
     def read_us(self) -> float:
-        """Have a new reader read the whole log; give the microseconds of each record."""
+        """Read the whole log with a new reader, and return the microseconds per record."""
         began_s = time.perf_counter()
         reader = self._read()
         return (time.perf_counter() - began_s) / reader.records_read * MS_PER_S**2
@@ -110,7 +111,7 @@ class Deployment:
         return reader
 
     def figures(self) -> dict[str, float | int]:
-        """Tell what its log and its world state come to."""
+        """Return the figures of the log and the world state."""
         tracemalloc.start()
         worlds = self._read().world.partitions.values()
         memory = tracemalloc.get_traced_memory()[0]
@@ -134,7 +135,7 @@ class Deployment:
         }
 
     def _read_by_runs(self) -> dict[str, float | int]:
-        """Tell how many records runs read in an interval, of which each follows the log for itself."""
+        """Return how many records a run reads in an interval, for a sample of runs that each follow the log."""
         topics = [f"topic-{run // self.sizes.runs_of_a_topic}" for run in range(len(self.claimers))]
         readers = [
             Rationalizer(MemoryLog(self.broker), topics=[topic], clock=self.clock)
@@ -150,7 +151,7 @@ class Deployment:
         return {"runs_that_read": len(read), "records_read_an_interval": round(mean(read)), "most_read": max(read)}
 
     def _taken_over(self) -> dict[str, float | int]:
-        """Let runs die, and others claim what they held as soon as they may; tell when that was, and what it took."""
+        """Let runs die and others claim their partitions as soon as possible; return figures of the takeover."""
         self.beat_all()
         last_beat_ms = self.clock.wall_ms() - GroupSettings().heartbeat_interval_ms
         dead = range(0, len(self.claimers), ONE_DIES_IN)
@@ -159,7 +160,7 @@ class Deployment:
                 claimer.beat()
         self.clock.advance(GroupSettings().heartbeat_interval_ms)
         if any(self._claimer(run).claim(self._partitions(run)) for run in dead):
-            raise RuntimeError("a claim was won of an owner that was not stale yet")
+            raise RuntimeError("a claim was won although the owner was not stale yet")
         self.clock.advance(1)
         began_s, before = time.perf_counter(), self._records()
         for run in dead:
@@ -180,7 +181,7 @@ class Deployment:
 
 
 def _snapshot_figures(world: PartitionWorld) -> dict[str, float | int]:
-    """Tell what a snapshot of one coordination partition comes to."""
+    """Return the size of a snapshot of one coordination partition, and the time to render and load it."""
     began_s = time.perf_counter()
     records = snapshots.render(world, "0123456789012345678901", "snapshot")
     rendered_s = time.perf_counter() - began_s
@@ -197,7 +198,7 @@ def _snapshot_figures(world: PartitionWorld) -> dict[str, float | int]:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Build both deployments, then take the same step in each in turn."""
+    """Build both deployments, then measure the same steps in both alternately."""
     large, small = Deployment(sizes, sizes.runs), Deployment(sizes, max(1, sizes.runs // SMALLER))
     for deployment in (large, small):
         for _ in range(sizes.heartbeats):
@@ -218,4 +219,6 @@ def run(sizes: Sizes) -> Measured:
     )
 
 
-BENCHMARK: Final = Benchmark("scale", "a run's steps in a large deployment, beside a hundredth of it", Sizes(), run)
+BENCHMARK: Final = Benchmark(
+    "scale", "the steps of a run in a large deployment, compared with a small one", Sizes(), run
+)

@@ -1,4 +1,4 @@
-"""The broker of a benchmark: its own, on free ports, in a temporary folder, gone afterwards."""
+"""Brokers and databases for benchmarks: on free ports, in temporary folders that are removed at the end."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ def broker() -> Iterator[KafkaConnection]:
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Start a PostgreSQL on a port of 127.0.0.1 and stop it at the end; give its connection string."""
+    """Start a PostgreSQL on a port of 127.0.0.1, yield its connection string, and stop it at the end."""
     from tests.outbox_faults.cluster import FaultyPostgres
 
     with tempfile.TemporaryDirectory(prefix="marshal-benchmark-", ignore_cleanup_errors=True) as folder:
@@ -39,19 +39,19 @@ def postgres() -> Iterator[str]:
 
 
 def create_coordination_topic(connection: KafkaConnection, name: str) -> None:
-    """Make a topic with the settings and the number of partitions of a coordination topic."""
+    """Create a topic with the settings and the number of partitions of a coordination topic."""
     with Topics(connection) as topics:
         topics.create(name, COORDINATION_PARTITIONS, 1, LIKE_A_COORDINATION_TOPIC)
 
 
 def load(connection: KafkaConnection, topic: str, records: Iterable[tuple[int, bytes | None]]) -> int:
-    """Write (partition, value) records as fast as may be, in order within a partition; give their number.
+    """Write (partition, value) records as fast as possible, in order within a partition, and return their number.
 
-    Raises `RuntimeError` when not all of them arrived.
+    Raises `RuntimeError` if not all of them were written.
     """
     failed: list[str] = []
 
-    def note(error: Any, _: object) -> None:  # noqa: ANN401 - the client library's
+    def note(error: Any, _: object) -> None:  # noqa: ANN401 - the client library's error
         if error is not None:
             failed.append(str(error))
 
@@ -63,7 +63,7 @@ def load(connection: KafkaConnection, topic: str, records: Iterable[tuple[int, b
             "batch.size": 1_000_000,
             "queue.buffering.max.messages": 200_000,
             "delivery.report.only.error": True,
-            "log_level": 3,  # a young cluster's first refusals are warnings, and are tried again
+            "log_level": 3,  # refusals of a cluster that has just started are warnings, and the client retries
         }
     )
     count = 0

@@ -1,4 +1,4 @@
-"""The messages whose rows sinks are measured with, and the ranges of them that a batch would hold."""
+"""The messages for the benchmarks of sinks, and the ranges that a batch of them would claim."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -18,7 +18,7 @@ INPUT: Final = "orders"
 
 
 def fill(data: Topics, connection: KafkaConnection, partitions: int, records: int, record_bytes: int) -> None:
-    """Make the topic, and write `records` messages to it, as many to each partition."""
+    """Create the topic, and write `records` messages to it, the same number to each partition."""
     data.create(INPUT, partitions, 1)
     text = b"x" * record_bytes
     count = records // partitions * partitions
@@ -27,7 +27,7 @@ def fill(data: Topics, connection: KafkaConnection, partitions: int, records: in
 
 @dataclass(frozen=True, slots=True)
 class SinkInput:
-    """The first `records` messages, as many of each partition."""
+    """The first `records` messages, the same number from each partition."""
 
     spark: "SparkSession"
     connection: KafkaConnection
@@ -36,17 +36,17 @@ class SinkInput:
 
     @property
     def wanted(self) -> int:
-        """How many rows a sink is to write."""
+        """The number of rows that a sink must write."""
         return self._width * self.partitions
 
     def rows(self, *also: str) -> "DataFrame":
-        """Give a key and a value of each message, and which of its columns there are to be `also`."""
+        """Return a key and a value of each message, and the columns `also`."""
         offsets: Mapping[int, tuple[int, int]] = dict.fromkeys(range(self.partitions), (0, self._width))
         frame = read_ranges(self.spark, self.connection.spark_options(), INPUT, offsets)
         return frame.selectExpr(*also, "CAST(offset AS STRING) AS key", "upper(CAST(value AS STRING)) AS value")
 
     def ranges(self, group: str) -> list[ClaimedRange]:
-        """Give them as a member of `group` would have claimed them."""
+        """Return the ranges as a member of `group` would claim them."""
         return [
             ClaimedRange(
                 coordination_topic_id="coordination",

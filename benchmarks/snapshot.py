@@ -1,4 +1,4 @@
-"""How soon a fresh process has its world state from a snapshot behind a long log, beside one that reads the log."""
+"""How soon a new process has the world state from a snapshot, compared with one that reads the whole log."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -23,7 +23,7 @@ MS_PER_S: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: records in the coordination log, keys that they are about, alternations."""
+    """Sizes: records in the coordination log, the number of their keys, and rounds."""
 
     records: int = 1_000_000
     keys: int = 10_000
@@ -31,7 +31,7 @@ class Sizes:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Write the log and the snapshots once, then start processes in turn."""
+    """Write the log and the snapshots once, then start processes alternately."""
     with services.broker() as connection, interpreters.environment() as environment:
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
         with Topics(connection) as topics:
@@ -47,13 +47,13 @@ def run(sizes: Sizes) -> Measured:
 
 
 def _write_snapshots(connection: KafkaConnection, partitions: list[int]) -> dict[str, int]:
-    """Let a member write them as at the end of its run; give what they amount to. Raises `RuntimeError`."""
+    """Write snapshots as a member does at the end of its run, and return their sizes. Raises `RuntimeError`."""
     log = KafkaLog(connection, COORDINATION_TOPIC)
     rationalizer = Rationalizer(log, timeout_s=connection.timeout_s)
     written = renew_snapshots(rationalizer, kafka_snapshots(connection, COORDINATION_TOPIC))
     log.close()
     if sorted(written) != sorted(partitions):
-        raise RuntimeError(f"snapshots were written of the coordination partitions {written}, not of {partitions}")
+        raise RuntimeError(f"snapshots were written of coordination partitions {written}, not of {partitions}")
     topic = KafkaSnapshotTopic(connection, snapshot_topic_of(COORDINATION_TOPIC))
     ranges = {number: OffsetBounds(0, at.end) for number, at in topic.bounds(partitions).items()}
     sizes = [len(value or b"") for records in topic.read(ranges, connection.timeout_s).values() for _, value in records]
@@ -62,5 +62,5 @@ def _write_snapshots(connection: KafkaConnection, partitions: list[int]) -> dict
 
 
 BENCHMARK: Final = Benchmark(
-    "snapshot", "a fresh process that starts at a snapshot, beside one that reads the whole log", Sizes(), run
+    "snapshot", "a new process that starts at a snapshot, compared with one that reads the whole log", Sizes(), run
 )

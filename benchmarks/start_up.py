@@ -1,4 +1,4 @@
-"""What `import marshal_dagster` adds to `import dagster`, which each step of a run pays."""
+"""The time that `import marshal_dagster` adds to `import dagster`, in each step of a run."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from benchmarks.machine import TOP
 
 LIMIT_S: Final = 0.1
 HEAVY: Final = ("confluent_kafka", "dagster_pyspark", "pandas", "psycopg", "pyarrow", "pyspark")
-"""What must not be loaded before it is needed."""
+"""Modules that must not be loaded before they are needed."""
 
 _PROGRAM: Final = """
 import json, sys, time
@@ -36,16 +36,16 @@ _PROGRAMS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: fresh processes for each case."""
+    """Sizes: new processes for each case."""
 
     processes: int = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What importing took in one process: seconds until Dagster was there, and until all was; of the clock and of CPU.
+    """Duration of the imports in one process: until Dagster and until everything was imported, in seconds.
 
-    `loaded` are the heavy modules that were there in the end.
+    Each has its wall-clock time and its CPU time. `loaded` are the heavy modules that were loaded at the end.
     """
 
     dagster_s: float
@@ -56,7 +56,7 @@ class Import:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Import in fresh processes: both times of a pair come from the same one, so what others do falls on both."""
+    """Import in new processes. Both times come from the same process, so that other load affects both."""
     with interpreters.environment() as environment:
         found = {name: _import_often(then, sizes.processes, environment) for name, then in _PROGRAMS.items()}
     return Measured(
@@ -82,12 +82,12 @@ def run(sizes: Sizes) -> Measured:
 
 
 def _import_often(then: str, processes: int, environment: Mapping[str, str]) -> list[Import]:
-    """Import in as many fresh processes, after one for warming up."""
+    """Import in `processes` new processes, after one to warm up."""
     return [import_once(then, environment) for _ in range(processes + 1)][1:]
 
 
 def import_once(then: str, environment: Mapping[str, str]) -> Import:
-    """Import Dagster, the library, and do `then`, in a fresh process."""
+    """Import Dagster and the library and run `then`, in a new process."""
     program = _PROGRAM.format(then=then, heavy=HEAVY)
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=TOP, env=environment, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""How long a sensor's tick takes in a large world, beside what it cannot do without."""
+"""Duration of a sensor's tick with many partitions, compared with the Kafka requests that it needs at least."""
 
 import tempfile
 import time
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance, JobDefinition, SensorDefinition
 
 _API: Final[Any] = confluent_kafka.admin
-"""For the names that the client library's type hints do not export."""
+"""The module without type hints, which lack some of its names."""
 COORDINATION_TOPIC: Final = "__marshal"
 TOPIC: Final = "orders"
 LIVE: Final = "live"
 DEAD: Final = "dead"
-"""Groups: of one all claims are live as long as this runs, of the other all are stale."""
+"""Groups: in `LIVE` all claims are live during the benchmark, in `DEAD` all are stale."""
 _INTERVALS_MS: Final = {LIVE: 3_600_000, DEAD: 1}
 _TARGET_S: Final = 1
 _OLD_S: Final = 0.001
-"""Every record is older by then, which takes the most questions: that there is no younger one is asked twice."""
+"""Every record is older than this. That is the most expensive case: the sensor checks twice for a younger one."""
 _AT_ONCE: Final = 5_000
-"""Partitions that are made in one request: a controller refuses one that comes to more than 10,000 records."""
+"""Partitions that one request creates. A controller refuses a request of more than 10,000 records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: partitions that a group has claimed, partitions of the topic that lags, alternations."""
+    """Sizes: partitions that a group has claimed, partitions of the topic that lags, and rounds."""
 
     partitions: int = 10_000
     lagging: int = 10_000
@@ -56,7 +56,7 @@ class Sizes:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Write the claims once, then tick in turn with the bare thing."""
+    """Write the claims once, then measure ticks and the bare requests alternately."""
     from dagster import DagsterInstance
 
     from marshal_dagster.jobs.batch import build_reprocess_job
@@ -124,7 +124,7 @@ def _create(topics: Topics, partitions: int) -> None:
 
 
 def _claims(group: str, partitions: int) -> Iterator[tuple[int, bytes]]:
-    """Give the records by which one instance claims all partitions of the topic."""
+    """Yield the records with which one instance claims all partitions of the topic."""
     home = coordination_partition(TOPIC, services.COORDINATION_PARTITIONS)
     who: dict[str, Any] = {"instance": f"{group}-run.1", "client": group, "group": group, "time_s": 0}
     settings = GroupSettings(_INTERVALS_MS[group], RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE, ())
@@ -144,7 +144,7 @@ def _heartbeats(group: str, partitions: int) -> Iterator[tuple[int, bytes]]:
 def _tick_s(
     connection: KafkaConnection, instance: "DagsterInstance", sensor: "SensorDefinition", requests: int
 ) -> float:
-    """Evaluate a sensor as Dagster does, its resource made anew; raises `RuntimeError` if it asks for other than so."""
+    """Evaluate a sensor like Dagster, with new resources. Raises `RuntimeError` unless it requests that many runs."""
     from dagster import build_sensor_context
 
     from marshal_dagster.resources.claimer import ClaimerResource
@@ -162,7 +162,7 @@ def _tick_s(
         found = sensor.evaluate_tick(context)
     took_s = time.perf_counter() - began_s
     if len(found.run_requests or ()) != requests:
-        raise RuntimeError(f"{len(found.run_requests or ())} runs were asked for, not {requests}: {found.skip_message}")
+        raise RuntimeError(f"{len(found.run_requests or ())} runs were requested, not {requests}: {found.skip_message}")
     return took_s
 
 
@@ -173,7 +173,7 @@ def _admin(connection: KafkaConnection) -> AdminClient:
 
 
 def _list_offsets_s(client: AdminClient, wanted: list[TopicPartition]) -> float:
-    """Ask for the first and the next offset of each partition."""
+    """Request the first and the next offset of each partition, and return the seconds."""
     began_s = time.perf_counter()
     asked = [
         client.list_offsets(dict.fromkeys(wanted, spec))
@@ -185,4 +185,6 @@ def _list_offsets_s(client: AdminClient, wanted: list[TopicPartition]) -> float:
     return time.perf_counter() - began_s
 
 
-BENCHMARK: Final = Benchmark("tick", "a sensor's tick in a large world, beside reading what is new", Sizes(), run)
+BENCHMARK: Final = Benchmark(
+    "tick", "a sensor's tick with many partitions, compared with the Kafka requests that it needs", Sizes(), run
+)

@@ -1,4 +1,4 @@
-"""How long the world state takes from a long log, beside merely reading its records."""
+"""Duration of building the world state from a long log, compared with only reading its records."""
 
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ _SEED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: records in the coordination log, keys that they are about, alternations."""
+    """Sizes: records in the coordination log, the number of their keys, and rounds."""
 
     records: int = 1_000_000
     keys: int = 10_000
@@ -26,7 +26,7 @@ class Sizes:
 
 
 class WorldStates:
-    """Builds the world state of the whole log, each time anew, and keeps the last for its figures."""
+    """Builds the world state of the whole log repeatedly, and keeps the last one for its figures."""
 
     def __init__(self, connection: KafkaConnection, records: int) -> None:
         """Expect `records` records in the log."""
@@ -35,7 +35,7 @@ class WorldStates:
         self._records = records
 
     def build_s(self) -> float:
-        """Build it from nothing, connecting included; give the seconds."""
+        """Connect, build the world state from offset 0, and return the seconds."""
         began_s = time.perf_counter()
         log = KafkaLog(self._connection, COORDINATION_TOPIC)
         rationalizer = Rationalizer(log, timeout_s=bare.TIMEOUT_S)
@@ -49,7 +49,7 @@ class WorldStates:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Write the log once, then read it in turn."""
+    """Write the log once, then read it alternately."""
     with services.broker() as connection:
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
         ends = write_log(connection, sizes.records, sizes.keys)
@@ -76,7 +76,7 @@ def run(sizes: Sizes) -> Measured:
 
 
 def write_log(connection: KafkaConnection, count: int, keys: int) -> dict[int, int]:
-    """Write a log of `count` records about `keys` keys; give the end offset of each coordination partition."""
+    """Write a log of `count` records of `keys` keys, and return the end offset of each coordination partition."""
     partitions = services.COORDINATION_PARTITIONS
     records = generate(_SEED, count, keys=keys, coordination_partitions=partitions, profile="steady")
     ends: Counter[int] = Counter()
@@ -90,7 +90,7 @@ def write_log(connection: KafkaConnection, count: int, keys: int) -> dict[int, i
 
 
 def _figures(rationalizer: Rationalizer | None) -> dict[str, int]:
-    """Tell what the log was like, from the world state itself."""
+    """Return figures of the log, from the world state."""
     if rationalizer is None:
         return {}
     worlds = rationalizer.world.partitions.values()
@@ -102,4 +102,6 @@ def _figures(rationalizer: Rationalizer | None) -> dict[str, int]:
     }
 
 
-BENCHMARK: Final = Benchmark("world_state", "the world state of a long log, beside merely reading it", Sizes(), run)
+BENCHMARK: Final = Benchmark(
+    "world_state", "the world state of a long log, compared with only reading it", Sizes(), run
+)

@@ -1,5 +1,5 @@
-"""The main job, shown whole: real flights, a real Kafka, Dagster with its daemon, Spark, and a run that is killed.
+"""Demonstration of a whole deployment: real flights, a real Kafka, Dagster with its daemon, Spark, and a killed run.
 
-`python -m demo` proves it and says so in `build/demo.json`; `python -m demo.dev` opens the Dagster UI on the same
-deployment. Not in the wheel.
+`python -m demo` runs it, checks the result and writes `build/demo.json`. `python -m demo.dev` starts the Dagster UI for
+the same deployment. None of this is in the wheel.
 """

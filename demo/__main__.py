@@ -1,8 +1,8 @@
-"""The proof that the main job works: `python -m demo`.
+"""Run the demonstration and check its result: `python -m demo`.
 
-Loads the flights, lets Dagster's schedule and sensor drain them with Spark, kills one run while Spark writes, and
-compares the result with the data set's own, carrier by carrier. Writes `build/demo.json`; exits with 1 when anything
-differs.
+It loads the flights, lets Dagster's schedule and sensor process them with Spark, and kills one run while Spark writes.
+Then it compares the totals of each carrier with those of the data set. It writes `build/demo.json`, and exits with 1 if
+anything differs.
 """
 
 import json
@@ -38,9 +38,9 @@ SETTINGS: Final = {
     "MARSHAL_MAX_BATCHES": "3",
 }
 NEEDED_BEFORE_TICK_S: Final = 45
-"""From a run's launch to the reprocessing run's claim; the schedule should not tick in between."""
+"""Time from the launch of a run to the claim of the reprocessing run. The schedule should not tick within it."""
 LATEST_KILL_SECOND: Final = 45
-"""Of the minute: the sensor then finds the dead run before the schedule's next run comes across it."""
+"""Latest second of a minute for the kill: the sensor then finds the dead run before the schedule's next run."""
 RUN_S: Final = 150.0
 
 console = Console(soft_wrap=True)
@@ -48,7 +48,7 @@ console = Console(soft_wrap=True)
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The run that was killed, when, and what it had planned and not committed."""
+    """The killed run, the number of its processes, and its plans that are not committed."""
 
     run_id: str
     processes: int
@@ -57,17 +57,17 @@ class Kill:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds since the set-up was done."""
+    """Measures the seconds since the set-up."""
 
     started_s: float = 0.0
 
     def start(self) -> None:
-        """Begin at 0."""
+        """Start at 0."""
         self.started_s = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Tell how long it has been."""
+        """The seconds since the start."""
         return time.monotonic() - self.started_s
 
 
@@ -75,12 +75,12 @@ stopwatch = Stopwatch()
 
 
 def say(text: str) -> None:
-    """Tell one step."""
+    """Print one step with its time."""
     console.print(f"[dim]{stopwatch.seconds:6.1f} s[/]  {text}", highlight=False)
 
 
 def main() -> int:
-    """Run the demo; 0 when everything is as it must be."""
+    """Run the demo. Returns 0 if all checks pass."""
     report = BUILD / "demo.json"
     report.unlink(missing_ok=True)
     set_up()
@@ -94,7 +94,7 @@ def main() -> int:
             try:
                 result = show(deployment, Runs(instance))
             except TimeoutError as error:
-                say(f"[red]{error}[/]; {BUILD / 'demo'} has what Dagster printed (*.log)")
+                say(f"[red]{error}[/]; {BUILD / 'demo'} has Dagster's output (*.log)")
                 return 1
     report.write_text(json.dumps(result, indent=2) + "\n")
     ok = result["counts_match"] and result["plan_replayed"]
@@ -103,13 +103,13 @@ def main() -> int:
 
 
 def set_up() -> None:
-    """Fetch what is fetched once on a machine."""
+    """Download the jars that every machine needs once."""
     ensure_jars(find_java(), report=console.print)
     fetch_connector(report=console.print)
 
 
 def show(deployment: Deployment, runs: Runs) -> dict[str, object]:
-    """Load, drain, kill, drain, compare."""
+    """Load the flights, process them, kill a run meanwhile, and compare the result."""
     with ThreadPoolExecutor() as pool:
         loading = pool.submit(load, deployment)
         first_run(deployment)
@@ -143,14 +143,14 @@ def show(deployment: Deployment, runs: Runs) -> dict[str, object]:
 
 
 def load(deployment: Deployment) -> int:
-    """Write all flights into the topic."""
+    """Write all flights to the topic, and return their number."""
     count = flights.load(deployment.connection, flights.data_set())
     say(f"loaded {count:,} flights into topic {flights.TOPIC!r}, {flights.PARTITIONS} partitions")
     return count
 
 
 def first_run(deployment: Deployment) -> None:
-    """Let the schedule start the first run, or start it now when its next tick is far off."""
+    """Let the schedule start the first run, or launch it now if the next tick is too far off."""
     to_tick_s = 60 - datetime.now().astimezone().second
     if to_tick_s < NEEDED_BEFORE_TICK_S:
         say(f"the schedule starts the first run in {to_tick_s} s")
@@ -160,7 +160,7 @@ def first_run(deployment: Deployment) -> None:
 
 
 def kill_one_run(deployment: Deployment, runs: Runs, logbook: Logbook) -> Kill:
-    """Wait until a run has committed a batch and Spark writes its next one; kill that run with all its processes."""
+    """Wait until a run has committed a batch and Spark writes the next one; then kill all processes of the run."""
     say("waiting for a run that has committed a batch and is writing another")
 
     def writing() -> tuple[str, list[Plan]] | None:
@@ -183,7 +183,7 @@ def kill_one_run(deployment: Deployment, runs: Runs, logbook: Logbook) -> Kill:
 
 
 def attempts_under_way(output: Path) -> list[Path]:
-    """Find where Spark is writing now: the temporary folders of its tasks, unless they go while one looks."""
+    """Return the temporary folders of Spark tasks that write now, or none if a folder is removed meanwhile."""
     try:
         return list(output.glob("**/_temporary"))
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def attempts_under_way(output: Path) -> list[Path]:
 
 
 def wait_for_takeover(runs: Runs, logbook: Logbook, kill: Kill) -> dict[str, object]:
-    """Wait until another run has claimed all that the dead one held; tell how long that took and why."""
+    """Wait until other runs have claimed all partitions of the dead run, and return the duration and its parts."""
 
     def taken() -> bool | None:
         logbook.catch_up()
@@ -219,7 +219,7 @@ def wait_for_takeover(runs: Runs, logbook: Logbook, kill: Kill) -> dict[str, obj
 
 
 def drained(logbook: Logbook, deployment: Deployment) -> bool:
-    """Tell whether every partition stands at its end and nobody holds one."""
+    """Return whether the position of every partition is at its end, and no partition has an owner."""
     world = logbook.catch_up()
     with Topics(deployment.connection) as topics:
         ends = topics.offsets(flights.TOPIC, range(flights.PARTITIONS))
@@ -228,7 +228,7 @@ def drained(logbook: Logbook, deployment: Deployment) -> bool:
 
 
 def compare(deployment: Deployment) -> bool:
-    """Hold what Spark counted against what pandas counts, carrier by carrier."""
+    """Compare Spark's totals with those of pandas, carrier by carrier."""
     expected = flights.expected_totals(flights.data_set())
     counted = carrier_totals(FileSink(deployment.output / "flights_by_carrier"))
     found = {
@@ -242,13 +242,13 @@ def compare(deployment: Deployment) -> bool:
 
 
 def row(found: flights.CarrierTotal | None, expected: flights.CarrierTotal | None) -> Sequence[str]:
-    """Make one line of the table."""
+    """Return the cells of one row of the table."""
     same = "[green]same[/]" if found == expected else "[red]differs[/]"
     return (f"{found.flights:,}" if found else "-", mean(found), mean(expected), same)
 
 
 def mean(total: flights.CarrierTotal | None) -> str:
-    """Write a mean delay."""
+    """Return a mean delay as text."""
     return "-" if total is None or total.mean_delay_min is None else f"{total.mean_delay_min:.3f}"
 
 

@@ -1,4 +1,4 @@
-"""Starts Kafka and Dagster for this deployment, and stops all that was started, by its own pid."""
+"""Start Kafka and Dagster for this deployment, and stop all their processes by process id."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 ROOT: Final = Path(__file__).resolve().parent.parent
 BUILD: Final = ROOT / "build"
 MARK: Final = "MARSHAL_DEPLOYMENT"
-"""Environment variable by which all processes of one deployment are found, orphans too."""
+"""Environment variable that identifies all processes of one deployment, orphans included."""
 COORDINATION_TOPIC: Final = "__marshal"
 STOP_S: Final = 10.0
 
@@ -41,7 +41,7 @@ nux:
 
 @dataclass(slots=True)
 class Deployment:
-    """One Dagster instance with its daemon, in a directory of its own, on one Kafka."""
+    """One Dagster instance with its daemon, in a directory of its own, with one Kafka cluster."""
 
     directory: Path
     connection: KafkaConnection
@@ -55,12 +55,12 @@ class Deployment:
 
     @property
     def output(self) -> Path:
-        """Where the sink writes."""
+        """The folder to which the sink writes."""
         return self.directory / "output"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every process of the deployment is told."""
+        """Environment variables of every process of the deployment."""
         return {
             **os.environ,
             **self.settings,
@@ -71,9 +71,10 @@ class Deployment:
         }
 
     def prepare(self) -> None:
-        """Make the Dagster instance and the topics, where they are not there yet.
+        """Create the Dagster instance and the topics, if they do not exist yet.
 
-        The instance's databases too: several processes that make them at once spoil them ("more than one head").
+        This includes the databases of the instance. If several processes create them concurrently, they corrupt them
+        ("more than one head").
         """
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "dagster.yaml").write_text(DAGSTER_YAML)
@@ -85,7 +86,7 @@ class Deployment:
             topics.create(TOPIC, PARTITIONS, 1)
 
     def start(self, command: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start one of Dagster's commands on this workspace; what it prints goes to a file beside its home."""
+        """Start one of Dagster's commands for this workspace, with its output in `<command>.log`."""
         program = Path(sys.executable).parent / command
         with (self.directory / f"{command}.log").open("ab") as output:
             return subprocess.Popen(
@@ -98,11 +99,11 @@ class Deployment:
             )
 
     def processes(self) -> list[psutil.Process]:
-        """Find what is alive of this deployment, by the mark in its environment."""
+        """Return the live processes of this deployment, by the mark in their environment."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]
 
     def stop(self) -> None:
-        """Stop everything: ask first, then insist."""
+        """Stop all processes: terminate them first, then kill those that remain."""
         for ask in (psutil.Process.terminate, psutil.Process.kill):
             ours = self.processes()
             for process in ours:
@@ -124,9 +125,9 @@ def _quietly(process: psutil.Process, ask: Callable[[psutil.Process], None]) -> 
 
 
 def kill_tree(pid: int) -> int:
-    """Kill a process and all that it started, at once; return how many.
+    """Kill a process and all its descendants, and return how many they are.
 
-    Each is stopped first, so that none can react. One that ends by itself meanwhile counts too.
+    Each is stopped with SIGSTOP first, so that none can react. A process that exits by itself meanwhile counts too.
     """
     root = psutil.Process(pid)
     tree = [root, *root.children(recursive=True)]
@@ -143,7 +144,7 @@ def kill_tree(pid: int) -> int:
 
 @contextmanager
 def running(directory: Path, settings: dict[str, str], *, port: int = 0) -> Iterator[Deployment]:
-    """Start a Kafka of its own and prepare an empty deployment in `directory`; stop both at the end."""
+    """Start a Kafka cluster and prepare an empty deployment in `directory`; stop both at the end."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     cluster = KafkaCluster(directory / "kafka", port=port)
@@ -158,7 +159,7 @@ def running(directory: Path, settings: dict[str, str], *, port: int = 0) -> Iter
 
 
 def wait_for(what: str, look: Callable[[], T | None], timeout_s: float, pause_s: float = 0.1) -> T:
-    """Look again and again until there is something; raises `TimeoutError` naming `what`."""
+    """Call `look` repeatedly until it returns a value. Raises `TimeoutError` with the text `what`."""
     deadline = time.monotonic() + timeout_s
     while (found := look()) is None:
         if time.monotonic() > deadline:

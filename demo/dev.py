@@ -1,7 +1,7 @@
-"""The Dagster UI on this deployment, with a Kafka beside it: `python -m demo.dev [PORT]`.
+"""Start the Dagster UI for this deployment, and a Kafka cluster: `python -m demo.dev [PORT]`.
 
-Kafka's data and Dagster's home stay in `build/dev` between sessions. With `MARSHAL_BOOTSTRAP_SERVERS` set that cluster
-is used and no Kafka is started. Ctrl-C stops all that was started here.
+Kafka's data and Dagster's home stay in `build/dev` between sessions. If `MARSHAL_BOOTSTRAP_SERVERS` is set, it uses
+that cluster and starts no Kafka. Ctrl-C stops all that it has started.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ console = Console(soft_wrap=True)
 
 @contextlib.contextmanager
 def kafka() -> Iterator[KafkaConnection]:
-    """Give the cluster that the environment names, or one of this machine that runs as long as the block."""
+    """Yield a connection to the cluster in the environment, or to a new local one that runs during the block."""
     if os.environ.get("MARSHAL_BOOTSTRAP_SERVERS"):
         yield KafkaConnection.from_environment()
         return
     cluster = KafkaCluster(DIRECTORY / "kafka", port=0)
-    console.print("starting Kafka (the first time its jars are fetched)")
+    console.print("starting Kafka (the first start downloads its jars)")
     cluster.up()
     try:
         yield KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def serve(connection: KafkaConnection, port: str) -> None:
-    """Run Dagster until it ends or this process is interrupted."""
+    """Run Dagster until it exits or this process is interrupted."""
     deployment = Deployment(DIRECTORY, connection, SETTINGS)
     deployment.prepare()
     with Topics(connection) as topics:
@@ -71,9 +71,9 @@ def serve(connection: KafkaConnection, port: str) -> None:
     dagster = deployment.start("dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", port)
     try:
         console.print(f"Dagster: [bold]http://127.0.0.1:{port}[/]   Kafka: {connection.bootstrap_servers}")
-        console.print(f"What Dagster prints is in {DIRECTORY / 'dagster.log'}; Ctrl-C stops everything.")
+        console.print(f"The output of Dagster is in {DIRECTORY / 'dagster.log'}. Ctrl-C stops everything.")
         code = dagster.wait()
-        console.print(f"[red]Dagster ended with exit code {code}: see {DIRECTORY / 'dagster.log'}[/]")
+        console.print(f"[red]Dagster exited with code {code}: see {DIRECTORY / 'dagster.log'}[/]")
     finally:
         deployment.stop()
 

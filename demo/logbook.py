@@ -1,4 +1,4 @@
-"""What happened, as the coordination log tells it: every record, its verdict, and the time by the broker's clock."""
+"""History of the demo, from the coordination log: every record, its verdict, and its time by the broker's clock."""
 
 from dataclasses import dataclass, field
 
@@ -26,13 +26,13 @@ class Entry:
 
     @property
     def run_id(self) -> str:
-        """The run in whose name it was sent."""
+        """The run that sent it."""
         return self.message.instance.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One partition's part of a planned batch: offsets `start` to `end` (exclusive)."""
+    """The part of a planned batch in one partition: offsets `start` to `end` (exclusive)."""
 
     partition: int
     start: int
@@ -41,7 +41,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Logbook:
-    """Follows the coordination log of one deployment and remembers all of it."""
+    """Follows the coordination log of one deployment and keeps all its entries."""
 
     connection: KafkaConnection
     coordination_topic: str
@@ -52,7 +52,7 @@ class Logbook:
     _world: World | None = None
 
     def catch_up(self) -> World:
-        """Read on to the log's present end and give the world state."""
+        """Read to the current end of the log, and return the world state."""
         if self._log is None or self._world is None:
             self._log = KafkaLog(self.connection, self.coordination_topic)
             self._world = World(self._log.identity().partitions)
@@ -66,12 +66,12 @@ class Logbook:
         return self._world
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._log is not None:
             self._log.close()
 
     def plans_of(self, run_id: str) -> list[Plan]:
-        """Give the open plans of the partitions that a run holds now."""
+        """Return the open plans of the partitions that a run owns now."""
         world = self.catch_up()
         return [
             Plan(place[1], key.offset, key.plan_end)
@@ -81,7 +81,7 @@ class Logbook:
         ]
 
     def commits(self) -> list[Entry]:
-        """Give the accepted records that moved an offset forward from where a plan began."""
+        """Return the accepted records that moved an offset forward."""
         return [
             entry
             for entry in self.entries
@@ -90,18 +90,18 @@ class Logbook:
         ]
 
     def batches(self) -> int:
-        """Count the batches that were committed: the instances that moved an offset."""
+        """Return the number of committed batches: the instances that moved an offset."""
         return len({entry.message.instance for entry in self.commits()})
 
     def last_heartbeat_ms(self, run_id: str) -> int:
-        """Give the log time of the last record with which a run said that it lives."""
+        """Return the log time of the last claim or heartbeat of a run."""
         alive = (Heartbeat, ClaimingPartition)
         return max(
             e.log_time_ms for e in self.entries if e.run_id == run_id and e.accepted and isinstance(e.message, alive)
         )
 
     def takeover(self, dead_run_id: str, plans: list[Plan]) -> list[Entry]:
-        """Give the first claims that other runs won on the partitions of `plans` after the dead run's."""
+        """Return the first claims that other runs won after the dead run's, in the partitions of `plans`."""
         taken: dict[int, Entry] = {}
         dead_seen: set[int] = set()
         for entry in self.entries:
@@ -116,7 +116,7 @@ class Logbook:
         return [taken[plan.partition] for plan in plans if plan.partition in taken]
 
     def replayed(self, dead_run_id: str, plan: Plan) -> bool:
-        """Tell whether the first commit from the plan's start on was by another run, and exactly at the plan's end."""
+        """Return whether the first commit from the plan's start is another run's, and is exactly at the plan's end."""
         for entry in self.commits():
             if entry.message.partition == plan.partition and entry.offset_before == plan.start:
                 return entry.run_id != dead_run_id and entry.offset_after == plan.end

@@ -1,4 +1,4 @@
-"""What Dagster says of its runs."""
+"""Information about the demo's runs from the Dagster instance."""
 
 import re
 from dataclasses import dataclass
@@ -15,34 +15,34 @@ class Runs:
     instance: dg.DagsterInstance
 
     def all(self) -> list[dg.DagsterRun]:
-        """Give every run, the newest first."""
+        """Return every run, the newest first."""
         return list(self.instance.get_runs())
 
     def get(self, run_id: str) -> dg.RunRecord:
-        """Give one run with its times."""
+        """Return a run with its times."""
         record = self.instance.get_run_record_by_id(run_id)
         if record is None:
-            raise LookupError(f"Dagster knows no run {run_id}")
+            raise LookupError(f"Dagster has no run {run_id}")
         return record
 
     def running(self) -> list[str]:
-        """Give the ids of the runs that are at work now."""
+        """Return the ids of the runs that have started and not ended."""
         at_work = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])
         return [run.run_id for run in self.instance.get_runs(at_work)]
 
     def all_ended(self) -> bool:
-        """Tell whether no run is queued or at work."""
+        """Return whether every run has ended."""
         return all(run.is_finished for run in self.all())
 
     def worker_pid(self, run_id: str) -> int:
-        """Give the process id of the run's worker, as Dagster logged it."""
+        """Return the process id of the run's worker, from Dagster's log."""
         for entry in self.instance.all_logs(run_id):
             if (found := _PID.search(entry.message)) is not None:
                 return int(found[1])
-        raise LookupError(f"Dagster's log of run {run_id} names no process")
+        raise LookupError(f"Dagster's log of run {run_id} has no process id")
 
     def found_by(self, successor: dg.DagsterRun, last_heartbeat_ms: float, heartbeat_interval_s: float) -> str:
-        """Say in words how the dead run was found: stale in the log, or reported by Dagster before that."""
+        """Return how the dead run was found: its claims were stale, or Dagster reported it before that."""
         sensor = successor.tags.get("dagster/sensor_name")
         how = f"sensor {sensor!r}" if sensor else "the schedule"
         asked_s = self.get(successor.run_id).create_timestamp.timestamp() - last_heartbeat_ms / 1_000

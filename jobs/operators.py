@@ -1,4 +1,4 @@
-"""What an operator does to the group from the launchpad."""
+"""Jobs with which an operator manages the group from Dagster's launchpad."""
 
 from marshal_dagster.jobs.admin import (
     build_import_positions_job,

@@ -1,4 +1,4 @@
-"""What this deployment reads from its environment; every variable has a default that fits one machine."""
+"""Settings of this deployment, from environment variables. The defaults fit a single machine."""
 
 import math
 import os
@@ -12,12 +12,12 @@ SHORTEST_S: Final = 0.1
 
 
 def text(name: str, default: str) -> str:
-    """Give the variable `name`, or `default` where it is not set or empty."""
+    """Return the variable `name`, or `default` if it is empty or not set."""
     return os.environ.get(name, "").strip() or default
 
 
 def whole(name: str, default: int) -> int:
-    """Give a whole number of at least 1. Raises `ConfigurationError`, naming the variable."""
+    """Return a whole number of at least 1. Raises `ConfigurationError` with the name of the variable."""
     given = text(name, str(default))
     if not (given.isascii() and given.isdigit() and int(given) >= 1):
         raise ConfigurationError(f"{name} is {given!r}; it must be a whole number of at least 1")
@@ -25,7 +25,7 @@ def whole(name: str, default: int) -> int:
 
 
 def seconds(name: str, default: float) -> float:
-    """Give a number of seconds of at least 0.1. Raises `ConfigurationError`, naming the variable."""
+    """Return a number of seconds of at least 0.1. Raises `ConfigurationError` with the name of the variable."""
     given = text(name, str(default))
     try:
         value = float(given)

@@ -1,4 +1,4 @@
-"""Finds what a dead run of the flights job left, and asks for the run that redoes it."""
+"""A sensor that finds the stale claims of dead runs of the flights job, and requests the run that reprocesses them."""
 
 from typing import Final
 

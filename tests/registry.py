@@ -54,7 +54,7 @@ class Registry:
         """Answer a GET."""
         self.asked.append(path)
         if self.status is not None:
-            return self.status, {"error_code": self.status, "message": "told to"}
+            return self.status, {"error_code": self.status, "message": "configured"}
         if self.login is not None and login != f"Basic {base64.b64encode(self.login.encode()).decode()}":
             return 401, {"error_code": 401, "message": "Unauthorized"}
         path, _, query = path.partition("?")

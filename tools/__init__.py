@@ -1,1 +1,1 @@
-"""What the Makefile and CI run to check the repository itself; not in the wheel."""
+"""Checks of the repository, which the Makefile and CI run, and generators of pages. Not in the wheel."""

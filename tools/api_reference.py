@@ -1,7 +1,7 @@
-"""Extensions of griffe, with which mkdocstrings reads the library for the API reference (`mkdocs.yml`).
+"""Extensions of griffe, with which mkdocstrings reads the library for the API reference (see `mkdocs.yml`).
 
-`FieldDocs` shows each field of pydantic's and Dagster's classes with its description and default. `InternalMembers`
-hides members that have public names, so that other modules of the library can use them, but are not for users.
+`FieldDocs` shows each field of a pydantic or Dagster class with its description and default. `InternalMembers` hides
+members that other modules of the library use, and that are therefore not private, but that are not for users.
 """
 
 import enum
@@ -35,16 +35,16 @@ INTERNAL: Final[Mapping[str, str]] = {
     "sensors._exhausted_plans.ExhaustedPlan": "place",
     "sinks.output_groups.OutputGroups": "others",
 }
-"""Members that the reference does not show, by module and class within the package."""
+"""Members that the reference hides, by module and class within the package."""
 
 _SHOWN_DEFAULTS: Final = (str, int, float, bool, type(None), list, tuple, dict)
 
 
 class FieldDocs(griffe.Extension):
-    """Takes the descriptions and defaults of fields from the classes themselves, because they can be computed."""
+    """Reads the descriptions and defaults of fields from the classes, because the code may compute them."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:  # noqa: ANN401 - griffe's signature
-        """Document the fields of a class of pydantic."""
+        """Document the fields of a pydantic class."""
         if "Field" not in cls.module.members:
             return
         kind = getattr(importlib.import_module(cls.module.path), cls.name, None)
@@ -58,7 +58,7 @@ class FieldDocs(griffe.Extension):
 
 
 class InternalMembers(griffe.Extension):
-    """Removes the members of `INTERNAL`."""
+    """Removes the members in `INTERNAL`."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:  # noqa: ANN401 - griffe's signature
         """Remove the internal members of a class."""

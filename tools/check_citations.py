@@ -1,10 +1,11 @@
-"""Finds citations of documents, sections and named paragraphs that do not exist.
+"""Find citations of documents, sections and named paragraphs that do not exist.
 
 The specification is cited as `protocol.md, section 6`, `protocol.md, sections 2 to 5`, or with names as
-`protocol.md, section 6, "Claim"`. A name is a heading, or the words in bold at the start of a paragraph, list item or
+`protocol.md, section 6, "Claim"`. A name is a heading, or the text in bold at the start of a paragraph, list item or
 table row. In code, and in the specification itself, the file name may be left out.
 
-Looks at every file that git tracks or would add. Prints a line for each finding and exits 1 if there is one.
+The check reads every file that git tracks or would add. It prints a line for each finding and exits with 1 if there is
+one.
 """
 
 import posixpath
@@ -20,12 +21,12 @@ from tools.check_tree import files
 SPECIFICATION: Final = "docs/reference/protocol.md"
 SUFFIXES: Final = frozenset({".md", ".py", ".svg", ".toml", ".yml"})
 LEFT_OUT: Final = frozenset({"tests/fast/test_check_citations.py"})
-"""The test of this check, which has made-up citations."""
+"""The test of this check, which contains invalid citations on purpose."""
 MADE_BY_TESTS: Final = frozenset({"notes.md", "setup.md"})
-"""Files that tests write to a folder of their own."""
+"""Files that tests write to temporary folders."""
 
 Sections = Mapping[str, Collection[str]]
-"""The names in each section, those of its subsections included, by its number."""
+"""The names in each section and its subsections, by the number of the section."""
 
 _HEADING: Final = re.compile(r"#+ (?:(?P<number>\d+(?:\.\d+)*)\.? )?(?P<title>.*?)(?: \{#[\w-]+\})?")
 _BOLD: Final = re.compile(r"(?:[-*] |\| *|\d+\. )?\*\*(?P<name>[^*]+?)[.:]?\*\*")
@@ -95,7 +96,7 @@ def _unknown(numbers: str, names: str, sections: Sections) -> Iterator[str]:
 
 
 def _exists(place: str, name: str, documents: Collection[str]) -> bool:
-    """Tell whether a document is there: beside the file, from the top, or anywhere by the end of its path."""
+    """Return whether a document exists: relative to the file or to the top, or by the end of its path."""
     beside = posixpath.normpath(posixpath.join(posixpath.dirname(place), name))
     rest = name.lstrip("/")
     return beside in documents or any(path == rest or path.endswith(f"/{rest}") for path in documents)

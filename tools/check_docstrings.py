@@ -1,27 +1,29 @@
-"""Find public functions, classes and fields whose docstrings lack a part: parameters, what is returned, a description.
+"""Find public functions, classes and fields whose documentation is incomplete.
 
-Public are the names of `marshal_dagster.__init__`. A docstring is in Google's style: its `Args:` name each parameter
-and no other. `Returns:` (or `Yields:`) describes what is returned, unless the first line does that by beginning with
-Return or Yield. A field has a docstring below it, a `description=`, or an entry in the class's `Args:` or
-`Attributes:`.
+The public names are those of `marshal_dagster.__init__`. Members that the API reference hides (`INTERNAL` in
+`tools/api_reference.py`) are left out. A docstring follows Google's style:
 
-Ruff's rules D417, DOC102, DOC202 and DOC403 complement this, see `make lint-language`. They look only at sections that
-are there, those of private functions included.
+- `Args:` has an entry for each parameter, and no other.
+- `Returns:` or `Yields:` describes the result. It is not needed if the first line starts with "Return" or "Yield", or
+  if the function only raises an error.
+- A field has a docstring below it, a `description=`, or an entry in `Args:` or `Attributes:` of the class.
 
-pydoclint, from which ruff's DOC rules come, cannot be installed beside Dagster: both bring a package named
-`docstring_parser`.
+Ruff's rules D417, DOC102, DOC202 and DOC403 complement this check (see `make lint-language`). They check the sections
+that exist, also those of private functions. pydoclint, from which ruff's DOC rules come, cannot be installed together
+with Dagster, because both install a package named `docstring_parser`.
 
-Prints a line for each finding and exits 1 if there is one.
+The check prints a line for each finding and exits with 1 if there is one.
 """
 
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 LIBRARY: Final = "marshal_dagster"
+API_REFERENCE: Final = "tools/api_reference.py"
 _SECTION: Final = re.compile(r"^(?P<indent> *)(?P<name>Args|Attributes|Returns|Yields|Raises|Example|Examples|Note):$")
 _ENTRY: Final = re.compile(r"^ *\*{0,2}(?P<name>\w+)(?: \([^)]*\))?:(?: |$)")
 
@@ -38,7 +40,7 @@ def public_names(package: str) -> dict[str, list[str]]:
 
 
 def sections_of(docstring: str) -> dict[str, set[str]]:
-    """Return the sections of a Google-style docstring, and of each the names at the start of its entries."""
+    """Return the sections of a Google-style docstring, each with the names of its entries."""
     found: dict[str, set[str]] = {}
     names: set[str] | None = None
     indent = depth = 0
@@ -59,10 +61,21 @@ def sections_of(docstring: str) -> dict[str, set[str]]:
     return found
 
 
-def findings(definition: Definition) -> Iterator[tuple[int, str]]:
-    """Yield (line number, what is missing) for a public function, or a class with its public methods and fields."""
+def hidden_members(api_reference: str) -> dict[str, list[str]]:
+    """Return the members that the API reference hides, by class, from the source of `tools/api_reference.py`."""
+    for statement in ast.parse(api_reference).body:
+        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "INTERNAL" and statement.value:
+            return {class_: names.split() for class_, names in ast.literal_eval(statement.value).items()}
+    raise ValueError(f"{API_REFERENCE} has no INTERNAL")
+
+
+def findings(definition: Definition, hidden: Collection[str] = ()) -> Iterator[tuple[int, str]]:
+    """Yield (line number, what is missing) for a public function, or for a class with its public methods and fields.
+
+    `hidden` are the names of members that need no documentation.
+    """
     if isinstance(definition, ast.ClassDef):
-        yield from _class_findings(definition)
+        yield from _class_findings(definition, hidden)
     else:
         yield from _function_findings(definition, definition.name, ast.get_docstring(definition) or "")
 
@@ -82,8 +95,18 @@ def _function_findings(function: Function, name: str, docstring: str) -> Iterato
         yield function.lineno, f"{name} documents {', '.join(extra)}, which it does not take"
     returns = None if function.returns is None else ast.unparse(function.returns)
     described = {"Returns", "Yields"} & sections.keys() or docstring.startswith(("Return ", "Yield "))
-    if returns not in {None, "None", "NoReturn", "Never", "Self"} and not described:
+    has_result = returns not in {None, "None", "NoReturn", "Never", "Self"} and not _only_raises(function)
+    if has_result and not described:
         yield function.lineno, f"{name} does not document what it returns"
+
+
+def _only_raises(function: Function) -> bool:
+    """Return whether the body is a docstring and a `raise`, and the function is not an abstract method."""
+    match function.body:
+        case [ast.Expr(), ast.Raise(exc=ast.expr() as error)]:
+            return "NotImplementedError" not in ast.unparse(error)
+        case _:
+            return False
 
 
 def _parameters(function: Function) -> list[str]:
@@ -94,7 +117,7 @@ def _parameters(function: Function) -> list[str]:
     return [name for name in names if name not in {"self", "cls"} and not name.startswith("_")]
 
 
-def _class_findings(definition: ast.ClassDef) -> Iterator[tuple[int, str]]:
+def _class_findings(definition: ast.ClassDef, hidden: Collection[str]) -> Iterator[tuple[int, str]]:
     docstring = ast.get_docstring(definition)
     if not docstring:
         yield definition.lineno, f"{definition.name} has no docstring"
@@ -107,10 +130,12 @@ def _class_findings(definition: ast.ClassDef) -> Iterator[tuple[int, str]]:
                     own = sections_of(ast.get_docstring(statement) or "").get("Args", set())
                     if missing := sorted(undocumented - own):
                         yield statement.lineno, f"{definition.name} does not document {', '.join(missing)}"
-            case ast.FunctionDef() | ast.AsyncFunctionDef() if not statement.name.startswith("_"):
-                yield from _method_findings(statement, definition.name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                if not name.startswith("_") and name not in hidden:
+                    yield from _method_findings(statement, definition.name)
             case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
-                if not name.startswith("_") and name not in in_class and not _is_described(statement, following):
+                is_documented = name in in_class or name in hidden or _is_described(statement, following)
+                if not name.startswith("_") and not is_documented:
                     yield statement.lineno, f"{definition.name}.{name} has no description"
             case _:
                 pass
@@ -119,7 +144,7 @@ def _class_findings(definition: ast.ClassDef) -> Iterator[tuple[int, str]]:
 def _method_findings(method: Function, class_name: str) -> Iterator[tuple[int, str]]:
     name = f"{class_name}.{method.name}"
     docstring = ast.get_docstring(method) or ""
-    decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in method.decorator_list}
+    decorators = _decorators(method)
     if "overload" in decorators or "override" in decorators:
         return
     if decorators & {"property", "cached_property"}:
@@ -127,6 +152,11 @@ def _method_findings(method: Function, class_name: str) -> Iterator[tuple[int, s
             yield method.lineno, f"{name} has no docstring"
         return
     yield from _function_findings(method, name, docstring)
+
+
+def _decorators(definition: Definition) -> set[str]:
+    """Return the names of the decorators, without the modules."""
+    return {ast.unparse(decorator).rpartition(".")[2] for decorator in definition.decorator_list}
 
 
 def _is_described(statement: ast.AnnAssign | ast.Assign, following: ast.stmt | None) -> bool:
@@ -138,11 +168,14 @@ def _is_described(statement: ast.AnnAssign | ast.Assign, following: ast.stmt | N
 
 
 def locate(top: Path, module: str, name: str) -> tuple[Path, Definition] | None:
-    """Return the file and the definition of a public name, by way of re-exports; None for a constant or an alias."""
+    """Return the file and the definition of a public name, or None for a constant or an alias.
+
+    The search follows re-exports. Of an overloaded function it returns the implementation.
+    """
     path = top.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(statement, Definition) and statement.name == name:
+        if isinstance(statement, Definition) and statement.name == name and "overload" not in _decorators(statement):
             return path, statement
         if isinstance(statement, ast.ImportFrom) and statement.module is not None and not statement.level:
             for alias in statement.names:
@@ -152,6 +185,7 @@ def locate(top: Path, module: str, name: str) -> tuple[Path, Definition] | None:
 
 
 def _public_definitions(top: Path) -> Iterable[tuple[Path, Definition]]:
+    """Return the file and the definition of each public name that has one."""
     names = public_names((top / LIBRARY / "__init__.py").read_text(encoding="utf-8"))
     found = (locate(top, f"{LIBRARY}.{module}", name) for module, listed in names.items() for name in listed)
     return [place for place in found if place is not None]
@@ -160,9 +194,11 @@ def _public_definitions(top: Path) -> Iterable[tuple[Path, Definition]]:
 def main() -> int:
     """Check the checkout that holds this file."""
     top = Path(__file__).resolve().parents[1]
+    hidden = hidden_members((top / API_REFERENCE).read_text(encoding="utf-8"))
     found = 0
     for path, definition in _public_definitions(top):
-        for number, reason in findings(definition):
+        module = ".".join(path.relative_to(top / LIBRARY).with_suffix("").parts)
+        for number, reason in findings(definition, hidden.get(f"{module}.{definition.name}", ())):
             print(f"{path.relative_to(top)}:{number}: {reason}")
             found += 1
     return 1 if found else 0

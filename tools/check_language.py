@@ -1,13 +1,20 @@
-"""Find words and turns of phrase that readers of this project stumble over, and report how long sentences are.
+"""Find words and phrases that make texts of this project hard to read, and report how long its sentences are.
 
-The words are those of `WORDS`, each with what to write instead. The check reads docstrings, comments and the text of
-string literals: messages, help, descriptions. It leaves out code in backticks and strings without a blank, which are
-names. A use that is right has an entry with its reason in `ALLOWED_USES`; one that excuses nothing is reported too.
+`WORDS` lists the words and phrases, each with what to write instead. The check reads prose and no code:
 
-    python -m tools.check_language [PATH ...]      print each finding; exit with 1 if there is one
-    python -m tools.check_language --docs          look at the pages (Markdown) too
+- Python: docstrings, comments, and strings that contain a blank, such as messages, help and descriptions;
+- configuration files and the Makefile: comments;
+- pages (Markdown), with `--docs` or if their paths are given: paragraphs and list items.
+
+It ignores code in backticks. A correct use of a listed word has an entry with a reason in `ALLOWED_USES`. An entry that
+allows nothing any more is a finding too.
+
+    python -m tools.check_language [PATH ...]      print each finding, and exit with 1 if there is one
+    python -m tools.check_language --docs          check the pages too
     python -m tools.check_language --counts        count the findings by word and by package, and exit with 0
-    python -m tools.check_language --sentences     report the length of the sentences of each page, and exit with 0
+    python -m tools.check_language --sentences     report the sentence length of each page, and exit with 0
+
+A run over the whole repository also reports the sentence length of all pages in one line.
 """
 
 import argparse
@@ -37,30 +44,37 @@ CODE: Final = (
     "sensors",
     "definitions.py",
 )
+"""Folders and files whose Python code is checked."""
+CONFIGURATION: Final = (".ci/run", ".pre-commit-config.yaml", "Makefile", "mkdocs.yml", "pyproject.toml")
+"""Files whose comments are checked."""
 LONGEST_SENTENCE: Final = 25
-"""The words that a sentence should have at most."""
+"""The maximum number of words that a sentence should have."""
+_ALL_KINDS: Final = frozenset({"docstring", "comment", "string", "page"})
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word or turn of phrase that is not used."""
+    """A word or phrase to avoid."""
 
     name: str
     pattern: re.Pattern[str]
-    instead: str
-    kinds: frozenset[str] = frozenset({"docstring", "comment", "string", "page"})
-    """Where it is looked for."""
+    advice: str
+    """What to write instead."""
+    kinds: frozenset[str] = _ALL_KINDS
+    """The kinds of text in which it is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedUse:
-    """A use of a word that is right."""
+    """A correct use of a word in `WORDS`."""
 
-    place: str
-    """The files, as a pattern of `fnmatch` for the path from the top of the repository."""
+    files: str
+    """The files, as an `fnmatch` pattern for the path from the top of the repository."""
     pattern: re.Pattern[str]
-    """The phrase; a finding within it is excused."""
+    """The phrase within which the word is allowed."""
     reason: str
+    kinds: frozenset[str] = _ALL_KINDS
+    """The kinds of text in which the word is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +82,17 @@ class Text:
     """A piece of prose and where it is."""
 
     kind: str
-    """Docstring, comment, string or page."""
+    """`docstring`, `comment`, `string` or `page`."""
     text: str
     lines: tuple[str, ...]
-    """The lines of the file that it stems from."""
+    """The lines of the file that contain the text."""
     first_line: int
-    """The number of the first of them, from 1."""
+    """The number of the first of these lines, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A use of a word that is not used."""
+    """A word to avoid, and where it is used."""
 
     place: str
     line: int
@@ -87,11 +101,11 @@ class Finding:
     found: str
 
     def __str__(self) -> str:
-        return f"{self.place}:{self.line}: {self.found!r} in a {self.kind}: {self.word.instead}"
+        return f"{self.place}:{self.line}: {self.found!r} in a {self.kind}: {self.word.advice}"
 
 
 def _phrase(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern in which a blank stands for any white space, a line's end included."""
+    """Compile a pattern, ignoring case, in which a blank matches any white space, line ends included."""
     return re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE)
 
 
@@ -131,12 +145,48 @@ WORDS: Final = (
     ),
 )
 
+_STRINGS: Final = frozenset({"string"})
+
 ALLOWED_USES: Final = (
-    AllowedUse("tools/check_language.py", _phrase(r"[\s\S]+"), "it has the words and their exceptions"),
+    AllowedUse("tools/check_language.py", _phrase(r"[\s\S]+"), "it lists the words and the allowed uses"),
     AllowedUse("tests/fast/test_check_language.py", _phrase(r"[\s\S]+"), "it tests the words"),
-    AllowedUse("*", _phrase(r"\bin other words\b"), "ordinary English"),
-    AllowedUse("*", _phrase(r"\breserved words?\b"), "the term of SQL"),
+    AllowedUse("*[/_]cli[/_]*", _phrase(r"\bask(?:s|ed)? for confirmation\b"), "the usual phrase for a prompt"),
+    AllowedUse(
+        "*[/_]cli[/_]*",
+        _phrase(r"\b(?:ahead of|behind)(?: this| the broker| the sender|\Z)"),
+        "the usual phrases for clocks",
+    ),
+    AllowedUse("marshal_dagster/outbox/store.py", _phrase(r"\bFROM gone ON CONFLICT\b"), "SQL: a table's name and ON"),
+    AllowedUse("marshal_dagster/sinks/*", _phrase(r"\breserved word\b"), "the term in SQL"),
+    AllowedUse("tools/api_reference.py", _phrase(r"\bregistration telling\Z"), "a list of attributes in the code"),
+    AllowedUse("*bench*.py", _phrase(r"\bworld state behind\b"), "a case's name, which the stored results contain"),
+    AllowedUse("*bench*.py", _phrase(r"\bbeside those asked for\Z"), "a case's name, which the stored results contain"),
+    AllowedUse(
+        "tests/*simulator/mutants.py", _phrase(r"[\s\S]+"), "names of mutants, listed in docs/proof.md", _STRINGS
+    ),
+    AllowedUse(
+        "tests/simulator/scenario.py", _phrase(r"[\s\S]+"), "names of faults, stored in tests/results", _STRINGS
+    ),
+    AllowedUse(
+        "tests/simulator/world.py", _phrase(r"\A(?:who goes on from|a check tells who) .+"), "names of promises"
+    ),
+    AllowedUse("tests/mutant_readers.py", _phrase(r"[\s\S]+"), "names of mutants, and code of readers", _STRINGS),
+    AllowedUse("tests/fast/test_range_model.py", _phrase(r"\A[\w ]+\Z"), "names of mutants", _STRINGS),
+    AllowedUse(
+        "tests/fast/test_kafka_native.py", _phrase(r"\btold\("), "a function in the scripts that it runs", _STRINGS
+    ),
+    AllowedUse(
+        "tests/fast/test_spark_session.py", _phrase(r"\btold\b"), "a variable in the script that it runs", _STRINGS
+    ),
+    AllowedUse(
+        "tests/fast/test_kafka_clients.py", _phrase(r"\Acertificate of nobody\Z"), "a made-up log line", _STRINGS
+    ),
+    AllowedUse("tests/fast/test_repository_checks.py", _phrase(r"/simple-words\b"), "a part of a URL", _STRINGS),
+    AllowedUse("tests/real/test_cli_log.py", _phrase(r"\bgroup 'nobody'"), "the name of a group", _STRINGS),
+    AllowedUse("tests/real/test_sink_postgres_values.py", _phrase(r'"words"'), "a value of a row", _STRINGS),
+    AllowedUse("tests/real/test_spark_job_control.py", _phrase(r"\Ago on\Z"), "the name of a file", _STRINGS),
 )
+"""Correct uses of the words, with the reason."""
 
 
 def texts_of(source: str) -> Iterator[Text]:
@@ -148,8 +198,20 @@ def texts_of(source: str) -> Iterator[Text]:
     yield from _strings(tree, lines, docstrings)
 
 
+def configuration_texts(content: str) -> Iterator[Text]:
+    """Yield the comments of a file in which they begin with `#`; consecutive lines are one text."""
+    block: list[str] = []
+    for number, line in enumerate([*content.splitlines(), ""], start=1):
+        comment = re.search(r"(?:^|[\s@])#+ (.*)", line)
+        if comment is not None:
+            block.append(comment[1])
+        elif block:
+            yield _comment(block, number - len(block))
+            block = []
+
+
 def page_texts(page: str) -> Iterator[Text]:
-    """Yield the prose of a Markdown page, a paragraph each: no code block, table or picture."""
+    """Yield each paragraph and list item of a Markdown page, without code blocks, tables and pictures."""
     for first, paragraph in _paragraphs(page):
         yield Text("page", "\n".join(paragraph), tuple(paragraph), first)
 
@@ -157,25 +219,26 @@ def page_texts(page: str) -> Iterator[Text]:
 def findings(
     place: str, texts: Iterable[Text], words: Sequence[Word] = WORDS, allowed: Sequence[AllowedUse] | None = None
 ) -> Iterator[Finding | AllowedUse]:
-    """Yield each finding in the texts of the file at `place`, and each allowed use as often as it excuses one.
+    """Yield each finding in the texts of the file at `place`, or the entry that allows it.
 
-    `allowed` is `ALLOWED_USES` unless given.
+    `allowed` is `ALLOWED_USES` by default.
     """
-    here = [use for use in (ALLOWED_USES if allowed is None else allowed) if fnmatch(place, use.place)]
+    here = [use for use in (ALLOWED_USES if allowed is None else allowed) if fnmatch(place, use.files)]
     for text in texts:
         prose = _without_code(text.text)
-        excused = [(use, match.span()) for use in here for match in use.pattern.finditer(prose)]
+        uses = [use for use in here if text.kind in use.kinds]
+        permitted = [(use, match.span()) for use in uses for match in use.pattern.finditer(prose)]
         for word in words:
             if text.kind not in word.kinds:
                 continue
             for match in word.pattern.finditer(prose):
-                by = next((use for use, (start, end) in excused if start <= match.start() and match.end() <= end), None)
+                by = (use for use, (start, end) in permitted if start <= match.start() and match.end() <= end)
                 found = " ".join(match[0].split())
-                yield by or Finding(place, _line(text, match), text.kind, word, found)
+                yield next(by, None) or Finding(place, _line(text, match), text.kind, word, found)
 
 
 def sentences_of(page: str) -> Iterator[tuple[int, str]]:
-    """Yield (number of the paragraph's first line, sentence) of a Markdown page."""
+    """Yield (line number at which the paragraph starts, sentence) of a Markdown page."""
     for first, paragraph in _paragraphs(page):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(line.strip() for line in paragraph))
         text = re.sub(r"^(?:[-*+]|\d+\.) ", "", text)
@@ -190,23 +253,24 @@ def length_of(sentence: str) -> int:
 
 
 def package_of(place: str) -> str:
-    """Return the package that a file is counted for: two folders deep in the library and the tests, else one."""
+    """Return the package of a file for `--counts`: two folders of the path in the library, tests and docs, else one."""
     parts = PurePosixPath(place).parts
     depth = 2 if parts[0] in {"marshal_dagster", "tests", "docs"} else 1
     return "/".join(parts[: min(depth, max(len(parts) - 1, 1))])
 
 
 def _comments(source: str, lines: tuple[str, ...]) -> Iterator[Text]:
-    """Yield comments; those on consecutive lines of their own are one text."""
+    """Yield the comments of Python source; those on consecutive lines of their own are one text.
+
+    Instructions to other tools (`noqa`, `type:`) are not prose, but the reason after a `noqa` is.
+    """
     block: list[str] = []
     first = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
             continue
         row, column = token.start
-        text = token.string.lstrip("#!").partition("# noqa")[0].partition("# type:")[0]
-        if text.strip().startswith(("noqa", "type:")):
-            continue
+        text = re.sub(r"# ?(?:noqa|type:)[^#]*?(?= - |#|$)", "", token.string).lstrip("#!")
         own_line = not lines[row - 1][:column].strip()
         if block and not (own_line and row == first + len(block)):
             yield _comment(block, first)
@@ -226,7 +290,7 @@ def _comment(block: Sequence[str], first: int) -> Text:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yield the docstrings of modules, classes and functions, and those that follow an attribute."""
+    """Yield the docstrings of modules, classes, functions and attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for statement in node.body:
@@ -236,7 +300,7 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 
 def _strings(node: ast.AST, lines: tuple[str, ...], docstrings: set[ast.Constant]) -> Iterator[Text]:
-    """Yield the strings under a node; an f-string is one text, in which each value is `{}`."""
+    """Yield the strings in a syntax tree; an f-string is one text, with `{}` for each value."""
     text = None
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         text = node.value
@@ -276,7 +340,7 @@ def _paragraphs(page: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _without_code(text: str) -> str:
-    """Replace code in backticks and targets of links by a sign that no pattern matches, keeping length and lines."""
+    """Replace code in backticks and the targets of links by bullets, so that positions and line ends stay the same."""
     return re.sub(r"(`+)[^`]+\1|(?<=\])\([^)]*\)", lambda code: re.sub(r"\S", "\N{BULLET}", code[0]), text)
 
 
@@ -285,7 +349,8 @@ def _line(text: Text, match: re.Match[str]) -> int:
     lines_before = match.string.count("\n", 0, match.start())
     if text.text.count("\n") == len(text.lines) - 1:
         return text.first_line + lines_before
-    # Its pieces are joined, or line ends are escapes: look for the match's first word, after the text before it.
+    # The text differs from the source (joined strings, escaped line ends): search the source for the first word of the
+    # match, together with the characters before it if possible.
     first_word = match[0].split()[0]
     before = match.string[max(match.start() - 12, 0) : match.start()].rpartition("}")[2]
     for wanted in (before + first_word, first_word):
@@ -297,7 +362,8 @@ def _line(text: Text, match: re.Match[str]) -> int:
 
 def _texts_at(path: Path) -> Iterator[Text]:
     content = path.read_text(encoding="utf-8")
-    yield from texts_of(content) if path.suffix == ".py" else page_texts(content)
+    reader = {".py": texts_of, ".md": page_texts}.get(path.suffix, configuration_texts)
+    yield from reader(content)
 
 
 def _print_counts(found: Sequence[Finding]) -> None:
@@ -314,13 +380,31 @@ def _print_counts(found: Sequence[Finding]) -> None:
         print(f"{words.total():6} {package}: {most}")
 
 
+def _lengths(path: Path) -> list[int]:
+    """Return the number of words of each sentence of a page."""
+    return [length_of(sentence) for _, sentence in sentences_of(path.read_text(encoding="utf-8"))]
+
+
 def _print_sentences(pages: Iterable[tuple[str, Path]]) -> None:
     print(f"{'sentences':>9} {'median':>6} {f'over {LONGEST_SENTENCE}':>7} {'longest':>7}  page")
     for place, path in pages:
-        lengths = [length_of(sentence) for _, sentence in sentences_of(path.read_text(encoding="utf-8"))]
-        if lengths:
+        if lengths := _lengths(path):
             long = sum(length > LONGEST_SENTENCE for length in lengths)
             print(f"{len(lengths):9} {statistics.median(lengths):6.0f} {long:7} {max(lengths):7}  {place}")
+
+
+def _print_summary(pages: Iterable[Path]) -> None:
+    lengths = [length for path in pages for length in _lengths(path)]
+    if lengths:
+        long = sum(length > LONGEST_SENTENCE for length in lengths)
+        print(
+            f"pages: {len(lengths):,} sentences with a median of {statistics.median(lengths):.0f} words; {long:,} have "
+            f"more than {LONGEST_SENTENCE} (--sentences lists them by page)"
+        )
+
+
+def _is_code(place: str) -> bool:
+    return place in CONFIGURATION or (place.endswith(".py") and place.partition("/")[0] in CODE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -329,10 +413,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tools.check_language", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="Files or folders to check (default: all).")
-    parser.add_argument("--docs", action="store_true", help="Check the Markdown pages too.")
+    parser.add_argument("--docs", action="store_true", help="Check the pages too.")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--counts", action="store_true", help="Count the findings by word and by package.")
-    mode.add_argument("--sentences", action="store_true", help="Report the length of the sentences of each page.")
+    mode.add_argument("--sentences", action="store_true", help="Report the sentence length of each page.")
     given = parser.parse_args(arguments)
 
     top = Path(__file__).resolve().parents[1]
@@ -343,13 +427,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for place in [path.relative_to(top).as_posix()]
         if not wanted or any(place == name or place.startswith(f"{name}/") for name in wanted)
     }
+    if not paths:
+        parser.error(f"no file of the repository matches {' '.join(wanted)}: give paths from its top folder")
     pages = {place: path for place, path in paths.items() if path.suffix == ".md"}
     if given.sentences:
         _print_sentences(pages.items())
         return 0
-    checked = {place: path for place, path in paths.items() if path.suffix == ".py" and place.startswith(CODE)}
-    if given.docs:
-        checked |= pages
+    checked = {place: path for place, path in paths.items() if _is_code(place)}
+    checked |= {place: path for place, path in pages.items() if given.docs or place in wanted}
     results = [result for place, path in checked.items() for result in findings(place, _texts_at(path))]
     found = [result for result in results if isinstance(result, Finding)]
     if given.counts:
@@ -357,9 +442,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     for finding in found:
         print(finding)
-    unused = [] if wanted else [use for use in ALLOWED_USES if use not in results]
+    unused: list[AllowedUse] = []
+    if not wanted:
+        unused = [
+            use for use in ALLOWED_USES if use not in results and any(fnmatch(name, use.files) for name in checked)
+        ]
+        _print_summary(pages.values())
     for use in unused:
-        print(f"an allowed use excuses nothing, remove it: {use.place} {use.pattern.pattern}")
+        print(f"an entry of ALLOWED_USES allows nothing, remove it: {use.files} {use.pattern.pattern}")
     return 1 if found or unused else 0
 
 

@@ -1,6 +1,7 @@
-"""Finds what must never be committed: machine paths, package registries, large files, conflict markers.
+"""Find what must never be committed: paths of this machine, package registries, large files, conflict markers.
 
-Looks at every file that git tracks or would add. Prints a line for each finding and exits 1 if there is one.
+The check reads every file that git tracks or would add. It prints a line for each finding and exits with 1 if there is
+one.
 """
 
 import re
@@ -12,18 +13,18 @@ from pathlib import Path
 LARGEST_KIB = 1024
 SHOWN_CHARACTERS = 160
 
-# Each class in brackets keeps a pattern from matching its own text.
+# The character classes in brackets keep a pattern from matching its own source text.
 _REGISTRIES = re.compile(
     r"py[p]i\.org|pythonho[s]ted|repo1?\.ma[v]en|ma[v]en\.org|ma[v]en-central|registry\.n[p]mjs|proxy\.gola[n]g"
     r"|https?://[^\s\"'<>]*/(?:simple|maven2|@v|packages/[0-9a-f]{2}|registry|artifactory)(?:[/\s\"'<>]|$)"
 )
 _INDEX_LINES = re.compile(r"^\s*(?:-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)[ =]")
 _CONFLICTS = re.compile(r"^(?:<{7} |>{7} )")
-_TOP_FOLDERS_LEFT_ALONE = frozenset({"/", "/tmp", "/usr", "/etc", "/var", "/opt"})  # noqa: S108 - names, not used
+_TOP_FOLDERS_LEFT_ALONE = frozenset({"/", "/tmp", "/usr", "/etc", "/var", "/opt"})  # noqa: S108 - only compared
 
 
 def machine_paths(top: Path) -> re.Pattern[str]:
-    """Match the checkout `top`, the folder that holds it, the user's home, and homes in general."""
+    """Return a pattern that matches paths in the checkout `top`, in its parent folder, and in home folders."""
     folders = {str(top), str(top.parent), str(Path.home())} - _TOP_FOLDERS_LEFT_ALONE
     names = "|".join([*map(re.escape, sorted(folders)), r"/(?:home|Users)/\w[\w.-]*", "/ro{2}t"])
     return re.compile(rf"(?<![\w.$}}-])(?:{names})(?=/)")
@@ -45,7 +46,7 @@ def findings(path: Path, on_this_machine: re.Pattern[str]) -> Iterator[tuple[int
     if len(content) > LARGEST_KIB * 1024:
         yield 0, f"larger than {LARGEST_KIB} KiB: fetch or generate it instead"
     if path.name == "uv.lock":
-        yield 0, "writes down the registry's host: the lock is requirements.lock (make lock)"
+        yield 0, "contains the registry's host: use requirements.lock instead (make lock)"
     if b"\0" in content:
         return
     reasons = [

@@ -1,4 +1,4 @@
-"""Checks that the one wheel in a folder holds the library and nothing else."""
+"""Check that the only wheel in a folder contains the library and nothing else."""
 
 import sys
 import zipfile
@@ -8,7 +8,7 @@ _TOP = Path(__file__).resolve().parents[1]
 
 
 def problems(wheel: Path) -> list[str]:
-    """Tell what is in `wheel` and should not be, and what is missing."""
+    """Return a message for each file that does not belong in `wheel`, and for each that is missing."""
     names = set(zipfile.ZipFile(wheel).namelist())
     library = {name for name in names if name.startswith("marshal_dagster/")}
     metadata = {name for name in names if name.split("/", 1)[0].endswith(".dist-info")}
@@ -22,16 +22,16 @@ def problems(wheel: Path) -> list[str]:
 
 
 def main(folder: str) -> int:
-    """Check the wheel in `folder`; 1 when it is not as it should be."""
+    """Check the wheel in `folder`. Returns 1 if it has a problem."""
     wheels = list(Path(folder).glob("*.whl"))
     if len(wheels) != 1:
-        print(f"{folder} should hold exactly one wheel, it holds {len(wheels)}")
+        print(f"{folder} must contain exactly one wheel, but contains {len(wheels)}")
         return 1
     found = problems(wheels[0])
     for problem in found:
         print(f"{wheels[0].name}: {problem}")
     if not found:
-        print(f"{wheels[0].name} holds the library and nothing else")
+        print(f"{wheels[0].name} contains the library and nothing else")
     return 1 if found else 0
 
 

@@ -1,4 +1,4 @@
-"""Imports every module of the library, so that a name missing from an old dependency shows at once."""
+"""Import every module of the library, to detect names that an old version of a dependency lacks."""
 
 import importlib
 import pkgutil
@@ -8,7 +8,7 @@ import marshal_dagster
 
 
 def main() -> int:
-    """Import all modules except `__main__` ones; an error names the module."""
+    """Import all modules except `__main__` modules, and print each module that fails."""
     failed = 0
     names = [module.name for module in pkgutil.walk_packages(marshal_dagster.__path__, "marshal_dagster.")]
     for name in names:
@@ -16,10 +16,10 @@ def main() -> int:
             continue
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what we look for
+        except Exception as error:  # noqa: BLE001 - any error is a finding
             failed += 1
             print(f"{name}: {type(error).__name__}: {error}")
-    print(f"{len(names) - failed} of {len(names)} modules import")
+    print(f"{len(names) - failed} of {len(names)} modules were imported")
     return 1 if failed else 0
 
 

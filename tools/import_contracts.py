@@ -1,4 +1,4 @@
-"""A contract for import-linter that layers cannot express: a list of all that a package may import."""
+"""A contract for import-linter that layers cannot express: the complete list of what a package may import."""
 
 import sys
 
@@ -9,18 +9,18 @@ STANDARD_LIBRARY = "stdlib"
 
 
 class AllowedImportsContract(Contract):
-    """`modules` and all below them import only `allowed` packages (`stdlib`: the standard library).
+    """`modules` and their submodules import only `allowed` packages (`stdlib` is the standard library).
 
-    `except_stdlib` names modules of the standard library that stay forbidden. A module that does not exist is
-    skipped. Imports within the same module of `modules` are always fine.
+    `except_stdlib` lists modules of the standard library that are forbidden nevertheless. A module of `modules` that
+    does not exist is skipped. It may always import its own submodules.
     """
 
     modules = fields.SetField(subfield=fields.StringField())
     allowed = fields.SetField(subfield=fields.StringField())
     except_stdlib = fields.SetField(subfield=fields.StringField(), required=False, default=set())
 
-    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002, FBT001 - given signature
-        """Collect each import that is neither inside the package nor allowed."""
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002, FBT001 - import-linter's signature
+        """Return each import that is neither within the package nor allowed."""
         broken: list[str] = []
         for package in sorted(self.modules):  # type: ignore[call-overload]
             if package in graph.modules:

@@ -1,4 +1,4 @@
-"""Writes docs/seed-protocol.md: each sentence of the seed protocol, and the test that shows it or what replaced it.
+"""Write docs/seed-protocol.md: each sentence of the seed protocol, with its test or the rule that replaces it.
 
 Run `python -m tools.seed_table` after a change to tests/fast/seed_protocol.
 """
@@ -21,17 +21,17 @@ INTRODUCTION = f"""\
 
 This library started from the description of the Marshal protocol that came with the public Go library.
 [The protocol](reference/protocol.md) of this project decides where the two differ. Each sentence of the seed that
-promises something or gives a step has a test in `{FOLDER}`, named by section and place. Where
-the protocol decides otherwise or requires more, the table names its section and the reason, and the test is of the
-rule that replaces the sentence.
+promises something or describes a step has a test in `{FOLDER}`. The name of the test begins with the
+section and the place. If the protocol differs or requires more, the table names its section and the reason. The test
+then checks the rule that replaces the sentence.
 
-"Sentence" counts a section's prose, plain numbers are its steps, other names the items of its lists; a "b" is the
-second sentence of an item. The words are ours.
+A place such as "sentence 2" counts the prose of a section. Plain numbers are its steps, and other names the items of
+its lists; "b" is the second sentence of an item. The wording of the sentences is this project's.
 """
 
 
 def tests() -> Iterator[tuple[Test, Sentence]]:
-    """Give every test with its sentence, section by section, in the order in which they are written down."""
+    """Yield every test with its sentence, section by section, in the order of the source."""
     names = sorted(path.stem for path in (TOP / FOLDER).glob("test_*.py"))
     modules = [import_module(f"{FOLDER.replace('/', '.')}.{name}") for name in names]
     found = [(value, SENTENCES[value]) for module in modules for value in vars(module).values() if _is_marked(value)]
@@ -39,7 +39,7 @@ def tests() -> Iterator[tuple[Test, Sentence]]:
 
 
 def render() -> str:
-    """Give the page."""
+    """Return the page."""
     marked = list(tests())
     replaced = sum(sentence.overridden_by is not None for _, sentence in marked)
     sentences = len({(sentence.section, sentence.number) for _, sentence in marked})
@@ -55,12 +55,12 @@ def render() -> str:
         lines += [
             f"\n## {section}\n",
             f"In {files}:\n",
-            "| place | what it says | decided by | test |",
+            "| place | statement | decided by | test |",
             "| --- | --- | --- | --- |",
         ]
         lines += [_row(test, sentence) for test, sentence in rows]
-    lines += ["\n## Sentences without a test\n", "They neither promise anything nor give a step.\n"]
-    lines += ["| section | place | what it says |", "| --- | --- | --- |"]
+    lines += ["\n## Sentences without a test\n", "They neither promise anything nor describe a step.\n"]
+    lines += ["| section | place | statement |", "| --- | --- | --- |"]
     lines += [f"| {one.section} | {one.number} | {one.says} |" for one in NO_PROMISE]
     return "\n".join(lines) + "\n"
 
@@ -83,7 +83,7 @@ def _row(test: Test, sentence: Sentence) -> str:
 
 
 def _citation(section: str) -> str:
-    """Write a section, as "6, Stay and Commit" or "4 and 6", in the form that `check_citations` reads."""
+    """Return a section such as "6, Stay and Commit" or "4 and 6" in the form that `check_citations` reads."""
     number, _, names = section.partition(", ")
     word = "sections" if " and " in number else "section"
     quoted = " and ".join(f'"{name}"' for name in names.split(" and ")) if names else ""

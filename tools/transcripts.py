@@ -1,8 +1,8 @@
-"""Writes tests/scenarios and docs/transcripts.md: members at work, as the log and its readers have it.
+"""Write tests/scenarios and docs/transcripts.md: annotated contents of the coordination log in typical cases.
 
-Each scenario drives the library on a coordination log in memory, with a clock that is moved by hand and ids that are
-counted, so its transcript is the same each time. Run `python -m tools.transcripts` after a change of what members write
-or readers conclude, and look at the difference.
+Each scenario runs the library on a coordination log in memory. The scenario advances the clock and counts ids, so that
+its transcript is always the same. Run `python -m tools.transcripts` after a change to what members write or readers
+conclude, and review the difference.
 """
 
 import logging
@@ -39,21 +39,21 @@ INTRODUCTION = """\
 
 # Members at work
 
-What the coordination log holds in six cases, what its readers make of each record, and in between, behind `--`, what
-members find. Made with the library itself, on a log in memory; tests hold the transcripts to what the library does.
-Offsets are the next to read; a range is given as [start, end), without its end. A record is shown without what is the
-same in all of them; a dash stands for what is no more.
+The contents of the coordination log in six cases, with the readers' verdict on each record. Lines with `--` show what
+members find and what happens between the records. The library itself writes these transcripts, with a log in memory,
+and tests compare them with its current behaviour. An offset is the next one to read. A range [start, end) excludes its
+end. A record is shown without the fields that are the same in all records. A dash means that a value no longer exists.
 """
 
 State = Mapping[str, Mapping[str, object]]
-"""What is shown: of the group and of each key, by name."""
+"""The displayed state: fields of the group and of each key."""
 
 _NONE: Final = "-"
 
 
 @dataclass(slots=True)
 class Transcript:
-    """What the log of one scenario holds, and between its records what members found."""
+    """The records of one scenario, and annotations between them."""
 
     broker: MemoryBroker
     clock: ManualClock
@@ -61,7 +61,7 @@ class Transcript:
     began_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Count time from now."""
+        """Start the time at 0."""
         self.began_ms = self.clock.wall_ms()
 
     @property
@@ -70,11 +70,11 @@ class Transcript:
         return coordination_partition(TOPIC, self.broker.identity.partitions)
 
     def tell(self, text: str) -> None:
-        """Note, at this place of the log, what a member found or what happens."""
+        """Add an annotation at the current end of the log."""
         self.told.append((self.broker.bounds(self.home).end, text))
 
     def report_error(self, who: str, act: Callable[[], object]) -> None:
-        """Let a member do what fails, and note how."""
+        """Call `act`, which must fail, and add the error as an annotation."""
         try:
             act()
         except MarshalError as error:
@@ -83,12 +83,12 @@ class Transcript:
             raise AssertionError(f"{who} should have failed")
 
     def advance(self, duration_ms: float) -> None:
-        """Let time pass."""
+        """Advance the clock, with an annotation."""
         self.tell(f"{duration_ms / 1_000:.3f} s pass")
         self.clock.advance(duration_ms)
 
     def lines(self) -> Iterator[str]:
-        """Give each record with its verdict and what it changed, then the state at the end."""
+        """Yield a line for each record with its verdict and its changes, then the final state."""
         world = World(self.broker.identity.partitions).start(self.home, 0)
         told, before = list(self.told), self._state(world)
         for offset, at_ms, value in self.broker.records(self.home):
@@ -102,10 +102,10 @@ class Transcript:
                 changes and f": {changes}"
             )
         yield from (f"      -- {text}" for _, text in told)
-        yield from ("", "In the end:", *(f"  {change}" for change in _changes({}, before)))
+        yield from ("", "Final state:", *(f"  {change}" for change in _changes({}, before)))
 
     def _state(self, world: PartitionWorld) -> State:
-        """Give what is shown of the group and of its keys, by the thing's name and what of it."""
+        """Return the displayed state of the group and its keys."""
         group = world.groups.get(GROUP)
         if group is None:
             return {}
@@ -140,7 +140,7 @@ class Transcript:
 
 
 def _changes(before: State, after: State) -> Iterator[str]:
-    """Say of each thing what is other than before, with a dash for what is no more."""
+    """Yield the changed fields of each name, with a dash for a value that no longer exists."""
     for name, now in after.items():
         was = before.get(name, {})
         parts = [f"{what} {_NONE if value is None else value}" for what, value in now.items() if value != was.get(what)]
@@ -149,7 +149,7 @@ def _changes(before: State, after: State) -> Iterator[str]:
 
 
 def _record(value: bytes | None) -> str:
-    """Write a record without the fields that are the same everywhere."""
+    """Return a record as text, without the fields that are the same in all records."""
     message = parse(value)
     if isinstance(message, InvalidMessage) or value is None:
         return f"(invalid: {message})"
@@ -167,12 +167,12 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def claim_race() -> Transcript:
-    """Two members see the same free partitions; the one whose claim is in the log first has each."""
+    """Two members find the same free partitions. Each partition goes to the member whose claim is first in the log."""
     site = Site()
     story = Transcript(site.broker, site.clock)
     first, second = site.member(), site.member()
     found = [(one.member.instance, one.claimable([0, 1])) for one in (first, second)]
-    story.tell(f"claimable, as each sees it: {found}")
+    story.tell(f"claimable for each member: {found}")
 
     def second_is_faster() -> None:
         faulty(first).recover()
@@ -190,7 +190,7 @@ def claim_race() -> Transcript:
 
 
 def takeover_of_a_plan() -> Transcript:
-    """A member dies before its commit; when it is stale the next one replays its plan, exactly, then goes on."""
+    """A member dies before its commit. Once it is stale, another member repeats its exact plan, and then continues."""
     scene = Scene()
     scene.data.make(partitions=1, messages=5)
     story = Transcript(scene.broker, scene.clock)
@@ -206,7 +206,7 @@ def takeover_of_a_plan() -> Transcript:
 
 
 def at_most_once_killed_after_its_commit() -> Transcript:
-    """A member dies between its commit and its work: the batch is dropped, nobody processes it twice."""
+    """A member dies between its commit and its work. The batch is dropped, so that no member processes it twice."""
     scene = Scene()
     scene.data.make(partitions=1, messages=5)
     story = Transcript(scene.broker, scene.clock)
@@ -220,7 +220,7 @@ def at_most_once_killed_after_its_commit() -> Transcript:
 
 
 def pause_and_set_position() -> Transcript:
-    """In a pause the batch in hand is finished and nothing is claimed; then the position is set back."""
+    """During a pause a member finishes its batch, and none claims. Then an operator sets the position back."""
     site = Site()
     story = Transcript(site.broker, site.clock)
     acting = GroupAdmin(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
@@ -233,10 +233,10 @@ def pause_and_set_position() -> Transcript:
     story.report_error(member.member.instance, lambda: member.plan({0: 70}))
     member.release()
     acting.set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
-    story.tell("the pause that was in force is put back")
+    story.tell("the pause that was in force is restored")
     story.advance(60_000)
     (claim,) = waiting.claim([0])
-    story.tell(f"{waiting.member.instance} begins at {claim.offset} in generation {claim.generation}")
+    story.tell(f"{waiting.member.instance} starts at {claim.offset} in generation {claim.generation}")
     waiting.beat()
     waiting.plan({0: 20})
     waiting.commit({0: 20})
@@ -245,7 +245,7 @@ def pause_and_set_position() -> Transcript:
 
 
 def effectively_once_half_taken_over() -> Transcript:
-    """A member dies in the middle of its commit: two others take over what is left, and find it in the output."""
+    """A member dies during its commit. Two others take over its partitions, and find the rows in the output."""
     scene = Scene()
     scene.data.make(partitions=3, messages=5)
     story = Transcript(scene.broker, scene.clock)
@@ -261,7 +261,7 @@ def effectively_once_half_taken_over() -> Transcript:
 
 
 def zombie_fenced() -> Transcript:
-    """A member is stopped just before its commit and goes on after its successor has begun: it commits nothing."""
+    """A member stops just before its commit, and continues after its successor has started. It commits nothing."""
     site = Site()
     story = Transcript(site.broker, site.clock)
     late = site.owner_of(0)
@@ -270,16 +270,16 @@ def zombie_fenced() -> Transcript:
 
     def sleep() -> None:
         faulty(late).recover()
-        story.tell(f"{late.member.instance} is stopped as it sends its commit")
+        story.tell(f"{late.member.instance} stops as it sends its commit")
         story.advance(2 * HI_MS + 1)
         (claim,) = successor.claim([0])
         successor.beat()
         story.tell(f"{successor.member.instance} takes over [{claim.offset}, {claim.plan_end})")
-        story.tell(f"{late.member.instance} goes on")
+        story.tell(f"{late.member.instance} continues")
 
     faulty(late).before_append = sleep
     story.report_error(late.member.instance, lambda: late.commit({0: 5}))
-    story.tell(f"{late.member.instance} holds {list(late.claims)} and says no more")
+    story.tell(f"{late.member.instance} holds {list(late.claims)} and writes no more records")
     successor.commit({0: 5})
     successor.release()
     return story
@@ -296,7 +296,7 @@ SCENARIOS: Final = (
 
 
 def _die(story: Transcript, scene: Scene, mode: DeliveryMode, at: KillPoint, max_records: int | None = None) -> None:
-    """Let a member work until it dies at `at`."""
+    """Let a member process a batch until it is killed at `at`."""
     member = scene.delivery(mode, log=KillableLog(scene.log(), at))
     try:
         scene.work(member, max_records=max_records)
@@ -304,22 +304,22 @@ def _die(story: Transcript, scene: Scene, mode: DeliveryMode, at: KillPoint, max
         story.tell(f"{member.run_id} is killed")
         _report_counts(story, scene, mode)
     else:
-        raise AssertionError(f"it was to die {at}")
+        raise AssertionError(f"the member was not killed at {at}")
 
 
 def _work(story: Transcript, scene: Scene, mode: DeliveryMode, partitions: tuple[int, ...] | None = None) -> None:
-    """Let a member work on one batch, and tell what it was."""
+    """Let a member process one batch, and add its ranges as an annotation."""
     member = scene.delivery(mode)
     batch = scene.work(member, partitions=partitions)
     if batch.idle is not None:
         story.tell(f"{member.run_id} has nothing to do: {batch.idle.text}")
         return
     ranges, skipped = (", ".join(map(str, each)) or "nothing" for each in (batch.ranges, batch.skipped))
-    story.tell(f"{member.run_id} has processed {ranges}; done before: {skipped}")
+    story.tell(f"{member.run_id} has processed {ranges}; skipped: {skipped}")
 
 
 def _report_counts(story: Transcript, scene: Scene, mode: DeliveryMode) -> None:
-    """Tell how often each message is in the output."""
+    """Add an annotation that shows how often each message is in the output."""
     counts = scene.counts(mode)
     times = Counter(counts[place] for place in scene.data.all_messages())
     story.tell("messages of the topic in the output: " + ", ".join(f"{times[n]} of them {n}x" for n in sorted(times)))
@@ -330,7 +330,7 @@ Scenario = Callable[[], Transcript]
 
 @contextmanager
 def counted_ids() -> Iterator[None]:
-    """Let instance ids be counted by run instead of drawn."""
+    """Replace random instance ids with counters for each run."""
     counts: Counter[str] = Counter()
 
     def next_id(run_id: str) -> str:
@@ -344,19 +344,19 @@ def counted_ids() -> Iterator[None]:
 
 
 def path_of(scenario: Scenario) -> Path:
-    """Say where a scenario's transcript is kept."""
+    """Return the path of a scenario's transcript."""
     return FOLDER / f"{scenario.__name__}.txt"
 
 
 def render(scenario: Scenario) -> str:
-    """Play a scenario and give its transcript."""
+    """Run a scenario and return its transcript."""
     with counted_ids():
         story = scenario()
     return "\n".join((_heading(scenario), scenario.__doc__ or "", "", COLUMNS, "", *story.lines())) + "\n"
 
 
 def page() -> str:
-    """Give the page of the documentation, made of the transcripts as they are kept."""
+    """Return the page of the documentation, from the stored transcripts."""
     parts = [INTRODUCTION]
     for scenario in SCENARIOS:
         text = path_of(scenario).read_text()

@@ -1,6 +1,6 @@
-"""A deployment's code location (docs/coordinator-example.md): one of several that share the partitions of a topic.
+"""Code location of one of several deployments that share the partitions of a topic (docs/coordinator-example.md).
 
-Each is started with a `MARSHAL_MEMBER` of its own. They write into one folder, each message once.
+Each deployment has its own `MARSHAL_MEMBER`. All write to the same folder, each message once.
 """
 
 import os
@@ -30,7 +30,7 @@ sink = marshal.FileSink(os.environ["PARCELS_FOLDER"])
 
 @marshal.marshal_asset(topic="parcels", sink=sink, spark_config=SPARK)
 def parcels(_: dg.AssetExecutionContext, __: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
-    """Take each message as it is."""
+    """Keep each message as text."""
     return frame.selectExpr("partition", "offset", "string(value) AS parcel")
 
 

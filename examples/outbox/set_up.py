@@ -1,4 +1,4 @@
-"""Makes what the example needs, where it is missing: the topics, the tables of the result, and the outbox."""
+"""Create the topics, the tables of the sink and the outbox of the example, if they do not exist."""
 
 from delays import KAFKA, outbox, sink
 from pyspark.sql.types import StructType

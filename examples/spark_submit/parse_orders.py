@@ -1,4 +1,4 @@
-"""What Spark runs: it parses the orders of the batch that it was submitted for into JSON files."""
+"""Script for `spark-submit`: convert the orders of the submitted batch to JSON files."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""A job whose batches are processed by a script of its own, submitted to Spark, through Dagster Pipes.
+"""A job that submits a script to Spark for each batch, with Dagster Pipes.
 
-The run claims, sends the heartbeats while the script works, and commits when the script has ended well; what the script
-logs and reports comes back into the run.
+The run claims the batch and sends heartbeats while the script works. It commits if the script succeeds. The run shows
+what the script logs and reports.
 """
 
 import os
@@ -19,7 +19,7 @@ OUTPUT = Path(os.environ.get("ORDERS_OUTPUT", "orders"))
 def parse_orders(
     context: dg.OpExecutionContext, claimer: ClaimerResource, pipes: dg.ResourceParam[dg.PipesSubprocessClient]
 ) -> None:
-    """Claim what there is of the topic and have the script parse it."""
+    """Claim a batch of the topic, and process it with the script."""
     sink = FileSink(OUTPUT, format="json")
     with claimer.claimed_batch(context, topic="orders", sink=sink) as batch:
         if batch.idle is not None:
@@ -33,7 +33,7 @@ def parse_orders(
 
 @dg.job(executor_def=dg.in_process_executor)
 def orders() -> None:
-    """One batch."""
+    """Process one batch."""
     parse_orders()
 
 

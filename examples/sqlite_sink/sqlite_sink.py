@@ -1,4 +1,4 @@
-"""A sink of rows in a table of SQLite, for effectively once."""
+"""A sink that writes rows to a SQLite table, for effectively-once delivery."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,22 +33,22 @@ CREATE TABLE IF NOT EXISTS taken (
 
 
 class SqliteSink(Sink):
-    """Rows (partition, offset, value) in the table `result` of the file `path`, beside the ranges that they are of."""
+    """Writes rows (partition, offset, value) to the table `result` in the file `path`, and their ranges to `taken`."""
 
     supports_unordered_ranges = True
 
     def __init__(self, path: str, *, shared_by_groups: bool = False, previous_group: str | None = None) -> None:
-        """Name the output."""
+        """Set the file and the groups that may write to it."""
         self.path = path
         self._groups = OutputGroups(f"file {path}", shared_by_groups, previous_group)
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
-        """Judge each range by those taken before."""
+        """Compare each range with those taken before."""
         with self._transaction() as database:
             return self._judge(database, ranges)
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:  # noqa: ARG002
-        """Every row has its offset, so each can be replaced."""
+        """Return None: every row has its offset, so each range can be replaced."""
         return None
 
     def write(
@@ -58,7 +58,7 @@ class SqliteSink(Sink):
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Write the rows and the ranges in one transaction, which begins with the judging."""
+        """Write the rows and the ranges in one transaction, which first compares the ranges again."""
         check_columns(frame.schema, reserved=())
         if "offset" not in frame.columns:
             raise ConfigurationError("the result has no column 'offset': keep it")
@@ -105,7 +105,7 @@ class SqliteSink(Sink):
         return verdicts
 
     def _held(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
-        """Return the ranges at which there are rows of their group."""
+        """Return the ranges that have rows of their group."""
         rows = (
             'SELECT 1 FROM result WHERE "group" = ? AND topic = ? AND data_topic_id = ? AND partition = ?'
             ' AND "offset" >= ? AND "offset" < ?'

@@ -1,4 +1,4 @@
-"""The sink keeps the promise of effectively once."""
+"""Check that the sink provides effectively-once delivery."""
 
 import sqlite3
 from contextlib import closing
@@ -11,21 +11,21 @@ from sqlite_sink import TABLES, SqliteSink
 
 
 class SqliteOutput(Target):
-    """A file of its own."""
+    """Output in a file of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "output.db")
 
     def sink(self) -> SqliteSink:
-        """Open it as another process would."""
+        """Open it like another process."""
         return SqliteSink(self.path)
 
     def shared_sink(self) -> SqliteSink:
-        """Open it as a process of several groups would."""
+        """Open it like a process whose output several groups share."""
         return SqliteSink(self.path, shared_by_groups=True)
 
     def rows(self) -> list[Row]:
-        """Read the table as it is."""
+        """Read all rows of the table."""
         with closing(sqlite3.connect(self.path)) as database:
             database.executescript(TABLES)
             return database.execute('SELECT partition, "offset", value FROM result').fetchall()
@@ -33,5 +33,5 @@ class SqliteOutput(Target):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_sink_conforms(case: Case, tmp_path: Path) -> None:
-    """Every case of the kit holds."""
+    """Each case of the conformance kit passes."""
     case.check(SqliteOutput(tmp_path))

@@ -1,4 +1,4 @@
-"""Writes 60,000 orders into topic `orders`, which it makes if need be. An order's value is the name of its shop."""
+"""Write 60,000 orders to topic `orders`, and create the topic if it is missing. An order is the name of its shop."""
 
 import os
 

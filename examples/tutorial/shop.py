@@ -1,4 +1,4 @@
-"""The tutorial's code location (docs/tutorial.md): counts the orders of each shop, each order once."""
+"""The tutorial's code location (docs/tutorial.md): count the orders of each shop, each order once."""
 
 import time
 from pathlib import Path
@@ -17,9 +17,9 @@ sink = marshal.FileSink(Path(__file__).with_name("output"))
 
 @marshal.marshal_asset(topic="orders", sink=sink, max_records=20_000)
 def orders_per_shop(context: dg.AssetExecutionContext, batch: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
-    """Orders of each shop."""
+    """Number of orders of each shop."""
     context.log.info("batch %s", batch.batch_id)
-    time.sleep(10)  # so that there is time to kill it
+    time.sleep(10)  # leaves time to kill the run
     return frame.selectExpr("partition", "CAST(value AS STRING) AS shop").groupBy("partition", "shop").count()
 
 

@@ -1,4 +1,4 @@
-"""Shows what the output holds: orders of each shop."""
+"""Show the orders of each shop in the output."""
 
 from shop import sink
 

@@ -13,8 +13,8 @@ from tests.fault_harness.journal import Journal, now_ms
 class Did(StrEnum):
     """What a line reports."""
 
-    STARTS = "is told to start"
-    STOPS = "is told to stop"
+    STARTS = "must start"
+    STOPS = "must stop"
     STOPPED = "has stopped"
     WORKS = "works under a lease"
     COMMITTED = "has committed"

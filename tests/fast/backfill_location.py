@@ -6,5 +6,5 @@ DEFINITIONS: Any = None
 
 
 def definitions() -> Any:  # noqa: ANN401 - Dagster's own type, given by the test
-    """Give what the test put here."""
+    """Return the definitions that the test has set."""
     return DEFINITIONS

@@ -1,4 +1,4 @@
-"""`check_docstrings` finds public functions, classes and fields whose documentation lacks a part."""
+"""Tests of `tools.check_docstrings`, which finds public functions, classes and fields with incomplete documentation."""
 
 import ast
 from pathlib import Path
@@ -8,9 +8,23 @@ import pytest
 from tools import check_docstrings
 from tools.check_docstrings import findings, locate, public_names, sections_of
 
+LOAD = '''
+LIMIT = 1
+
+@overload
+def load(topic: str) -> str:
+    """Load a topic."""
+
+def load(): pass
+class Loader:
+    """A loader."""
+    def close(self): pass
+    def load(self): pass
+'''
+
 
 def found(source: str) -> list[str]:
-    """Check the first definition of Python source."""
+    """Return the findings of the first definition in `source`."""
     definition = ast.parse(source).body[0]
     assert isinstance(definition, ast.ClassDef | ast.FunctionDef)
     return [reason for _, reason in findings(definition)]
@@ -36,14 +50,14 @@ def load(topic: str, *names: str, limit: int = 1, _clock: object = None) -> list
 
 
 def test_a_documented_function_gives_no_finding() -> None:
-    """Each parameter has an entry. What is returned has a section, or the first line begins with Return."""
+    """Each parameter has an entry; the result has a section, or the first line starts with Return."""
     assert found(DOCUMENTED) == []
     assert found('def load() -> int:\n    """Return the offset."""\n') == []
     assert found('def load() -> None:\n    """Load the offsets."""\n') == []
 
 
 def test_entries_are_those_at_the_first_depth_of_their_section() -> None:
-    """A continuation line is not an entry, and a section ends where the indentation does."""
+    """A continued line is not an entry, and a section ends at the first line that is indented less."""
     docstring = ast.get_docstring(ast.parse(DOCUMENTED).body[0])  # type: ignore[arg-type]
     assert sections_of(docstring or "") == {
         "Args": {"topic", "names", "limit"},
@@ -74,7 +88,7 @@ def test_entries_are_those_at_the_first_depth_of_their_section() -> None:
     ],
 )
 def test_what_is_missing_is_found(source: str, reason: str) -> None:
-    """Parameters, returned values, fields and docstrings that are not documented are reported."""
+    """Undocumented parameters, results and fields are reported, and missing docstrings."""
     assert found(source) == [reason]
 
 
@@ -90,30 +104,51 @@ def test_what_is_missing_is_found(source: str, reason: str) -> None:
     ],
 )
 def test_described_and_private_members_give_no_finding(body: str) -> None:
-    """A field is described below it, by `description=` or in its class; private members are left out."""
+    """A field is described below it, by `description=` or in its class; private members are ignored."""
     assert found(f'class Batch:\n    """A batch."""\n    {body}\n') == []
 
 
 def test_fields_may_be_described_in_the_class() -> None:
-    """`Attributes:` and `Args:` of a class document its fields and the parameters of `__init__`."""
+    """`Attributes:` and `Args:` of the class describe its fields and the parameters of `__init__`."""
     assert (
         found('class Batch:\n    """A batch.\n\n    Attributes:\n        offset: Next.\n    """\n    offset: int\n')
         == []
     )
 
 
+def test_a_function_that_only_raises_has_no_result() -> None:
+    """A result is documented unless the function always raises; an abstract method documents what overrides return."""
+    body = 'def load() -> int:\n    """Refuse."""\n    raise {}\n'
+    assert found(body.format('ValueError("no")')) == []
+    assert found(body.format("NotImplementedError")) == ["load does not document what it returns"]
+
+
+def test_hidden_members_give_no_finding() -> None:
+    """Methods and fields that the API reference hides need no documentation."""
+    (definition,) = ast.parse('class Batch:\n    """A batch."""\n    offset: int\n    def load(self): pass').body
+    assert isinstance(definition, ast.ClassDef)
+    assert list(findings(definition, hidden=["offset", "load"])) == []
+
+
 def test_the_command_follows_the_public_names_through_re_exports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Public names are read from the package's `__init__`; constants have no definition to check."""
-    package = tmp_path / "marshal_dagster"
-    (package / "batches").mkdir(parents=True)
-    (package / "__init__.py").write_text('_NAMES: dict[str, str] = {"batches": "load LIMIT"}\n')
-    (package / "batches" / "__init__.py").write_text("from marshal_dagster.batches.load import load as load\n")
-    (package / "batches" / "load.py").write_text("LIMIT = 1\n\ndef load(): pass\n")
+    """Public names are read from the package's `__init__`; hidden members and constants are not checked."""
+    files = {
+        "tools/api_reference.py": 'INTERNAL: Final = {"batches.load.Loader": "load"}\n',
+        "marshal_dagster/__init__.py": '_NAMES: dict[str, str] = {"batches": "load Loader LIMIT"}\n',
+        "marshal_dagster/batches/__init__.py": "from marshal_dagster.batches.load import Loader, load as load\n",
+        "marshal_dagster/batches/load.py": LOAD,
+    }
+    for place, text in files.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(text)
     monkeypatch.setattr(check_docstrings, "__file__", f"{tmp_path}/tools/check_docstrings.py")
     assert check_docstrings.main() == 1
-    assert capsys.readouterr().out == "marshal_dagster/batches/load.py:3: load has no docstring\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "marshal_dagster/batches/load.py:8: load has no docstring",
+        "marshal_dagster/batches/load.py:11: Loader.close has no docstring",
+    ]
     assert locate(tmp_path, "marshal_dagster.batches", "LIMIT") is None
 
 

@@ -190,7 +190,7 @@ def test_only_what_a_person_must_mend_is_of_the_configuration(error: type[psycop
     """A failover, or a server that is read-only for a while, must not end the harvester."""
     tables = OutboxTables(Database("host=nowhere"))
     with pytest.raises(MarshalError) as raised, tables.telling():
-        raise error("said so")
+        raise error("refused")
     assert type(raised.value) is kind
 
 

@@ -997,7 +997,7 @@ def test_a_late_plan_after_the_release_changes_nothing(site: Site) -> None:
         lambda site: site.broker.recreate(),
         lambda site: site.broker.recreate(partitions=7),
     ],
-    ids=["truncated", "made anew", "repartitioned"],
+    ids=["truncated", "re-created", "repartitioned"],
 )
 def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site], None]) -> None:
     """If the log was replaced or truncated, each step fails with a clear error.

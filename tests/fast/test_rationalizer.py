@@ -168,7 +168,7 @@ def test_a_broker_that_was_away_costs_nothing(site: Site) -> None:
 
 CHANGES: dict[str, Callable[[Site], None]] = {
     "truncated": lambda site: site.broker.truncate(site.home, 1),
-    "made anew": lambda site: site.broker.recreate(),
+    "re-created": lambda site: site.broker.recreate(),
     "repartitioned": lambda site: site.broker.recreate(partitions=7),
 }
 

@@ -284,7 +284,7 @@ def test_a_range_that_is_done_cannot_be_lost(measured: Measured) -> None:
     claimer.plan({0: 5})
     claimer.commit({0: 5})
 
-    claimer._claim_set._lose_all("the log was made anew")
+    claimer._claim_set._lose_all("the log was re-created")
 
     assert measured.values("marshal.claims") == {"won": 2, "lost": 1}
 

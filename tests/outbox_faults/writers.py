@@ -90,7 +90,7 @@ class Writer(threading.Thread):
                 except psycopg.OperationalError:
                     self._counted.failed += 1
                     self.over.wait(0.2)
-        except BaseException as error:  # noqa: BLE001 - the run tells it
+        except BaseException as error:  # noqa: BLE001 - the run reports it
             self.failure = error
 
     def _write(self, connection: Connection) -> None:

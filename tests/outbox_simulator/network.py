@@ -131,5 +131,5 @@ def _ignoring_errors(effect: Callable[[], object]) -> None:
         effect()
     except KilledError:
         raise
-    except Exception:  # noqa: BLE001, S110 - nobody is there any more to be told
+    except Exception:  # noqa: BLE001, S110 - the process that would get the error is gone
         pass

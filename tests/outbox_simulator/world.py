@@ -158,7 +158,7 @@ class World:
             self.judge.at_the_end(self.scheduler.now_ms)
             self.scheduler.kill_all()
         for process, error in self.scheduler.failures:
-            self._fail("nothing fails but as is said", f"{process.name}: {traceback.format_exception(error)[-3:]}")
+            self._fail("no process fails unexpectedly", f"{process.name}: {traceback.format_exception(error)[-3:]}")
         return Result(
             self.scenario.seed,
             tuple(self.violations),

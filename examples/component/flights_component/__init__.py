@@ -1,1 +1,1 @@
-"""The deployment of `definitions.py` as a component: see `defs/flights/defs.yaml`."""
+"""The deployment of the repository's `definitions.py` as a component: see `defs/flights/defs.yaml`."""

@@ -1,4 +1,4 @@
-"""What `dg` loads: all that is below `defs`."""
+"""Entry point of `dg`: loads all components below `defs`."""
 
 from pathlib import Path
 
@@ -7,5 +7,5 @@ import dagster as dg
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Load it."""
+    """Load the components."""
     return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)

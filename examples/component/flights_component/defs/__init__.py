@@ -1,1 +1,1 @@
-"""One folder for each component."""
+"""Components, one folder each."""

@@ -1,1 +1,1 @@
-"""The topic `flights`."""
+"""The component for topic `flights`."""

