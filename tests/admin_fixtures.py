@@ -142,6 +142,6 @@ def at_work_on(site: Site, monkeypatch: pytest.MonkeyPatch, *modules: object, to
             monkeypatch.setattr(module, "AssignmentCache", lambda _: NOBODYS)
 
 
-def act(capsys: pytest.CaptureFixture[str], *arguments: Any) -> Answer:  # noqa: ANN401 - words
+def act(capsys: pytest.CaptureFixture[str], *arguments: Any) -> Answer:  # noqa: ANN401 - arguments of any type
     """Run a command line against a server that is not contacted."""
     return call(capsys, *map(str, arguments), "-b", "somewhere:1")

@@ -126,7 +126,7 @@ class OutputTarget(Target):
         self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = ("partition", "offset", "value")
     ) -> "DataFrame":
         """Return a fake frame."""
-        return self.output.frame(rows, columns)  # type: ignore[no-any-return] # as much of one as is asked for
+        return self.output.frame(rows, columns)  # type: ignore[no-any-return] # it has the methods that are needed
 
     def unreadable(self) -> "DataFrame":
         """Return a fake frame that fails when its rows are read."""

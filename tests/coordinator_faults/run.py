@@ -205,7 +205,7 @@ class Run(FaultRun[Process, Line, Tally]):
             self._fail("nothing is stopped without a coordinator", str(stops[:5]))
         still = {place for place in self._places() if self._offsets().get(place, 0) <= offsets.get(place, 0)}
         if still:
-            self._fail("progress goes on without a coordinator", f"no progress of {sorted(still)[:5]}")
+            self._fail("progress continues without a coordinator", f"no progress of {sorted(still)[:5]}")
         for each in self.coordinators:
             self._start_again(each)
 

@@ -60,7 +60,7 @@ class Session:
 Session.__module__ = "pyspark.sql.connect.session"
 
 
-def session(settings: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - stands in for Spark's
+def session(settings: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - replaces Spark's
     """Return a session on a server."""
     return Session(settings)
 

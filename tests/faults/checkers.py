@@ -122,7 +122,7 @@ class Trial:
         self.output = Output()
         for part, done in self._done().items():
             place = evidence.place(part.partition)
-            self.output.attempts.append(Attempt(part, place, done=done))  # type: ignore[arg-type] # it has what is asked for
+            self.output.attempts.append(Attempt(part, place, done=done))  # type: ignore[arg-type] # it has the fields that are needed
         for message, count in evidence.rows.items():
             self.output.rows[message] = Counter({0: count})
 
@@ -309,7 +309,7 @@ class Trial:
                 self._fail("an observing reader never claims", run_id)
             errors = {entry.error for entry in entries if isinstance(entry, Refused)}
             if "IncompleteLogError" not in errors:
-                self._fail("an observing reader says so", f"{run_id} reported {errors}")
+                self._fail("an observing reader reports that", f"{run_id} reported {errors}")
 
     def _check_deserted(self) -> None:
         """A member whose coordination topic was deleted reports that."""
