@@ -140,9 +140,9 @@ class ClaimedBatch:
             delivery: the session of the batch.
             context: the data topic and the group's keys.
             claimer: claims whole partitions.
-            range_claimer: claims ranges. With it, whole partitions are claimed only to finish a plan of one.
+            range_claimer: claims ranges. With it, a whole partition is claimed only to finish its open plan.
             sink: the output, in effectively once.
-            only_positions: only give keys their first position; the batch is idle then.
+            only_positions: only set the first position of keys; the batch is idle then.
         """
         self.request = context.request
         """The options of the batch."""
@@ -318,11 +318,11 @@ class ClaimedBatch:
         self._context.check_topic()
 
     def begin_processing(self) -> None:
-        """Get the permission to process the `ranges`.
+        """Check that the `ranges` may be processed now.
 
-        Call it before you read the ranges in another way than with `read`. In at most once it plans, announces and
-        commits the ranges now. Ranges without permission are in `dropped`, even if this raises. With a late plan, the
-        plan is written now.
+        Call it before you read the ranges in another way than with `read`. In at most once, it plans, announces and
+        commits the ranges. Ranges that may not be processed are in `dropped`, even if this raises. A late plan is
+        written now.
 
         Raises:
             PlanRejectedError: a plan was refused.

@@ -70,7 +70,7 @@ def _text(found: FailingPart, ranges: Sequence[ClaimedRange]) -> str:
         reads, hint = (
             ("cannot be read by Spark", "its sender") if found.is_unreadable else ("fails in Spark", "the code")
         )
-        why = " (its time is beyond what a timestamp of Spark holds)" if "long overflow" in found.error else ""
+        why = " (its time is beyond the range of Spark's timestamps)" if "long overflow" in found.error else ""
         text, which = f"the message of {place} {reads}: {found.error}{why}. Correct {hint}", "it"
     elif found.is_smallest:
         text = f"no single message fails: those of {place} fail together, and neither half of them fails alone"
