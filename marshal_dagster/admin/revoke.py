@@ -66,7 +66,7 @@ class ClaimRevoker(LogUser):
             return self._held(world)
 
     def carry_out(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
-        """Revoke `claims` and return those that the log shows as revoked; the others have another owner by now.
+        """Revoke `claims` and return those that the log shows as revoked; the others have another owner meanwhile.
 
         In a Go group nothing can be revoked. Instead, a new instance claims each partition at its offset and releases
         it. A partition without an offset stays claimed until its owner is stale. A live Go owner takes the others back
@@ -145,7 +145,7 @@ def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range]
 def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
     """Return the message that the owner `named` has no claim in the selected partitions, with all owners."""
     owners = ", ".join(dict.fromkeys(repr(claim.owner.instance) for claim in held)) or "none"
-    return f"{named!r} has no claim of topic {topic!r} in the selected partitions; owners of its claims: {owners}"
+    return f"{named!r} has no claim of topic {topic!r} in the selected partitions; the topic's owners: {owners}"
 
 
 def _held(group: Group, number: int, key: Key, at_ms: int) -> Iterator[HeldClaim]:
