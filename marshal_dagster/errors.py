@@ -23,8 +23,8 @@ class MarshalError(Exception):
         The message states what happened and to which group, topic or partition. The subclass states the kind of error.
 
     Action:
-        Follow the message and the entry of the subclass. If the class is `MarshalError` itself, the message is all
-        there is.
+        Follow the message and the entry of the subclass. If the class is `MarshalError` itself, only the message has
+        details.
 
     Example:
         ```python
@@ -45,7 +45,7 @@ class ConfigurationError(MarshalError):
 
     Meaning:
         The operation was refused. It would fail again with the same configuration. If the message names your function,
-        the failed run does not count as an attempt at its batch.
+        the failed run does not count as an attempt to process its batch.
 
     Cause:
         A field of a resource, a run config, a command-line option or an argument has a value that cannot work. Or the
@@ -177,8 +177,8 @@ class CoordinationLogChangedError(MarshalError):
         restored from a backup looks the same.
 
     Action:
-        Stop all members and look at `marshal-dagster doctor`, then follow the runbook. If the message ends with
-        "look again", repeat the command.
+        Stop all members and run `marshal-dagster doctor`, then follow the runbook. If the message ends with "run the
+        command again", repeat the command.
 
     More:
         docs/runbook.md#the-coordination-topic-was-deleted-or-truncated
@@ -291,7 +291,7 @@ class GroupPausedError(MarshalError):
         Nothing was lost. Runs of the group claim again when the pause ends.
 
     Cause:
-        An operator or a command paused the group. The message names who paused it and when the pause ends.
+        An operator or a command paused the group. The message names the end of the pause and the instance that paused.
 
     Action:
         Wait for the end of the pause, or end it with `marshal-dagster resume GROUP`.
@@ -309,7 +309,7 @@ class ClaimLostError(MarshalError):
         In at most once, messages whose commit was already written are not processed again.
 
     Cause:
-        The lease ended because no heartbeat was accepted in time: a broker was down, or the process was stopped or
+        The lease ended because no heartbeat was accepted in time: a broker was down, or the process was suspended or
         starved of CPU. Or another run, a sensor or an operator took the partition over. The message names the present
         owner if it is known.
 
@@ -335,8 +335,8 @@ class CommitFailedError(MarshalError):
         plan, or lies before the position that the heartbeats report.
 
     Action:
-        Let the next run repeat the batch. If it happens again, check the brokers with `marshal-dagster doctor`. In code
-        that commits by itself, commit exactly to the end of the plan.
+        Let the next run repeat the batch. If it happens again, check the brokers with `marshal-dagster doctor`. If your
+        code commits by itself, commit exactly up to the end of the plan.
 
     More:
         docs/runbook.md#a-broker-is-down
@@ -354,8 +354,8 @@ class PlanRejectedError(MarshalError):
         or the plan does not fit what is held. The message gives the reason.
 
     Action:
-        Let the next run plan the batch again. In code that plans by itself, plan once before a commit, and only inside
-        of what the claim holds.
+        Let the next run plan the batch again. If your code plans by itself, plan once before a commit, and only offsets
+        that the claim holds.
 
     More:
         docs/delivery.md#the-steps
@@ -383,7 +383,7 @@ class PositionNotSetError(MarshalError):
 
 
 class SettingsNotSetError(MarshalError):
-    """The settings of a group were not changed, or only in some of the coordination partitions.
+    """The settings of a group were not changed, or were changed in only some of the coordination partitions.
 
     Meaning:
         The group keeps its old settings in the coordination partitions that the message names.
@@ -500,7 +500,18 @@ class FailingRecordError(MarshalError):
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that could not be decoded, and the reason."""
+    """A record that could not be decoded, and the reason. `str()` gives `topic/partition offset N (reason)`.
+
+    Example:
+        ```python
+        try:
+            rows = decoded.or_fail()
+        except DecodeError as error:
+            for record in error.first:
+                print(record.topic, record.partition, record.offset, record.reason)
+            raise
+        ```
+    """
 
     topic: str
     """Data topic of the record."""

@@ -1,6 +1,6 @@
 """Detached processes, such as the brokers of `devkafka`, which outlive the process that starts them.
 
-A process is identified by its pid and its start, so a signal never reaches another process with the same pid.
+A process is identified by its pid and its start time, so a signal never reaches another process with the same pid.
 """
 
 import os

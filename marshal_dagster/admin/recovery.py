@@ -314,8 +314,9 @@ class Recovery:
         for observed in self.observed.values():
             if observed.disturbed_by is not None:
                 raise RecoveryFailedError(
-                    f"another process is writing: {observed.disturbed_by} arrived since this was shown. Nothing was "
-                    "recovered; stop all members of all groups, then run `marshal-dagster recover` again"
+                    f"another process is writing to {self.identity.topic!r}: {observed.disturbed_by} arrived since "
+                    "this was shown. Nothing was recovered; stop all members of all groups, then run `marshal-dagster "
+                    "recover` again"
                 )
 
     def _require_written(self) -> None:

@@ -122,8 +122,9 @@ class RangeReprocessor:
             )
         if settings.rule_set is RuleSet.GO:
             raise ConfigurationError(
-                f"Go consumers share group {group!r}, or may because it has no settings: their heartbeats move a "
-                "position, so a range cannot be reprocessed. Use `marshal-dagster position reset` if you accept that"
+                f"Go consumers share group {group!r}, or may share it because it has no settings. Their heartbeats "
+                "move positions, so a range cannot be reprocessed: use `marshal-dagster position reset` if you accept "
+                "that"
             )
         if RANGES in settings.features:
             raise ConfigurationError(

@@ -38,9 +38,9 @@ class PlanRetrier(PositionResetter):
             raise ConfigurationError(self._nothing_to_retry(partition))
         if found and is_go:
             raise GoGroupError(
-                f"Go consumers share group {self.group!r}, or may because it has no settings, so nothing was written: "
-                "a plan there ends only with another position. Fix the cause, then launch the job with "
-                "`retry_exhausted: true` in its run config, which takes the same plan once more"
+                f"Go consumers share group {self.group!r}, or may share it because it has no settings. So its plans in "
+                f"topic {self.topic!r} end only if their positions change, and nothing was written. Fix the cause, "
+                "then launch the job with `retry_exhausted: true` in its run config: it tries the same plan once more"
             )
         return found
 

@@ -91,7 +91,7 @@ class ClaimRevoker(LogUser):
 
     @property
     def is_go(self) -> bool:
-        """Whether Go consumers share the group, or may because it has no settings, by the log as read last."""
+        """Whether Go consumers share the group, or may share it because it has no settings, by the log as read last."""
         reader = self.reader
         with reader.lock:
             return reader.world.group_of(self.group, self.topic).is_go

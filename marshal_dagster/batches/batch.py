@@ -413,8 +413,8 @@ class ClaimedBatch:
             )
         if self.outcome is not None:
             raise ConfigurationError(
-                f"write() was called twice for one batch of topic {self.request.topic!r}: write the whole result with "
-                "one call"
+                f"group {self._delivery.group!r}: write() was called twice for one batch of topic "
+                f"{self.request.topic!r}: write the whole result with one call"
             )
         self.plan()
         self.check()
@@ -581,7 +581,8 @@ class ClaimedBatch:
             self._plan()
         except MarshalError as unplanned:
             logger.warning(
-                "this attempt at %s does not count, because its plan could not be written: %s",
+                "group %r: this attempt to process %s does not count, because its plan could not be written: %s",
+                self._delivery.group,
                 list(map(str, self.all_ranges)),
                 unplanned,
             )

@@ -142,7 +142,8 @@ class BatchContext:
         for range_ in ranges:
             if range_.lost is not None:
                 logger.error(
-                    "retention deleted unread messages of %s: offsets %d to %d (exclusive) are lost",
+                    "group %r: retention deleted unread messages of %s: offsets %d to %d (exclusive) are lost",
+                    range_.group,
                     range_,
                     *range_.lost,
                 )

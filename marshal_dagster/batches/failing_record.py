@@ -52,10 +52,10 @@ def find_failing_record(
         if offsets:
             found = find_failing_part(error, read, offsets, read_part, may_continue, written=written)
     except MarshalError as ended:
-        logger.info("the search for the failing record was stopped: %s", ended)
+        logger.info("the search for the failing record in %s was stopped: %s", list(map(str, ranges)), ended)
         return None
     except Exception:
-        logger.warning("the search for the failing record failed", exc_info=True)
+        logger.warning("the search for the failing record in %s failed", list(map(str, ranges)), exc_info=True)
         return None
     return None if found is None else FailingRecordError(_text(found, ranges))
 

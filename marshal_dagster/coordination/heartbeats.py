@@ -148,7 +148,9 @@ class Heartbeats:
                         f"the batch was stopped: {error!r}. Nothing more is committed; please report this error"
                     )
                 )
-                logger.exception("the heartbeats on topic %r failed", self._claimer.topic)
+                logger.exception(
+                    "group %r: the heartbeats on topic %r failed", self._claimer.member.group, self._claimer.topic
+                )
 
     def _beat(self, now_ms: float) -> float:
         """Send heartbeats; return when the next are due (ms of the lease clock), which is very soon if these failed."""
@@ -157,7 +159,12 @@ class Heartbeats:
         except (ClaimLostError, CoordinationLogChangedError):
             raise
         except MarshalError as error:
-            logger.warning("a heartbeat on topic %r failed and is sent again: %s", self._claimer.topic, error)
+            logger.warning(
+                "group %r: a heartbeat on topic %r failed and is sent again: %s",
+                self._claimer.member.group,
+                self._claimer.topic,
+                error,
+            )
             self._failure = f"The last heartbeat failed: {error}."
             return self._claimer.clock.lease_ms() + self._interval_ms * RETRY_PART
         self._failure = ""
@@ -173,7 +180,11 @@ class Heartbeats:
         try:
             self._on_lost(error)
         except Exception:
-            logger.exception("the batch on topic %r could not be stopped; its commit will fail", self._claimer.topic)
+            logger.exception(
+                "group %r: the batch on topic %r could not be stopped; its commit will fail",
+                self._claimer.member.group,
+                self._claimer.topic,
+            )
         logger.error("the heartbeats have ended: %s", error)
 
     def _first_due_ms(self) -> float:

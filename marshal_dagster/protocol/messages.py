@@ -481,10 +481,10 @@ def render(message: Message) -> bytes:
         )
         tail = form.tail(message)
     except (_InvalidError, ValueError):
-        raise ValueError(f"not valid as a record: {message}") from None
+        raise ValueError(f"no valid record can carry this message: {message}") from None
     value = f"{head}{partition}{tail}".encode()
     if not 0 <= partition <= (0 if kind in GROUP_MESSAGES else INT32_MAX) or len(value) > MAX_VALUE_BYTES:
-        raise ValueError(f"not valid as a record: {message}")
+        raise ValueError(f"no valid record can carry this message: {message}")
     return value
 
 
