@@ -1,7 +1,7 @@
 """The exceptions that marshal-dagster raises for its users, as one tree with `MarshalError` at its root.
 
-Each class is public and importable from `marshal_dagster`. Its docstring has a fixed form: one line that states
-what happened, then `Meaning:`, `Cause:` and `Action:`, and `More:` where a page of the documentation has the details.
+Each class is public and importable from `marshal_dagster`. Its docstring has a fixed form: one line that states what
+happened, then `Meaning:`, `Cause:` and `Action:`. `More:` names pages of the documentation with details.
 `tools/error_reference.py` writes docs/reference/errors.md from these docstrings; run it after a change.
 """
 
@@ -228,8 +228,8 @@ class IncompleteLogError(MarshalError):
     """The coordination log no longer starts at offset 0 and no snapshot replaces the deleted part.
 
     Meaning:
-        The state can be observed, but nothing can be claimed or changed: the deleted records may hold a pause, a plan,
-        a position or a live owner.
+        The state can be observed, but nothing can be claimed or changed. The deleted records may have contained a
+        pause, a plan, a position or a live owner.
 
     Cause:
         Retention or `kafka-delete-records` deleted the start of the coordination topic before a snapshot was written.
@@ -252,8 +252,8 @@ class RecoveryFailedError(MarshalError):
         The recovery is not complete, so nothing can be claimed yet in the partitions that the message names.
 
     Cause:
-        A member or another `recover` wrote to the log after the preview, retention deleted more of it, or log time
-        does not advance as this machine's clock does.
+        A member or another `recover` wrote to the log after the preview, or retention deleted more of it. Or log time
+        does not advance with this machine's clock.
 
     Action:
         Stop all members of all groups, set `retention.ms` and `retention.bytes` to -1, check the brokers' clocks, then
@@ -331,8 +331,8 @@ class CommitFailedError(MarshalError):
         about heartbeats, the claims stay valid until their lease ends.
 
     Cause:
-        The brokers did not acknowledge the record in time, or the commit does not fit: it ends elsewhere than the
-        plan, or lies before the position that the heartbeats report.
+        The brokers did not acknowledge the record in time. Or the commit does not end where the plan ends, or is below
+        an offset that an earlier heartbeat reported.
 
     Action:
         Let the next run repeat the batch. If it happens again, check the brokers with `marshal-dagster doctor`. If your
@@ -350,8 +350,8 @@ class PlanRejectedError(MarshalError):
         The batch was not planned for the partitions in the message, so nothing of it was committed.
 
     Cause:
-        The group was paused or the claim was lost before the plan arrived, the brokers did not acknowledge it in time,
-        or the plan does not fit what is held. The message gives the reason.
+        The group was paused or the claim was lost before the plan arrived, or the brokers did not acknowledge it in
+        time. Or the plan has offsets that the claim does not hold. The message gives the reason.
 
     Action:
         Let the next run plan the batch again. If your code plans by itself, plan once before a commit, and only offsets
@@ -466,8 +466,8 @@ class SinkRejectedError(MarshalError):
         range is stored twice or in part.
 
     Cause:
-        Another run wrote the partition since, the output's position does not fit the range, the output belongs to
-        another group or topic, the output is damaged, or it cannot store a row. The message states which.
+        Another run wrote the partition since, or the output's position does not fit the range. Or the output belongs to
+        another group or topic, is damaged, or cannot store a row. The message states which.
 
     Action:
         If another run took over, do nothing. If the message names a row, correct the code that makes it, or skip the
@@ -598,8 +598,8 @@ class BatchAbortedError(MarshalError):
         batch. In at most once, messages whose commit was already written are not processed again.
 
     Cause:
-        The run was canceled, the block ended without reading or writing its batch, the Spark session or the script
-        ended, a disk was full, or heartbeats failed. The message states which.
+        The run was canceled, or the block ended without reading or writing its batch. Or the Spark session or the
+        script ended, a disk was full, or heartbeats failed. The message states which.
 
     Action:
         After a cancellation, do nothing. Otherwise remove the cause in the message. If the block reads Kafka by itself,

@@ -56,7 +56,7 @@ def is_free(port: int) -> bool:
 
 def _bind_error(port: int) -> OSError | None:
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        # As the JVM does, so that connections of an earlier broker in TIME_WAIT are no obstacle.
+        # As the JVM does, so that connections of an earlier broker in TIME_WAIT do not make this fail.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

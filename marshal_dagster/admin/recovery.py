@@ -89,7 +89,7 @@ class ObservedPartition:
 
     @property
     def groups(self) -> dict[str, Group]:
-        """The known state of each group; what this partition does not show is taken from the others.
+        """The known state of each group; values that this partition does not show come from the other partitions.
 
         Settings and pauses are written to all coordination partitions. Settings that this partition shows may have been
         refused, because an incomplete log does not show whether they were.
@@ -222,8 +222,8 @@ class Recovery:
         """Append the Marks, wait between them, write the snapshots, and return the recovered coordination partitions.
 
         `confirmed` has the offset of each partition of each group. `heartbeat_interval_ms` is the longest interval that
-        any member is configured with, if longer than those shown. `settings` are those of groups of which no settings
-        are left.
+        any member is configured with, if longer than those shown. `settings` has the settings of groups that have none
+        in the rest of the log.
 
         Raises `RecoveryFailedError` if any record but a Mark arrived since `look`; then no snapshot was written. Raises
         `TimestampTypeError` if a Mark was stored with its sender's timestamp; `CoordinationLogChangedError`,

@@ -107,7 +107,7 @@ class PositionResetter(LogUser):
     ) -> Sequence[PositionChange]:
         """Return the position changes, sorted by partition; nothing is written.
 
-        `new_group` allows a group of which the log has no record. `is_set_later` is false if nothing is set after this
+        `new_group` allows a group that has no record in the log. `is_set_later` is false if nothing is set after this
         call.
 
         Raises `GoGroupError` if the operator must confirm something first (see `way`) and `is_set_later`;

@@ -55,7 +55,7 @@ class ClaimRevoker(LogUser):
     def look(self) -> Sequence[HeldClaim]:
         """Read the log to its end and return all claims, sorted by partition and offset.
 
-        Raises `ConfigurationError` for a group of which the log has no record; `IncompleteLogError` if the log is
+        Raises `ConfigurationError` for a group that has no record in the log; `IncompleteLogError` if the log is
         incomplete, so that epochs are unknown; `UnavailableError`, `CoordinationLogChangedError`.
         """
         reader = self.reader
@@ -66,7 +66,7 @@ class ClaimRevoker(LogUser):
             return self._held(world)
 
     def carry_out(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
-        """Revoke `claims` and return those that the log shows as revoked; the others have another owner meanwhile.
+        """Revoke `claims` and return those that the log shows as revoked; the others now have another owner.
 
         In a Go group nothing can be revoked. Instead, a new instance claims each partition at its offset and releases
         it. A partition without an offset stays claimed until its owner is stale. A live Go owner takes the others back

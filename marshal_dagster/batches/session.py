@@ -149,6 +149,12 @@ class BatchSession:
         """Return a batch that only sets first positions, and is idle.
 
         It writes an offset and a data topic id for each key of `request.partitions`, so that ranges can be claimed.
+
+        Args:
+            request: the options of the batch; its ranges and limits are not used.
+
+        Returns:
+            A batch that has not claimed anything yet.
         """
         whole = replace(request, ranges=None, max_records=None, max_claims=None)
         return self._batch(whole, None, only_positions=True)

@@ -131,6 +131,13 @@ class SubmittedBatch:
     """
 
     def __init__(self, folder: Path, handed: BatchManifest, stack: ExitStack) -> None:
+        """Read the options of the Kafka connection; call `submitted_batch` to get a batch.
+
+        Args:
+            folder: the folder that the run shares with this script.
+            handed: the description of the batch, from that folder.
+            stack: ends the batch's Spark jobs when it is closed.
+        """
         self.batch_id = handed.batch_id
         """The instance id of the batch's claims; it is unique to the batch."""
         self.topic = handed.topic

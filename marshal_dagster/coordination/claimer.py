@@ -205,9 +205,9 @@ class Claimer(BaseClaimer[Claim]):
     def commit_before_processing(self, ends: Mapping[int, int]) -> frozenset[int]:
         """Commit the ends of plans before their messages are processed (at most once).
 
-        A partition may be processed only if this instance's own record moved its offset from the plan's start to the
-        plan's end, and while its lease lasts (protocol.md, section 6, "At most once"). The caller must drop the other
-        partitions, and all of them if this raises.
+        A partition may be processed only while its lease lasts, and only if this instance's own record moved its offset
+        from the plan's start to the plan's end (protocol.md, section 6, "At most once"). The caller must drop the other
+        partitions. If this raises, the caller must drop all partitions.
 
         Args:
             ends: the exclusive end of each partition's open plan.
@@ -277,7 +277,7 @@ class Claimer(BaseClaimer[Claim]):
     def confirm_positions(self) -> frozenset[int]:
         """Set the position of each claim to its present offset, as the instance that paused the group.
 
-        The data topic's id is written again first, if there is one, because readers that do not know ranges may have
+        If a claim has a data topic id, that id is written again first. Readers that do not know ranges may have
         accepted another id (protocol.md, section 8.4, "Switch off"). A claim is not set if it has no offset, or if its
         id was not accepted. This returns the partitions that were set, and raises the errors of `set_positions`.
         """

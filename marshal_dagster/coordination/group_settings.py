@@ -83,8 +83,8 @@ def require_settings(name: str, group: Group, settings: GroupSettings) -> None:
 def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Member, settings: GroupSettings) -> None:
     """Write a group's first settings to each coordination partition where it has none and no open plan.
 
-    This also completes settings of which only some copies were written. If the member has the settings that are in
-    force without any record, nothing is written.
+    This also completes settings that were written to only some coordination partitions. If the member has the settings
+    that are in force without any record, nothing is written.
 
     Raises:
         GoGroupError: Go consumers use the group, or they use the coordination topic while no group in it has settings.

@@ -202,7 +202,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         """Commit planned ranges as done before they are processed (at most once).
 
         A range may be processed only if this instance's own record, found by its log offset, was accepted. It needs no
-        lease from then on. The caller must drop the other ranges, and all of them if this raises.
+        lease from then on. The caller must drop the other ranges. If this raises, the caller must drop all ranges.
 
         Args:
             ends: the exclusive end of each partition's planned range.

@@ -1,7 +1,7 @@
 """Reads the coordination log and computes the world state from it (protocol.md, sections 2 to 5).
 
 Everything that reads the log uses it: claimers, commands, sensors and tables. It starts from a snapshot if that saves
-time or if the log has lost its beginning, and it notices if the log is no longer the one that it read before.
+time or if the log has lost its beginning. It notices if the log is no longer the one that it read before.
 """
 
 import logging

@@ -235,8 +235,8 @@ def check_coordination_topic(topics: Topics, described: TopicDescription) -> lis
 def require_usable(topics: Topics, described: TopicDescription) -> None:
     """Raise `UnsafeTopicError` for a coordination topic without an id, with compaction or with senders' timestamps.
 
-    Settings that this user may not see are not checked here: a record of its own with its sender's timestamp is noticed
-    when it is read back. Raises `UnavailableError` without an answer in time.
+    Settings that this user may not see are not checked here. If the topic stores senders' timestamps, a member notices
+    that when it reads back its first record. Raises `UnavailableError` without an answer in time.
     """
     problems = _id_problems(described)
     with suppress(AuthorizationError):

@@ -356,7 +356,7 @@ class Topics:
         return created
 
     def delete(self, topic: str) -> None:
-        """Delete a topic and wait until it is gone.
+        """Delete a topic and wait until it no longer exists.
 
         Raises:
             TopicNotFoundError: the topic does not exist.

@@ -99,7 +99,7 @@ class RecordRejectedError(Exception):
 class Transaction:
     """A transactional producer that carries out one transaction after another.
 
-    Use it as a context manager. At the end of the block the producer is closed, and what was not committed is aborted.
+    Use it as a context manager. At the end of the block an open transaction is aborted, and the producer is closed.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class TakenRanges:
             wanted: The range that is to be judged.
 
         Returns:
-            What is stored, with the stored range that overlaps `wanted`; None if nothing was added.
+            The stored values, with the stored range that overlaps `wanted`; None if nothing was added.
         """
         if self._newest is None:
             return None
@@ -259,8 +259,8 @@ def _is_of_newer_generation(stored: StoredPosition | StoredRanges, wanted: Claim
     """Return whether `wanted` starts a new generation of the output.
 
     Raises:
-        SinkRejectedError: the range has another coordination topic, another data topic in the same generation, an
-            older generation, or (if it does not come in any order) a lower fencing token.
+        SinkRejectedError: the range has another coordination topic, or an older generation, or another data topic in
+            the same generation. Or it must come in order, and has a lower fencing token.
     """
     if stored.coordination_topic_id != wanted.coordination_topic_id:
         raise SinkRejectedError(
