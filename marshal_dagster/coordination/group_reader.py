@@ -105,7 +105,7 @@ class GroupReader:
             raise IncompleteLogError(
                 f"coordination partition {self.coordination_partition} (topic {self.topic!r}, group "
                 f"{self.member.group!r}) no longer begins at offset 0 and has no usable snapshot. Its state can "
-                "only be observed, so nothing can be claimed: stop all members of the group, then run "
+                "only be observed, so nothing can be claimed: stop all members of all groups, then run "
                 "`marshal-dagster recover`"
             )
 
