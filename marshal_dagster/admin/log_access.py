@@ -39,8 +39,8 @@ def require_certain(world: World, topic: str) -> None:
     """Raise `IncompleteLogError` if the coordination partition of `topic` is incomplete and can only be observed."""
     if not world.partition_of(topic).certain:
         raise IncompleteLogError(
-            f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no usable snapshot, so "
-            "its state is uncertain and nothing can be changed. Stop all members of all groups, then run "
+            f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no usable snapshot, "
+            "so its state is uncertain and nothing can be changed. Stop all members of all groups, then run "
             "`marshal-dagster recover`"
         )
 
