@@ -1,7 +1,7 @@
 """The exceptions that marshal-dagster raises for its users, as one tree with `MarshalError` at its root.
 
-Each class is public and importable from `marshal_dagster`. Its docstring has a fixed form: one line that states
-what happened, then `Meaning:`, `Cause:` and `Action:`, and `More:` where a page of the documentation has the details.
+Each class is public and importable from `marshal_dagster`. Its docstring has a fixed form: one line that states what
+happened, then `Meaning:`, `Cause:` and `Action:`. `More:` names pages of the documentation with details.
 `tools/error_reference.py` writes docs/reference/errors.md from these docstrings; run it after a change.
 """
 
@@ -23,8 +23,8 @@ class MarshalError(Exception):
         The message states what happened and to which group, topic or partition. The subclass states the kind of error.
 
     Action:
-        Follow the message and the entry of the subclass. If the class is `MarshalError` itself, the message is all
-        there is.
+        Follow the message and the entry of the subclass. If the class is `MarshalError` itself, only the message has
+        details.
 
     Example:
         ```python
@@ -45,7 +45,7 @@ class ConfigurationError(MarshalError):
 
     Meaning:
         The operation was refused. It would fail again with the same configuration. If the message names your function,
-        the failed run does not count as an attempt at its batch.
+        the failed run does not count as an attempt to process its batch.
 
     Cause:
         A field of a resource, a run config, a command-line option or an argument has a value that cannot work. Or the
@@ -177,8 +177,8 @@ class CoordinationLogChangedError(MarshalError):
         restored from a backup looks the same.
 
     Action:
-        Stop all members and look at `marshal-dagster doctor`, then follow the runbook. If the message ends with
-        "look again", repeat the command.
+        Stop all members and run `marshal-dagster doctor`, then follow the runbook. If the message ends with "run the
+        command again", repeat the command.
 
     More:
         docs/runbook.md#the-coordination-topic-was-deleted-or-truncated
@@ -228,8 +228,8 @@ class IncompleteLogError(MarshalError):
     """The coordination log no longer starts at offset 0 and no snapshot replaces the deleted part.
 
     Meaning:
-        The state can be observed, but nothing can be claimed or changed: the deleted records may hold a pause, a plan,
-        a position or a live owner.
+        The state can be observed, but nothing can be claimed or changed. The deleted records may have contained a
+        pause, a plan, a position or a live owner.
 
     Cause:
         Retention or `kafka-delete-records` deleted the start of the coordination topic before a snapshot was written.
@@ -252,8 +252,8 @@ class RecoveryFailedError(MarshalError):
         The recovery is not complete, so nothing can be claimed yet in the partitions that the message names.
 
     Cause:
-        A member or another `recover` wrote to the log after the preview, retention deleted more of it, or log time
-        does not advance as this machine's clock does.
+        A member or another `recover` wrote to the log after the preview, or retention deleted more of it. Or log time
+        does not advance with this machine's clock.
 
     Action:
         Stop all members of all groups, set `retention.ms` and `retention.bytes` to -1, check the brokers' clocks, then
@@ -291,7 +291,7 @@ class GroupPausedError(MarshalError):
         Nothing was lost. Runs of the group claim again when the pause ends.
 
     Cause:
-        An operator or a command paused the group. The message names who paused it and when the pause ends.
+        An operator or a command paused the group. The message names the end of the pause and the instance that paused.
 
     Action:
         Wait for the end of the pause, or end it with `marshal-dagster resume GROUP`.
@@ -309,7 +309,7 @@ class ClaimLostError(MarshalError):
         In at most once, messages whose commit was already written are not processed again.
 
     Cause:
-        The lease ended because no heartbeat was accepted in time: a broker was down, or the process was stopped or
+        The lease ended because no heartbeat was accepted in time: a broker was down, or the process was suspended or
         starved of CPU. Or another run, a sensor or an operator took the partition over. The message names the present
         owner if it is known.
 
@@ -331,12 +331,12 @@ class CommitFailedError(MarshalError):
         about heartbeats, the claims stay valid until their lease ends.
 
     Cause:
-        The brokers did not acknowledge the record in time, or the commit does not fit: it ends elsewhere than the
-        plan, or lies before the position that the heartbeats report.
+        The brokers did not acknowledge the record in time. Or the commit does not end where the plan ends, or is below
+        an offset that an earlier heartbeat reported.
 
     Action:
-        Let the next run repeat the batch. If it happens again, check the brokers with `marshal-dagster doctor`. In code
-        that commits by itself, commit exactly to the end of the plan.
+        Let the next run repeat the batch. If it happens again, check the brokers with `marshal-dagster doctor`. If your
+        code commits by itself, commit exactly up to the end of the plan.
 
     More:
         docs/runbook.md#a-broker-is-down
@@ -350,12 +350,12 @@ class PlanRejectedError(MarshalError):
         The batch was not planned for the partitions in the message, so nothing of it was committed.
 
     Cause:
-        The group was paused or the claim was lost before the plan arrived, the brokers did not acknowledge it in time,
-        or the plan does not fit what is held. The message gives the reason.
+        The group was paused or the claim was lost before the plan arrived, or the brokers did not acknowledge it in
+        time. Or the plan has offsets that the claim does not hold. The message gives the reason.
 
     Action:
-        Let the next run plan the batch again. In code that plans by itself, plan once before a commit, and only inside
-        of what the claim holds.
+        Let the next run plan the batch again. If your code plans by itself, plan once before a commit, and only offsets
+        that the claim holds.
 
     More:
         docs/delivery.md#the-steps
@@ -383,7 +383,7 @@ class PositionNotSetError(MarshalError):
 
 
 class SettingsNotSetError(MarshalError):
-    """The settings of a group were not changed, or only in some of the coordination partitions.
+    """The settings of a group were not changed, or were changed in only some of the coordination partitions.
 
     Meaning:
         The group keeps its old settings in the coordination partitions that the message names.
@@ -466,8 +466,8 @@ class SinkRejectedError(MarshalError):
         range is stored twice or in part.
 
     Cause:
-        Another run wrote the partition since, the output's position does not fit the range, the output belongs to
-        another group or topic, the output is damaged, or it cannot store a row. The message states which.
+        Another run wrote the partition since, or the output's position does not fit the range. Or the output belongs to
+        another group or topic, is damaged, or cannot store a row. The message states which.
 
     Action:
         If another run took over, do nothing. If the message names a row, correct the code that makes it, or skip the
@@ -500,7 +500,18 @@ class FailingRecordError(MarshalError):
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that could not be decoded, and the reason."""
+    """A record that could not be decoded, and the reason. `str()` gives `topic/partition offset N (reason)`.
+
+    Example:
+        ```python
+        try:
+            rows = decoded.or_fail()
+        except DecodeError as error:
+            for record in error.first:
+                print(record.topic, record.partition, record.offset, record.reason)
+            raise
+        ```
+    """
 
     topic: str
     """Data topic of the record."""
@@ -587,8 +598,8 @@ class BatchAbortedError(MarshalError):
         batch. In at most once, messages whose commit was already written are not processed again.
 
     Cause:
-        The run was canceled, the block ended without reading or writing its batch, the Spark session or the script
-        ended, a disk was full, or heartbeats failed. The message states which.
+        The run was canceled, or the block ended without reading or writing its batch. Or the Spark session or the
+        script ended, a disk was full, or heartbeats failed. The message states which.
 
     Action:
         After a cancellation, do nothing. Otherwise remove the cause in the message. If the block reads Kafka by itself,

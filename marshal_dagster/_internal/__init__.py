@@ -1,5 +1,5 @@
 """Helpers that several packages share: file locks, processes, ports, Java and jars, PostgreSQL, a health server.
 
-They know nothing of Kafka's protocol, Dagster or Spark. Modules here import only the standard library, psutil, psycopg,
+They do not depend on Kafka, Dagster or Spark. Modules here import only the standard library, psutil, psycopg,
 `marshal_dagster.errors` and one another.
 """

@@ -13,9 +13,9 @@ from marshal_dagster.errors import ConfigurationError
 LOOPBACK: Final = "127.0.0.1"
 PATH: Final = "/health"
 IDLE_AFTER_S: Final = 60.0
-"""A service is unhealthy if its thread has done nothing for longer: each of its own waits is shorter."""
+"""A service is unhealthy if its thread has done nothing for longer, because each of its own waits is shorter."""
 FAILING_AFTER_S: Final = 60.0
-"""A service is unhealthy once its attempts have failed for longer."""
+"""A service is unhealthy if all its attempts have failed for longer."""
 _LARGEST_PORT: Final = 65_535
 
 
@@ -91,7 +91,7 @@ def _server_class(host: str) -> type[ThreadingHTTPServer]:
         block_on_close = False  # a slow client must not delay a handover
 
         def handle_error(self, *_: object) -> None:
-            """Log nothing about clients that closed their connection."""
+            """Log nothing, because a client that closes its connection is no fault of the server."""
 
     return Server
 

@@ -1,8 +1,8 @@
 """Download of jars from a Maven repository, once, with the Ivy that PySpark ships.
 
 Ivy downloads into a temporary folder beside the final one. The folder is renamed only after the download is complete
-and a manifest of file names and sizes is written. A folder with the final name was therefore complete once, and the
-manifest shows whether it was damaged later.
+and a manifest of file names and sizes is written. So a folder with the final name was complete once, and the manifest
+shows whether it was damaged later.
 """
 
 import importlib.util
@@ -92,7 +92,8 @@ class JarSet:
             ) from error
         except OSError as error:
             raise UnavailableError(
-                f"{self.title} cannot be stored in {self.folder} ({error}); fix that, or set MARSHAL_CACHE"
+                f"{self.title} cannot be stored in {self.folder} ({error}); fix that, or set MARSHAL_CACHE to another "
+                "folder"
             ) from error
 
     def _damage(self) -> str | None:

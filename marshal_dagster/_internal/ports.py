@@ -21,8 +21,8 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def free_port(taken: Container[int] = ()) -> int:
     """Return a free port that is not in `taken` and is below the system's ephemeral port range.
 
-    A port in that range may be assigned to any outgoing connection while its broker is stopped, even to a client that
-    tries to connect to the broker (TCP then connects to itself). The broker could not be started again on that port.
+    While a broker is stopped, the system may assign a port in that range to any outgoing connection. That may even be
+    a client that tries to reach the broker (TCP then connects to itself). The broker could not start on that port.
     """
     candidates = list(range(_LOWEST, _highest() + 1))
     random.shuffle(candidates)
@@ -56,7 +56,7 @@ def is_free(port: int) -> bool:
 
 def _bind_error(port: int) -> OSError | None:
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        # As the JVM does, so that connections of an earlier broker in TIME_WAIT are no obstacle.
+        # As the JVM does, so that connections of an earlier broker in TIME_WAIT do not make this fail.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

@@ -1,6 +1,6 @@
-"""Connections to PostgreSQL for the outbox and the PostgreSQL sink, and error texts without the password.
+"""Connections to PostgreSQL for the outbox and the PostgreSQL sink, with error texts that do not show the password.
 
-Also checks that are common to both: valid names, and tables that keep committed rows.
+The module also has the checks that both need: of names, and of tables that could lose committed rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ class Database:
         """Open a connection with `SETTINGS` in effect.
 
         Args:
-            answer_timeout_s: How many seconds to wait for a network that delivers nothing.
+            answer_timeout_s: After how many seconds without an answer from the network the connection fails.
             is_one_transaction: Use the connection for one transaction, which begins here at isolation level read
                 committed. The settings end with it, so that none remains in a pooler's connection. Begin each further
                 transaction with `set_for_transaction`.
@@ -160,7 +160,7 @@ def _set(connection: "Connection", *, is_local: bool) -> None:
 
 
 def be_only_creator(connection: "Connection") -> None:
-    """Wait until no other transaction creates tables: of two concurrent CREATE TABLE IF NOT EXISTS, one can fail."""
+    """Wait until no other transaction creates tables: one of two concurrent CREATE TABLE statements can fail."""
     connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('marshal-dagster tables', 0))")
 
 
@@ -180,7 +180,7 @@ _UNSAFE_TABLES: Final = """
     """
 """Selects the tables that could lose rows: among those named, their partitions and the tables that inherit from them.
 
-A temporary table that inherits from a named one is left out: it belongs to another session and gets no rows of ours.
+A temporary table that inherits from a named one is left out. It belongs to another session and gets no rows from here.
 """
 _UNSAFE_KINDS: Final[Mapping[str, str]] = {
     "f": "is a foreign table, whose rows another server commits: use a table of this database",

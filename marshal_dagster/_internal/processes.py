@@ -1,6 +1,6 @@
 """Detached processes, such as the brokers of `devkafka`, which outlive the process that starts them.
 
-A process is identified by its pid and its start, so a signal never reaches another process with the same pid.
+A process is identified by its pid and its start time, so a signal never reaches another process with the same pid.
 """
 
 import os
@@ -24,8 +24,8 @@ _START_TICKS = 19
 class ProcessMark:
     """The identity of one process; its pid alone may be reused by another process after it ends.
 
-    `birth` is the boot id and the clock ticks from boot to the start of the process, if /proc has them, because a start
-    time by the wall clock changes when that clock is set. Otherwise it is the start time in seconds.
+    `birth` is the boot id and the clock ticks from boot to the start of the process, if /proc has them. These do not
+    change when the wall clock is set. Otherwise `birth` is the start time in seconds.
     """
 
     pid: int

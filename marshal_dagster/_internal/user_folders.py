@@ -27,8 +27,8 @@ def kafka_folder(environ: Mapping[str, str] = os.environ) -> Path:
 def why_not_own(folder: Path) -> str | None:
     """Return why it is unsafe to write into `folder`; None if it belongs to this user only, or does not exist.
 
-    If others can write into the folder, or own it, they can put a link there to a file of this user, which a write then
-    overwrites. Links in this user's own folder were created by this user.
+    If others own the folder or can write into it, they can put a link there to a file of this user. A write would then
+    overwrite that file. Links in this user's own folder were created by this user.
     """
     try:
         found = folder.stat()

@@ -1,4 +1,4 @@
-"""Rules for groups that Go consumers may share: which operations need the operator to confirm that these are stopped.
+"""Rules for groups that Go consumers may use: which operations require a confirmation that the consumers are stopped.
 
 See protocol.md, sections 6 and 7.
 """

@@ -95,7 +95,7 @@ class SettingsChange:
 
 @dataclass(frozen=True, slots=True)
 class ForgottenRanges:
-    """A partition whose ranges after the offset are forgotten when ranges are disabled, or which is claimed."""
+    """A partition that is affected if ranges are disabled: its ranges after the offset, its owners, its position."""
 
     place: DataPartitionId
     offset: int | None
@@ -198,7 +198,7 @@ class GroupSettingsAdmin(LogUser):
             modes = {part.settings.delivery for part in settings_by_partition(reader.world, self.group).values()}
         if DeliveryMode.EFFECTIVELY_ONCE not in modes:
             return []
-        note = "its sink must replace its output of the ranges that are processed again; one that cannot rejects them"
+        note = "its sink must replace its output of ranges that are processed again; a sink that cannot rejects them"
         return [f"group {self.group!r} delivers effectively once: {note}"]
 
     def switch_ranges_off(self, *, wait_s: float) -> Mapping[int, PartitionSettings]:

@@ -22,7 +22,7 @@ class GroupWriter:
     """
 
     def __init__(self, rationalizer: Rationalizer, group: str, client: str, *, clock: Clock | None = None) -> None:
-        """Prepare records of `group`; `client` is a name for people who read the log.
+        """Prepare records of `group`; `client` names the operator in them.
 
         Raises `ConfigurationError` for names that a record cannot contain.
         """

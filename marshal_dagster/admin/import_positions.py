@@ -46,7 +46,10 @@ def consumer_group(topics: "Topics", group: str, topic: str) -> PositionSource:
     is_at_work = topics.has_consumers(group)
     offsets = topics.group_offsets(group, topic)
     if not offsets:
-        raise ConfigurationError(f"Kafka has no committed offsets of a consumer group {group!r} for topic {topic!r}")
+        raise ConfigurationError(
+            f"Kafka has no committed offsets of a consumer group {group!r} for topic {topic!r}: check both names and "
+            "the cluster"
+        )
     name = f"consumer group {group!r}"
     notes = (f"{name} has running consumers: these offsets will soon be outdated",) if is_at_work else ()
     return PositionSource(name, offsets, notes=notes, is_at_work=is_at_work)
@@ -139,13 +142,13 @@ class PositionImporter(PositionResetter):
     ) -> str | None:
         """Set the positions.
 
-        Raises what `PositionResetter.carry_out` raises, and `PositionNotSetError` if any partition has a position by
-        now.
+        Raises what `PositionResetter.carry_out` raises, and `PositionNotSetError` if any partition has got a position
+        since `look_at`.
         """
         if positions := self.positions([move.partition for move in moves]):
             raise PositionNotSetError(
-                f"group {self.group!r} by now has positions in topic {self.topic!r}, partitions {sorted(positions)}, "
-                "because its members have started. No position was set; to change these use "
+                f"group {self.group!r} now has positions in topic {self.topic!r}, partitions {sorted(positions)}, "
+                "because its members have started. No position was set; to change these positions, use "
                 "`marshal-dagster position reset`"
             )
         return super().carry_out(moves, wait_s=wait_s, is_dead=is_dead)

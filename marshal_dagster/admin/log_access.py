@@ -39,8 +39,8 @@ def require_certain(world: World, topic: str) -> None:
     """Raise `IncompleteLogError` if the coordination partition of `topic` is incomplete and can only be observed."""
     if not world.partition_of(topic).certain:
         raise IncompleteLogError(
-            f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no snapshot, so its "
-            "state is uncertain and nothing can be changed. Stop all members of the group, then run "
+            f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no usable snapshot, "
+            "so its state is uncertain and nothing can be changed. Stop all members of all groups, then run "
             "`marshal-dagster recover`"
         )
 
@@ -49,6 +49,6 @@ def require_all_certain(world: World) -> None:
     """Raise `IncompleteLogError` if any coordination partition is incomplete, so that settings there are uncertain."""
     if unsure := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
         raise IncompleteLogError(
-            f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot, so the settings "
-            "there are unknown. Stop all members of the group, then run `marshal-dagster recover`"
+            f"coordination partitions {unsure} no longer begin at offset 0 and have no usable snapshot, so the "
+            "settings there are unknown. Stop all members of all groups, then run `marshal-dagster recover`"
         )

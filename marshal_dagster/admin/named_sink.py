@@ -1,6 +1,6 @@
 """Import of the sink that an operator names as `module:name`.
 
-The sink is asked whether it can replace its output before the positions of a group are set.
+Before positions of a group are set, the sink reports whether it can replace its output.
 """
 
 import sys

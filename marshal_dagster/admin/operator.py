@@ -225,7 +225,8 @@ class GroupAdmin(GroupWriter):
             if partitions is None or number in partitions:
                 forgotten = ", ".join(f"[{range_.start}, {range_.end}) {range_.phase}" for range_ in ranges)
                 logger.warning(
-                    "%s/%d: ranges after the offset are forgotten and will be processed again, or never: %s",
+                    "group %r, %s/%d: ranges after the offset are forgotten and will be processed again, or never: %s",
+                    self.name,
                     topic,
                     number,
                     forgotten,

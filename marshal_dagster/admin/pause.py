@@ -169,4 +169,4 @@ def unknown_group(world: World, group: str) -> str:
     """Return the message that the log has no record of this group, with the names of those that it has."""
     names = group_names(world)
     shown = first_few(list(map(repr, names)), _SHOWN)
-    return f"the log has no group {group!r}{f'; it has {shown}' if names else ', nor any other'}"
+    return f"the log has no group {group!r}{f'; it has {shown}' if names else ' and no other group'}"

@@ -126,7 +126,7 @@ class PausedChange:
     def _note_pauses(self) -> list[int]:
         """Update the pauses to restore; return the coordination partitions where an operator has changed it.
 
-        For a partition of which retention deleted unread records, the last known pause is kept.
+        If retention deleted unread records of a partition, its last known pause is kept.
         """
         changed: list[int] = []
         for number, partition in self._writer.rationalizer.follow_all().partitions.items():

@@ -32,7 +32,7 @@ class LogEnd(StrEnum):
     """One end of the readable offsets of a partition."""
 
     EARLIEST = "earliest"
-    """The first record that is still there."""
+    """The first record that was not deleted."""
     LATEST = "latest"
     """After the last record: only new records are read."""
 

@@ -3,8 +3,8 @@
 An operator decides this, because the deleted records may have contained anything, and first stops all members of all
 groups. Recovery reads what is left of the log, and the operator confirms the offsets. It then writes two Marks with
 more than 2 heartbeat intervals of log time between them. If no other record arrives, no member is running, and it
-writes the first snapshot. Go consumers do not understand a Mark. If they use the coordination topic, a release by an
-instance that owns nothing, for a known partition at the offset shown, is written instead.
+writes the first snapshot. Go consumers do not understand a Mark. If they use the coordination topic, recovery writes a
+release instead: by an instance that owns nothing, for a known partition, at the offset shown.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -72,7 +72,7 @@ class ObservedPartition:
     """The instance id of this recovery, by which it recognizes its own Marks."""
     last_offsets: dict[Whose, LastOffsets] = field(default_factory=dict)
     disturbed_by: str | None = None
-    """A text that names the first record since `look` that is not a Mark of this recovery."""
+    """A text that names the first record since `look` that shows another process at work; None if there is none."""
     awaited: int | None = None
     """The log offset of the Mark, or of the release that replaces it, that was appended last."""
     mark_ms: int | None = None
@@ -89,7 +89,7 @@ class ObservedPartition:
 
     @property
     def groups(self) -> dict[str, Group]:
-        """The known state of each group; what this partition does not show is taken from the others.
+        """The known state of each group; values that this partition does not show come from the other partitions.
 
         Settings and pauses are written to all coordination partitions. Settings that this partition shows may have been
         refused, because an incomplete log does not show whether they were.
@@ -222,8 +222,8 @@ class Recovery:
         """Append the Marks, wait between them, write the snapshots, and return the recovered coordination partitions.
 
         `confirmed` has the offset of each partition of each group. `heartbeat_interval_ms` is the longest interval that
-        any member is configured with, if longer than those shown. `settings` are those of groups of which no settings
-        are left.
+        any member is configured with, if longer than those shown. `settings` has the settings of groups that have none
+        in the rest of the log.
 
         Raises `RecoveryFailedError` if any record but a Mark arrived since `look`; then no snapshot was written. Raises
         `TimestampTypeError` if a Mark was stored with its sender's timestamp; `CoordinationLogChangedError`,
@@ -290,8 +290,8 @@ class Recovery:
         found = self._newest(self._log.bounds(self.observed.keys()))
         if found:
             raise RecoveryFailedError(
-                f"coordination partitions {sorted(found)} have a snapshot since this was shown: another `recover` was "
-                "faster. Nothing was recovered; run the command again"
+                f"coordination partitions {sorted(found)} of {self.identity.topic!r} have a snapshot since this was "
+                "shown: another `recover` was faster. Nothing was recovered; run the command again"
             )
 
     def _check_last_read(self) -> None:
@@ -314,8 +314,9 @@ class Recovery:
         for observed in self.observed.values():
             if observed.disturbed_by is not None:
                 raise RecoveryFailedError(
-                    f"another process is writing: {observed.disturbed_by} arrived since this was shown. Nothing was "
-                    "recovered; stop all members of all groups, then run `marshal-dagster recover` again"
+                    f"another process is writing to {self.identity.topic!r}: {observed.disturbed_by} arrived since "
+                    "this was shown. Nothing was recovered; stop all members of all groups, then run `marshal-dagster "
+                    "recover` again"
                 )
 
     def _require_written(self) -> None:
@@ -324,8 +325,8 @@ class Recovery:
         unfit = sorted(self.observed.keys() - found.keys())
         if unfit:
             raise RecoveryFailedError(
-                f"coordination partitions {unfit} lost records, or retention deleted more of them, while their "
-                "snapshots were written, so these are not valid. Run the command again"
+                f"coordination partitions {unfit} of {self.identity.topic!r} lost records, or retention deleted more "
+                "of them, while their snapshots were written, so the snapshots are not valid. Run the command again"
             )
 
     def _mark(self) -> dict[int, int]:
@@ -335,7 +336,10 @@ class Recovery:
         acks = self._log.append([Append(number, render(mark)) for number, mark in marks.items()])
         missing = [ack.error for ack in acks if ack.offset is None]
         if missing:
-            raise UnavailableError(f"a Mark was not acknowledged: {missing[0]}")
+            raise UnavailableError(
+                f"a Mark was not acknowledged: {missing[0]}. Coordination topic {self.identity.topic!r} was not "
+                "recovered; run the command again when the broker answers"
+            )
         ends: dict[int, int] = {}
         for (number, observed), (offset, _) in zip(self.observed.items(), acks, strict=True):
             if offset is not None:
@@ -368,8 +372,8 @@ class Recovery:
                 "log was truncated. Nothing was recovered; run the command again"
             )
         return RecoveryFailedError(
-            f"retention deleted more of coordination partition {partition} meanwhile; set retention.ms and "
-            "retention.bytes of the topic to -1, then run `marshal-dagster recover` again"
+            f"retention deleted more of coordination partition {partition} of {self.identity.topic!r} meanwhile; set "
+            "retention.ms and retention.bytes of the topic to -1, then run `marshal-dagster recover` again"
         )
 
 

@@ -122,8 +122,9 @@ class RangeReprocessor:
             )
         if settings.rule_set is RuleSet.GO:
             raise ConfigurationError(
-                f"Go consumers share group {group!r}, or may because it has no settings: their heartbeats move a "
-                "position, so a range cannot be reprocessed. Use `marshal-dagster position reset` if you accept that"
+                f"Go consumers share group {group!r}, or may share it because it has no settings. Their heartbeats "
+                "move positions, so a range cannot be reprocessed: use `marshal-dagster position reset` if you accept "
+                "that"
             )
         if RANGES in settings.features:
             raise ConfigurationError(
@@ -152,8 +153,8 @@ class RangeReprocessor:
                 while (key := self._key(redo)).owner is not None and not self._is_gone(key, is_dead):
                     if clock.lease_ms() >= deadline_ms:
                         raise PositionNotSetError(
-                            f"{self.work.topic}/{redo.back.partition} is still claimed by {key.owner.instance} after "
-                            "the wait: give it more time, or stop its run"
+                            f"{self.work.topic}/{redo.back.partition} of group {self.work.group!r} is still claimed by "
+                            f"{key.owner.instance} after the wait: give it more time, or stop its run"
                         )
                     clock.sleep_ms(_LOOK_MS)
                 yield
@@ -205,14 +206,14 @@ class RangeReprocessor:
         if key.offset is None or key.generation != generation:
             raise PositionNotSetError(
                 f"another process has set the position of {self.work.topic}/{redo.back.partition} meanwhile. It was "
-                "left as it is; check it with `marshal-dagster status`"
+                f"not changed; check group {self.work.group!r} with `marshal-dagster status`"
             )
         return key.offset
 
 
 @contextmanager
 def _failure_with_position(report: Callable[[str], None], position_before: int) -> Iterator[None]:
-    """Report what the group does if the block fails, because the position may have been set or not."""
+    """If the block fails, report what the group may do: it is unknown whether the position was set."""
     try:
         yield
     except BaseException:

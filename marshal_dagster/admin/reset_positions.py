@@ -91,7 +91,7 @@ class PositionResetter(LogUser):
     go_consumers_stopped: bool = False
     """Whether the operator confirms that all consumers of the group are stopped, Go's and those of this library."""
     sink: "Sink | None" = None
-    """The group's sink, if known; it is asked whether it can replace its output."""
+    """The group's sink, if known; it reports whether it can replace its output."""
     _topic_id: str = field(default="", init=False)
     _hidden: Mapping[int, int] = field(default_factory=dict, init=False)
     """By partition, the offset that the last search by time found only because its timestamp is in the future."""
@@ -107,11 +107,11 @@ class PositionResetter(LogUser):
     ) -> Sequence[PositionChange]:
         """Return the position changes, sorted by partition; nothing is written.
 
-        `new_group` allows a group of which the log has no record. `is_set_later` is false if nothing is set after this
+        `new_group` allows a group that has no record in the log. `is_set_later` is false if nothing is set after this
         call.
 
         Raises `GoGroupError` if the operator must confirm something first (see `way`) and `is_set_later`;
-        `ConfigurationError` for an unknown group, a target without a meaning, or offsets outside of the topic unless
+        `ConfigurationError` for an unknown group, a target that means no offset, or offsets outside of the topic unless
         `allow_out_of_range`; `IncompleteLogError`, `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
@@ -173,8 +173,8 @@ class PositionResetter(LogUser):
         elif settings.delivery is DeliveryMode.EFFECTIVELY_ONCE:
             warnings.append(
                 f"group {self.group!r} delivers effectively once: its sink must replace its output for offsets that "
-                "are read again; one that cannot rejects them. To check this, name the sink as module:name (--sink, or "
-                "sink in a run config)"
+                "are read again; a sink that cannot rejects them. To check this, name the sink as module:name (--sink, "
+                "or sink in a run config)"
             )
         return warnings
 

@@ -15,15 +15,15 @@ from marshal_dagster.protocol.state import Owner, Phase
 class PlanRetrier(PositionResetter):
     """Ends exhausted plans of one group in one data topic, so that its members plan and try the offsets again.
 
-    Only an operator can end a plan (protocol.md, section 4): by setting the position of its key, here to the present
-    offset once the owners have left. That begins a new generation, in which attempts count from 0.
+    Only an operator can end a plan (protocol.md, section 4), by setting the position of its key. Here the position is
+    set to the present offset once the owners have left. That begins a new generation, in which attempts count from 0.
     """
 
     def exhausted(self, partition: int | None = None, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[OpenPlan]:
         """Read the log to its end and return the exhausted plans.
 
         For a given `partition`, return all its plans that no live member owns. Raises `ConfigurationError` for a group
-        of which the log has no record, and for a partition without such a plan; `GoGroupError` for a plan in a group
+        that has no record in the log, and for a partition without such a plan; `GoGroupError` for a plan in a group
         that Go consumers share; `TopicNotFoundError`, `IncompleteLogError`, `AuthorizationError`, `UnavailableError`.
         """
         self.topics.describe(self.topic)
@@ -38,9 +38,9 @@ class PlanRetrier(PositionResetter):
             raise ConfigurationError(self._nothing_to_retry(partition))
         if found and is_go:
             raise GoGroupError(
-                f"Go consumers share group {self.group!r}, or may because it has no settings, so nothing was written: "
-                "a plan there ends only with another position. Fix the cause, then launch the job with "
-                "`retry_exhausted: true` in its run config, which takes the same plan once more"
+                f"Go consumers share group {self.group!r}, or may share it because it has no settings. So its plans in "
+                f"topic {self.topic!r} end only if their positions change, and nothing was written. Fix the cause, "
+                "then launch the job with `retry_exhausted: true` in its run config: it tries the same plan once more"
             )
         return found
 

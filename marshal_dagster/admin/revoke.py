@@ -55,7 +55,7 @@ class ClaimRevoker(LogUser):
     def look(self) -> Sequence[HeldClaim]:
         """Read the log to its end and return all claims, sorted by partition and offset.
 
-        Raises `ConfigurationError` for a group of which the log has no record; `IncompleteLogError` if the log is
+        Raises `ConfigurationError` for a group that has no record in the log; `IncompleteLogError` if the log is
         incomplete, so that epochs are unknown; `UnavailableError`, `CoordinationLogChangedError`.
         """
         reader = self.reader
@@ -66,7 +66,7 @@ class ClaimRevoker(LogUser):
             return self._held(world)
 
     def carry_out(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
-        """Revoke `claims` and return those that the log shows as revoked; the others have another owner by now.
+        """Revoke `claims` and return those that the log shows as revoked; the others now have another owner.
 
         In a Go group nothing can be revoked. Instead, a new instance claims each partition at its offset and releases
         it. A partition without an offset stays claimed until its owner is stale. A live Go owner takes the others back
@@ -91,7 +91,7 @@ class ClaimRevoker(LogUser):
 
     @property
     def is_go(self) -> bool:
-        """Whether Go consumers share the group, or may because it has no settings, by the log as read last."""
+        """Whether Go consumers share the group, or may share it because it has no settings, by the log as read last."""
         reader = self.reader
         with reader.lock:
             return reader.world.group_of(self.group, self.topic).is_go
@@ -145,7 +145,7 @@ def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range]
 def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
     """Return the message that the owner `named` has no claim in the selected partitions, with all owners."""
     owners = ", ".join(dict.fromkeys(repr(claim.owner.instance) for claim in held)) or "none"
-    return f"{named!r} has no claim of topic {topic!r} in the selected partitions; owners of its claims: {owners}"
+    return f"{named!r} has no claim of topic {topic!r} in the selected partitions; the topic's owners: {owners}"
 
 
 def _held(group: Group, number: int, key: Key, at_ms: int) -> Iterator[HeldClaim]:

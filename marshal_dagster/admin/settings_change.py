@@ -30,7 +30,7 @@ class SettingsChanger(GroupAdmin):
     ) -> None:
         """Replace the settings of the group (protocol.md, section 6, "Settings").
 
-        The group is paused during the change, as in `set_positions`, unless the log has nothing of it yet. Owners of
+        The group is paused during the change, as in `set_positions`, unless the log has no record of it. Owners of
         partitions and ranges have `wait_ms` to release them; claims of owners that `is_dead` reports as dead are
         revoked, except in a Go group. If Go consumers use the group or the coordination topic, the caller has made sure
         that the operator has stopped them for good. If the settings are already in force, nothing happens.
@@ -203,7 +203,8 @@ class SettingsChanger(GroupAdmin):
         nowhere = sorted(number for number, offset in keys.items() if offset is None)
         if nowhere:
             raise PositionNotSetError(
-                f"partitions {nowhere} of {topic!r} have no offset in group {self.name!r}: set their positions first"
+                f"partitions {nowhere} of {topic!r} have no offset in group {self.name!r}: set their positions first "
+                "with `marshal-dagster position reset`"
             )
         return {number: offset for number, offset in keys.items() if offset is not None}
 

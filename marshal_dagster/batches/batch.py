@@ -140,9 +140,9 @@ class ClaimedBatch:
             delivery: the session of the batch.
             context: the data topic and the group's keys.
             claimer: claims whole partitions.
-            range_claimer: claims ranges. With it, whole partitions are claimed only to finish a plan of one.
+            range_claimer: claims ranges. With it, a whole partition is claimed only to finish its open plan.
             sink: the output, in effectively once.
-            only_positions: only give keys their first position; the batch is idle then.
+            only_positions: only set the first position of keys; the batch is idle then.
         """
         self.request = context.request
         """The options of the batch."""
@@ -318,11 +318,11 @@ class ClaimedBatch:
         self._context.check_topic()
 
     def begin_processing(self) -> None:
-        """Get the permission to process the `ranges`.
+        """Check that the `ranges` may be processed now.
 
-        Call it before you read the ranges in another way than with `read`. In at most once it plans, announces and
-        commits the ranges now. Ranges without permission are in `dropped`, even if this raises. With a late plan, the
-        plan is written now.
+        Call it before you read the ranges in another way than with `read`. In at most once, it plans, announces and
+        commits the ranges. Ranges that may not be processed are in `dropped`, even if this raises. A late plan is
+        written now.
 
         Raises:
             PlanRejectedError: a plan was refused.
@@ -413,8 +413,8 @@ class ClaimedBatch:
             )
         if self.outcome is not None:
             raise ConfigurationError(
-                f"write() was called twice for one batch of topic {self.request.topic!r}: write the whole result with "
-                "one call"
+                f"group {self._delivery.group!r}: write() was called twice for one batch of topic "
+                f"{self.request.topic!r}: write the whole result with one call"
             )
         self.plan()
         self.check()
@@ -581,7 +581,8 @@ class ClaimedBatch:
             self._plan()
         except MarshalError as unplanned:
             logger.warning(
-                "this attempt at %s does not count, because its plan could not be written: %s",
+                "group %r: this attempt to process %s does not count, because its plan could not be written: %s",
+                self._delivery.group,
                 list(map(str, self.all_ranges)),
                 unplanned,
             )

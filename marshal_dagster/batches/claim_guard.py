@@ -117,7 +117,7 @@ class ClaimGuard:
         return lost
 
     def release(self) -> None:
-        """Stop the heartbeats and release the claims. A claim whose release fails goes stale; commits stay.
+        """Stop the heartbeats and release the claims. A claim whose release fails goes stale.
 
         Call it again after an interrupt. Otherwise a second call does nothing.
         """
@@ -139,7 +139,7 @@ class ClaimGuard:
         self._state = ReleaseState.RELEASED
 
     def _cancel_lost_jobs(self, error: MarshalError) -> None:
-        """Cancel the batch's Spark jobs, because its claim is no longer certain; called by a heartbeat thread."""
+        """Cancel the batch's Spark jobs, because its claim may be lost; called by a heartbeat thread."""
         if self.spark is None:
             return
         logger.error("cancelling the Spark jobs of batch %s: %s", self.batch_id, error)

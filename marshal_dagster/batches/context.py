@@ -69,8 +69,8 @@ class BatchContext:
         if now != self.topic_id:
             raise DataTopicChangedError(
                 f"topic {self.request.topic!r} was deleted and re-created while group {self.group!r} read it (its id "
-                f"is {now}, not {self.topic_id}); nothing was written or committed. Set the group's position in the "
-                "new topic"
+                f"is {now}, not {self.topic_id}); nothing was written or committed. Set the group's position with "
+                "`marshal-dagster position reset`"
             )
 
     def wanted(self) -> list[int]:
@@ -86,7 +86,7 @@ class BatchContext:
         return sorted(set(self.request.partitions))
 
     def extents(self, partitions: Collection[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
-        """Return the readable offsets of `partitions`; with `committed_only` they end where a transaction is open."""
+        """Return the readable offsets of `partitions`; with `committed_only` they end before an open transaction."""
         return self.data.offsets(self.request.topic, partitions, committed_only=committed_only)
 
     def group_offsets(self) -> Mapping[int, int]:
@@ -94,7 +94,7 @@ class BatchContext:
         return self.data.group_offsets(self.group, self.request.topic)
 
     def position(self, partition: int, offset: int, extent: OffsetBounds) -> Position:
-        """Return where a batch that continues at `offset` can read; raises `DataLossError`."""
+        """Return the position of a batch that continues at `offset`; raises `DataLossError`."""
         return position(self.name(partition), offset, extent, allow_data_loss=self.accepts_loss)
 
     # The group's keys
@@ -108,7 +108,7 @@ class BatchContext:
     def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, OffsetBounds]) -> None:
         """Raise `DataTopicChangedError` unless all keys, and their planned ranges, belong to this same topic.
 
-        In a Go group topic ids are not compared: there only an offset beyond the topic's end shows another topic.
+        In a Go group, topic ids are not compared; only an offset beyond the topic's end shows that it is another topic.
         `extents` end where open transactions begin. A position may lie beyond that, but not beyond the last message.
         """
         beyond = {number for number, key in keys.items() if reach(key) > extents[number].end}
@@ -142,7 +142,8 @@ class BatchContext:
         for range_ in ranges:
             if range_.lost is not None:
                 logger.error(
-                    "retention deleted unread messages of %s: offsets %d to %d (exclusive) are lost",
+                    "group %r: retention deleted unread messages of %s: offsets %d to %d (exclusive) are lost",
+                    range_.group,
                     range_,
                     *range_.lost,
                 )
@@ -153,7 +154,7 @@ class BatchContext:
         return f"{self.request.topic}/{partition} of group {self.group!r}"
 
     def paused(self, until_s: int | None) -> Idle:
-        """Return that the group is paused until `until_s` (unix seconds)."""
+        """Return the idle reason of a group that is paused until `until_s` (unix seconds)."""
         return Idle(IdleReason.PAUSED, paused_group_text(self.group, until_s))
 
     def given_up(self, plans: Mapping[int, tuple[int | None, int | None]]) -> str:
@@ -166,7 +167,7 @@ class BatchContext:
         )
 
     def drained(self) -> Idle:
-        """Return that there are no unread messages."""
+        """Return the idle reason of a topic without unread messages."""
         return Idle(IdleReason.DRAINED, f"topic {self.request.topic!r} has no unread messages")
 
     def why_idle(self, held: Idle | None, exhausted: Mapping[int, tuple[int | None, int | None]]) -> Idle:
@@ -177,7 +178,7 @@ class BatchContext:
         return replace(held, text=f"{held.text}. {given_up}") if held else Idle(IdleReason.GIVEN_UP, given_up)
 
     def held(self, text: str, owners: Sequence[tuple[Owner, int]]) -> Idle:
-        """Return that other claims hold what the batch could claim.
+        """Return the idle reason if other claims hold what the batch could claim.
 
         Args:
             text: states what is held and by which clients.

@@ -1,6 +1,6 @@
 """The commit before processing in at most once, and which ranges it drops (protocol.md, section 6, "At most once").
 
-`ClaimedBatch` uses it to find out which ranges it may process, and which are lost if it does not.
+`ClaimedBatch` uses it to find out which ranges it may process, and which are lost if it does not process them.
 """
 
 import logging

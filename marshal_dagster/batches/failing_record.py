@@ -52,10 +52,10 @@ def find_failing_record(
         if offsets:
             found = find_failing_part(error, read, offsets, read_part, may_continue, written=written)
     except MarshalError as ended:
-        logger.info("the search for the failing record was stopped: %s", ended)
+        logger.info("the search for the failing record in %s was stopped: %s", list(map(str, ranges)), ended)
         return None
     except Exception:
-        logger.warning("the search for the failing record failed", exc_info=True)
+        logger.warning("the search for the failing record in %s failed", list(map(str, ranges)), exc_info=True)
         return None
     return None if found is None else FailingRecordError(_text(found, ranges))
 
@@ -70,7 +70,7 @@ def _text(found: FailingPart, ranges: Sequence[ClaimedRange]) -> str:
         reads, hint = (
             ("cannot be read by Spark", "its sender") if found.is_unreadable else ("fails in Spark", "the code")
         )
-        why = " (its time is beyond what a timestamp of Spark holds)" if "long overflow" in found.error else ""
+        why = " (its time is beyond the range of Spark's timestamps)" if "long overflow" in found.error else ""
         text, which = f"the message of {place} {reads}: {found.error}{why}. Correct {hint}", "it"
     elif found.is_smallest:
         text = f"no single message fails: those of {place} fail together, and neither half of them fails alone"

@@ -56,8 +56,8 @@ class PartitionSource:
     def _key_to_first_claim(self) -> int | None:
         """Return the lowest partition if it has no position yet, else None.
 
-        A group's first claim of a topic gives every partition a position, and the lowest partition is the last. So
-        while that has no position, the first claim was not made, or was interrupted, and has to be made (again).
+        A group's first claim of a topic sets the position of every partition, the lowest one last. So if the lowest
+        partition has no position, the first claim was not made or was interrupted, and has to be made again.
         """
         lowest = min(self._context.existing)
         key = self._context.keys([lowest])[lowest]
@@ -66,7 +66,7 @@ class PartitionSource:
     def _choose(self, wanted: Sequence[int]) -> list[int]:
         """Return the `wanted` partitions that look free and have unread messages, the largest lag first.
 
-        Raises `DataTopicChangedError` if the position of one belongs to another incarnation of the topic.
+        Raises `DataTopicChangedError` if a position belongs to another incarnation of the topic.
         """
         free, exhausted = self._free(wanted)
         extents, keys = self._context.extents(wanted), self._context.keys(wanted)
@@ -122,7 +122,7 @@ class PartitionSource:
         return claim.plan_attempts > self._request.max_attempts and not self._request.retry_exhausted
 
     def _take_positions(self, claims: Sequence[Claim], key_partition: int | None) -> tuple[ClaimedRange, ...]:
-        """Read the position of each claimed partition and choose its end. This must come after the claim is won."""
+        """Read the position of each claimed partition and choose its end. Call it only after the claim is won."""
         context, request = self._context, self._request
         context.look_up()
         extents = context.extents([claim.partition for claim in claims])
@@ -227,7 +227,7 @@ class PartitionSource:
         return context.why_idle(held, _plans(exhausted))
 
     def _held(self, taken: Mapping[int, Key], *, is_all: bool) -> Idle:
-        """Return who holds the partitions `taken`; `is_all` if these are all partitions with unread messages."""
+        """Return the idle reason for partitions that others hold; `is_all` if all unread messages are in these."""
         owners = {number: owner for number, key in taken.items() if (owner := key.owner) is not None}
         clients = ", ".join(sorted({owner.client for owner in owners.values()}))
         text = f"no partition of topic {self._request.topic!r} with unread messages can be claimed"

@@ -20,7 +20,7 @@ from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Phase, Rang
 logger = logging.getLogger(__name__)
 
 LOOK_MS: Final = 250.0
-"""The ms between two looks for new messages at prefetched offsets."""
+"""How often to look for new messages at prefetched offsets, in ms."""
 _MOST_TRIES: Final = 16
 """How often to choose other ranges if all claims are refused."""
 
@@ -66,11 +66,11 @@ class RangeSource:
             return ()
         self._keep_alive()
         extents = self._extents_in_time(claims) if is_ahead else self._context.extents([c.partition for c in claims])
-        self._context.look_up()  # last, so that nothing is planned of a topic that was re-created in the meantime
+        self._context.look_up()  # last, so that nothing is planned if the topic was re-created in the meantime
         return self._ranges(claims, extents)
 
     def _claim_free(self, wanted: Sequence[int], *, prefetch_offsets: int) -> list[RangeClaim]:
-        """Claim free ranges of `wanted`; if all are refused, choose again, without partitions that look the same."""
+        """Claim free ranges of `wanted`; if all are refused, choose again among partitions that have changed."""
         refused: dict[int, int] = {}
         left = set(wanted)
         for _ in range(_MOST_TRIES):
@@ -169,7 +169,7 @@ class RangeSource:
     # Reporting
 
     def offsets_to_publish(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
-        """Return the offsets to commit to Kafka after `sure` are committed: the start of the first unfinished range."""
+        """Return the offsets to commit to Kafka after `sure` are committed: the offset of each key."""
         keys = self._context.keys(part.partition for part in sure)
         return {number: key.offset for number, key in keys.items() if key.offset is not None}
 

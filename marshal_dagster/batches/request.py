@@ -15,7 +15,7 @@ class Advice:
     partitions: frozenset[int]
     """The partitions to claim."""
     text: str
-    """Why these; part of the text of an idle batch."""
+    """Why these partitions; an idle batch shows it in its text."""
 
 
 Advise = Callable[[str], Advice | None]
@@ -40,7 +40,7 @@ class RangeOptions:
     size: int = 1_000_000
     """The highest number of offsets in a range; offsets that retention has deleted do not count."""
     prefetch_offsets: int = 0
-    """If nothing is unread: how many offsets that have no message yet may be claimed."""
+    """The number of offsets that may be claimed before they have a message, if no messages are unread."""
     wait_s: float = 60.0
     """How long to wait for messages at prefetched offsets, in seconds."""
 
@@ -78,23 +78,23 @@ class BatchRequest:
     claim_entire_topic: bool = False
     """Claim all partitions of the topic or none."""
     start: StartPolicy = StartPolicy.EARLIEST
-    """Where a group starts that claims the topic for the first time."""
+    """Where the group starts when it claims the topic for the first time."""
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     """A plan that has had this many attempts is not tried again, unless `retry_exhausted` is set."""
     retry_exhausted: bool = False
     """Try plans again that have had `max_attempts` attempts."""
     allow_data_loss: bool | None = None
-    """Continue although retention deleted unread messages. By default only at least once does so."""
+    """Continue although retention deleted unread messages. By default only delivery at least once continues."""
     allow_log_reset: bool = False
     """Continue although Kafka has a committed offset of the group and the coordination log has none.
 
-    That happens if the coordination log was deleted and re-created. At least once continues in any case.
+    That happens if the coordination log was deleted and re-created. Delivery at least once always continues.
     """
     late_plan: bool = False
     """Write the plan late: just before the sink gets the rows (`ClaimedBatch.plan`).
 
-    The plan is also written when the sink refuses the ranges, or when an error ends the block that counts as an
-    attempt. At most once always plans late.
+    The plan is also written when the sink refuses the ranges, or when the block ends with an error that counts as an
+    attempt. Delivery at most once always plans late.
     """
     except_partitions: frozenset[int] = frozenset()
     """Partitions that the batch must not claim."""

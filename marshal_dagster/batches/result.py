@@ -12,11 +12,11 @@ class IdleReason(StrEnum):
     PAUSED = "paused"
     """The group is paused."""
     HELD = "held"
-    """Other members hold everything that has unread messages."""
+    """Other members hold all partitions that have unread messages."""
     DRAINED = "drained"
     """There are no unread messages."""
     GIVEN_UP = "given_up"
-    """All that is left are plans that have had `BatchRequest.max_attempts` attempts."""
+    """The only work left is plans that have had `BatchRequest.max_attempts` attempts."""
     NOT_ASSIGNED = "not_assigned"
     """The process should claim none of these partitions now (`BatchSession.advise`)."""
 
@@ -38,7 +38,14 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The result of a batch for one partition. Lags are in offsets, as known when the batch was planned."""
+    """The result of a batch for one partition. Lags are numbers of offsets, as known when the batch was planned.
+
+    Example:
+        ```python
+        for report in batch.report():
+            print(report.range, report.state, report.lag_after)
+        ```
+    """
 
     range: ClaimedRange
     """The offsets of this partition in the batch."""

@@ -67,7 +67,7 @@ class BatchSession:
     group: str
     """The group for which the batches claim."""
     client: str
-    """The client id, which tools show to people."""
+    """The client id, which tools show."""
     run_id: str
     """The id of the run; each instance id begins with it."""
     settings: GroupSettings
@@ -146,10 +146,15 @@ class BatchSession:
         return self._batch(request, sink)
 
     def positions_batch(self, request: BatchRequest) -> ClaimedBatch:
-        """Return a batch that only sets first positions.
+        """Return a batch that only sets first positions, and is idle.
 
-        It gives the keys of `request.partitions` an offset and a data topic id, so that ranges of them can be claimed.
-        The batch is idle.
+        It writes an offset and a data topic id for each key of `request.partitions`, so that ranges can be claimed.
+
+        Args:
+            request: the options of the batch; its ranges and limits are not used.
+
+        Returns:
+            A batch that has not claimed anything yet.
         """
         whole = replace(request, ranges=None, max_records=None, max_claims=None)
         return self._batch(whole, None, only_positions=True)

@@ -93,7 +93,7 @@ def take_back(folder: Path) -> None:
 
 
 def questions(folder: Path) -> list[Path]:
-    """Return the files with which scripts ask for a check of the claim; the run removes each after the check."""
+    """Return the files with which scripts request a check of the claim; the run removes each after the check."""
     return list(folder.glob(f"{_QUESTION}*"))
 
 
@@ -120,9 +120,24 @@ class SubmittedBatch:
     """The batch for which a run has submitted this script; get it with `submitted_batch`.
 
     The run holds the claim and commits. The script reads the batch and writes the results.
+
+    Example:
+        ```python
+        with submitted_batch() as batch:
+            frame = batch.read(spark)
+            batch.check()
+            frame.write.mode("append").parquet("/data/orders")
+        ```
     """
 
     def __init__(self, folder: Path, handed: BatchManifest, stack: ExitStack) -> None:
+        """Read the options of the Kafka connection; call `submitted_batch` to get a batch.
+
+        Args:
+            folder: the folder that the run shares with this script.
+            handed: the description of the batch, from that folder.
+            stack: ends the batch's Spark jobs when it is closed.
+        """
         self.batch_id = handed.batch_id
         """The instance id of the batch's claims; it is unique to the batch."""
         self.topic = handed.topic
@@ -161,7 +176,7 @@ class SubmittedBatch:
     def _check_handed_over(self) -> None:
         """Raise `BatchAbortedError` if the run has withdrawn the batch, or has died."""
         if not self._handed.has_launcher:
-            shutil.rmtree(self._folder, ignore_errors=True)  # the run cannot do it any more
+            shutil.rmtree(self._folder, ignore_errors=True)  # the run, which has died, cannot remove it
             raise BatchAbortedError(
                 f"the run that submitted batch {self.batch_id} of topic {self.topic!r} has died: nothing more is "
                 "committed, and another run takes the batch over once its claim is stale"
@@ -198,7 +213,7 @@ class SubmittedBatch:
         return frame
 
     def begin_processing(self) -> None:
-        """Get the permission to process the `ranges`. Call it before you read the ranges without `read`.
+        """Check that the `ranges` may be processed now. Call it before you read them in another way than with `read`.
 
         Raises:
             BatchAbortedError: the claim is lost, or the run has died.

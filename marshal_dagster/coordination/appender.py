@@ -1,4 +1,4 @@
-"""Appends records to the coordination log, reads them back and returns their results; claimers do each step so."""
+"""Appends records to the coordination log, reads them back and returns their results; claimers use it in each step."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +14,9 @@ from marshal_dagster.protocol.messages import Message, coordination_partition, r
 logger = logging.getLogger(__name__)
 
 GO_TIME_SHIFT_S: Final = 2
-"""By how many seconds a member of a Go group dates its records earlier than its clock shows.
+"""How many seconds a member of a Go group subtracts from its clock for the time in its records.
 
-A Go consumer takes a time that is later than its own clock for stale.
+A Go consumer treats a record whose time is later than its own clock as stale.
 """
 
 
@@ -91,12 +91,13 @@ class Sender:
     def send_last(self, messages: Sequence[Message]) -> None:
         """Append records whose results are not needed.
 
-        They are read back all the same, so that no other claimer in this process has to wait for them.
+        They are read back nevertheless, so that no other claimer in this process has to wait for them.
         """
         own, _ = self._append(messages, [self.coordination_partition] * len(messages))
         if self._rationalizer.can_resume:
             self._rationalizer.read_past(own)
-        else:  # after an interrupt the log has to be read again: not now, while other members wait for the keys
+        else:
+            # After an interrupt the log must be read again. Do not read it now: other members wait for the keys.
             self._rationalizer.expect(own)
 
     def _send(self, messages: Sequence[Message], numbers: Sequence[int]) -> AppendResult:
@@ -111,7 +112,7 @@ class Sender:
     ) -> tuple[dict[int, dict[int, OwnRecord]], list[int | None]]:
         """Append records; return the acknowledged ones by coordination partition and log offset, and each log offset.
 
-        Nothing is appended to a log that was found to be another one, or to store the senders' timestamps.
+        If the log is known to be another one, or to store the senders' timestamps, this raises and appends nothing.
         """
         if not messages:
             return {}, []
@@ -121,7 +122,7 @@ class Sender:
         own: dict[int, dict[int, OwnRecord]] = {}
         for (number, value), message, (offset, _) in zip(records, messages, acks, strict=True):
             if offset is not None:
-                # If two were acknowledged at the same offset, one is lost: `read_past` finds that by its value.
+                # If two records were acknowledged at one offset, one of them is lost. `read_past` compares the values.
                 own.setdefault(number, {}).setdefault(offset, (message, value))
         offsets = [ack.offset for ack in acks]
         if None in offsets:
@@ -132,4 +133,7 @@ class Sender:
 def _log_unacknowledged(messages: Sequence[Message], errors: Sequence[str | None]) -> None:
     kinds = ", ".join(dict.fromkeys(type_name(message) for message in messages))
     why = next((error for error in errors if error), "no reason given")
-    logger.warning("%d of %d records (%s) were not acknowledged: %s", len(errors), len(messages), kinds, why)
+    group = messages[0].group
+    logger.warning(
+        "group %r: %d of %d records (%s) were not acknowledged: %s", group, len(errors), len(messages), kinds, why
+    )

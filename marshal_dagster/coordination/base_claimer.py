@@ -153,7 +153,8 @@ class BaseClaimer(ABC, Generic[H]):
                 self._read_claims()
             except UnavailableError as error:
                 logger.warning(
-                    "group %r: the coordination log could not be read; the leases on topic %r continue: %s",
+                    "group %r: the coordination log could not be read; the claims on topic %r stay while their leases "
+                    "last: %s",
                     self.member.group,
                     self.topic,
                     error,
@@ -185,15 +186,15 @@ class BaseClaimer(ABC, Generic[H]):
             self._reader.require_settings()
 
     def paused_until_s(self) -> int | None:
-        """Return the end (unix seconds) of a pause that another instance began, or None if there is none."""
+        """Return the end (unix seconds) of a present pause by another instance, or None if there is none."""
         return self._reader.paused_until_s()
 
     # Leaving
 
     def release(self, partitions: Collection[int] | None = None) -> None:
-        """Release `partitions`, or everything that is held or may have been won, at their present offsets.
+        """Release `partitions` at their present offsets; by default all that are held or may have been won.
 
-        It raises nothing except interrupts. A claim whose release fails goes stale by itself.
+        This raises nothing except interrupts. A claim whose release fails goes stale.
         """
         with self.rationalizer.lock, self._claim_set:
             try:
@@ -203,7 +204,7 @@ class BaseClaimer(ABC, Generic[H]):
                     self._revoke_unconfirmed()
             except Exception as error:  # noqa: BLE001 - a failed release must not hide the result of the work
                 logger.warning(
-                    "group %r: the release of claims on topic %r failed, they will go stale: %s",
+                    "group %r: claims on topic %r could not be released, so they go stale: %s",
                     self.member.group,
                     self.topic,
                     error,
@@ -290,7 +291,7 @@ class BaseClaimer(ABC, Generic[H]):
             )
 
     def _require_plans_accepted(self, ends: Mapping[int, int], sent: AppendResult) -> None:
-        """Raise `PlanRejectedError` unless all plans that were `sent` are in the log, as acknowledged or by reading."""
+        """Raise `PlanRejectedError` unless the log has accepted all plans that were `sent`."""
         self._settle()
         self._claim_set.refresh()
         self._claim_set.require(ends.keys())
@@ -341,12 +342,14 @@ class BaseClaimer(ABC, Generic[H]):
             self._check_log()
 
     def _check_log(self) -> None:
-        """Check that the records were read back from the same log; if the broker does not answer, check later."""
+        """Check that the records were read back from the same log; without an answer, only log a warning."""
         try:
             self.rationalizer.check_identity()
         except (UnavailableError, TopicNotFoundError) as error:
             logger.warning(
-                "the coordination topic %r could not be described: %s", self.rationalizer.identity.topic, error
+                "the coordination topic %r could not be described, so it is checked again at the next step: %s",
+                self.rationalizer.identity.topic,
+                error,
             )
 
     def _add_won_claims(self, sent: AppendResult, requests: type[Message]) -> list[H]:
@@ -372,7 +375,8 @@ class BaseClaimer(ABC, Generic[H]):
                 self._revoke_unconfirmed()
             except UnavailableError as error:
                 logger.warning(
-                    "group %r: claims of %s without acknowledgement could not be revoked; the release tries again: %s",
+                    "group %r: claims of %s were not acknowledged and could not be revoked; the release tries again: "
+                    "%s",
                     self.member.group,
                     self._named(claim_set.unconfirmed),
                     error,
@@ -386,7 +390,7 @@ class BaseClaimer(ABC, Generic[H]):
         return won
 
     def _revoke_unconfirmed(self) -> None:
-        """Revoke what claims without acknowledgement have won; their records may still arrive in the log later."""
+        """Revoke what claims without acknowledgement have won. Their records may also arrive in the log later."""
         unconfirmed = self._claim_set.unconfirmed
         if unconfirmed:
             self.rationalizer.catch_up()
@@ -443,7 +447,7 @@ class BaseClaimer(ABC, Generic[H]):
 
     @abstractmethod
     def _note_sending(self, messages: Sequence[Message]) -> None:
-        """Note in the claims that `messages` are about to be sent, and may be in the log from now on."""
+        """Record in the claims that `messages` are about to be sent, and may be in the log from now on."""
 
 
 def is_accepted(outcome: RecordResult | None) -> bool:

@@ -20,7 +20,9 @@ _OVERTAKEN: Final = (
     "this reader of the coordination log continued from a snapshot newer than its claims, so records in between were "
     "not read"
 )
-_OBSERVED: Final = "retention deleted records of the coordination log before they were read: it can only be observed"
+_OBSERVED: Final = (
+    "retention deleted records of the coordination log before they were read, so the log can only be observed"
+)
 
 H = TypeVar("H", bound=BaseClaim)
 
@@ -29,7 +31,7 @@ class ClaimSet(Generic[H]):
     """The partitions that an instance has requested so far, and the claims that it holds; use it under the lock.
 
     A claim is judged by the state as last read and by its lease. Once it is lost, no further record is sent for it.
-    Each step of a claimer is a `with` block. At its end, claims that the log shows as taken are dropped.
+    Each step of a claimer is a `with` block. At the end of the block, claims that the log shows as taken are dropped.
     """
 
     def __init__(self, reader: GroupReader, on_lost: Callable[[H, str], None]) -> None:
@@ -55,7 +57,7 @@ class ClaimSet(Generic[H]):
         self.lose_displaced()
 
     def request(self, wanted: Mapping[int, Bounds | None]) -> None:
-        """Note that records which request `wanted` (of each partition a range, or None) are about to be sent."""
+        """Record that `wanted` is about to be requested: of each partition a range, or None for the whole."""
         if not self.requested:
             self._began_at = self._reader.home.next_offset
         self.unconfirmed.update(wanted)
@@ -75,7 +77,7 @@ class ClaimSet(Generic[H]):
             self._on_lost(claim, why)
 
     def lose_refused(self, claim: H, why: str) -> None:
-        """Lose a claim whose record was refused, unless the state shows that it is held, or its range done."""
+        """Lose a claim whose record was refused, unless the state shows that it is held, or that its range is done."""
         if not self._is_current(claim):
             self.lose(claim.partition, why)
 
@@ -87,9 +89,9 @@ class ClaimSet(Generic[H]):
                 self.lose(claim.partition, _DISPLACED)
 
     def lose_displaced(self) -> None:
-        """Lose each claim that this instance no longer holds by the log as read; lose all if no claim counts.
+        """Lose each claim that this instance no longer holds by the log as read; lose all if none is valid.
 
-        Everything that was read counts, even if the reading failed after it.
+        If reading failed, the part that was read counts.
         """
         self.drop_all_if_log_changed()
         read, instance = self._reader.home.next_offset, self._reader.member.instance
@@ -99,7 +101,7 @@ class ClaimSet(Generic[H]):
                 self.lose(claim.partition, _DISPLACED)
 
     def drop_all_if_log_changed(self) -> None:
-        """Lose all claims if, by the log as last read, no claim counts."""
+        """Lose all claims if, by the log as last read, none is valid."""
         why = self._why_void()
         if why is not None:
             self._lose_all(why)
@@ -107,7 +109,7 @@ class ClaimSet(Generic[H]):
             self.unconfirmed.clear()
 
     def drop_ended(self) -> None:
-        """Lose each claim whose lease has ended, or that is lost by the log as read."""
+        """Lose each claim whose lease has ended, or that the log as read shows as lost."""
         self.lose_displaced()
         now_ms = self._reader.clock.lease_ms()
         self._fence(
@@ -136,7 +138,7 @@ class ClaimSet(Generic[H]):
             raise ClaimLostError(self._why_lost(sorted(partitions)))
 
     def require_valid(self, partitions: Collection[int]) -> None:
-        """Raise `ClaimLostError` if no claim counts: then even an accepted commit permits no processing."""
+        """Raise `ClaimLostError` if no claim is valid: then even an accepted commit permits no processing."""
         if self._why_void() is not None:
             raise ClaimLostError(self._why_lost(sorted(partitions)))
 
@@ -146,9 +148,9 @@ class ClaimSet(Generic[H]):
         return min((claim.lease.left_ms(now_ms) for claim in held if not claim.is_done), default=None)
 
     def _why_void(self) -> str | None:
-        """Return why no claim counts by the log as read, or None if claims count.
+        """Return why no claim is valid by the log as read, or None if claims are valid.
 
-        It is another log, or it can only be observed, or records were skipped, or a Go consumer joined the group.
+        The log is another one or can only be observed, or records were skipped, or a Go consumer joined the group.
         """
         changed, seen = self._reader.rationalizer.changed, self._reader.unplanned
         if changed is not None:
@@ -162,7 +164,7 @@ class ClaimSet(Generic[H]):
         return (
             f"instance {seen.message.instance!r} moved the offset of {seen.message.topic}/{seen.message.partition} "
             "without a plan, as Go consumers do. The group's rule set is not 'go', so a Go consumer breaks its "
-            "guarantees: stop it, or give it another group"
+            "guarantees: stop that consumer, or give it another group"
         )
 
     def _is_current(self, claim: H) -> bool:
@@ -186,8 +188,8 @@ class ClaimSet(Generic[H]):
             for partition in partitions[:_MOST_NAMED]
         ]
         return (
-            f"group {self._reader.member.group!r} does not hold {listed(reasons, len(partitions))}. Commits stay; the "
-            "next run takes over the rest"
+            f"group {self._reader.member.group!r} does not hold {listed(reasons, len(partitions))}. What was committed "
+            "stays committed; the next run takes over the rest"
         )
 
     def _holder(self, partition: int) -> str:
@@ -200,6 +202,6 @@ class ClaimSet(Generic[H]):
 
 
 def listed(parts: Sequence[str], count: int | None = None, separator: str = "; ") -> str:
-    """Return the first three of `parts`, joined, and how many more of `count` there are."""
+    """Return the first three of `parts`, joined, and how many more there are of `count` (default: all parts)."""
     more = (len(parts) if count is None else count) - _MOST_NAMED
     return separator.join(parts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -64,12 +64,12 @@ class Claimer(BaseClaimer[Claim]):
     ) -> list[Claim]:
         """Claim `partitions` with one append; return the claims that were won.
 
-        Read the log first (`ensure_group_settings`). Call `release` if this raises. An instance requests each partition
-        only once.
+        Call `ensure_group_settings` first, which reads the log. If this raises, call `release`. An instance requests
+        each partition only once.
 
         Args:
             partitions: the partitions to claim, in order of preference.
-            max_claims: how many partitions to hold at most, with those held before.
+            max_claims: how many partitions to hold at most, including those held before.
             is_dead: returns whether an owner is known to be dead. Claims of dead owners are revoked first.
 
         Raises:
@@ -112,7 +112,7 @@ class Claimer(BaseClaimer[Claim]):
     def name_data_topic(self, topic_id: str) -> None:
         """Write the id of the data topic for each held key that has none (record `DataTopic`).
 
-        A key that does not have that id afterwards is released, and `ClaimLostError` is raised. In a Go group nothing
+        If a key does not have that id afterwards, it is released and `ClaimLostError` is raised. In a Go group nothing
         is written, because Go consumers do not know the record.
         """
         with self.rationalizer.lock, self._claim_set:
@@ -192,7 +192,7 @@ class Claimer(BaseClaimer[Claim]):
         Raises:
             PlanRejectedError: a partition has no open plan; nothing was sent.
             ClaimLostError: a key is lost; the message names its owner.
-            CommitFailedError: a commit was not seen in the log, or would go back; in that case nothing was sent.
+            CommitFailedError: a commit was not found in the log, or it would lower an offset (then nothing was sent).
             ConfigurationError: the delivery is at most once: use `commit_before_processing`.
             CoordinationLogChangedError: it is not the log that was read before.
         """
@@ -205,9 +205,9 @@ class Claimer(BaseClaimer[Claim]):
     def commit_before_processing(self, ends: Mapping[int, int]) -> frozenset[int]:
         """Commit the ends of plans before their messages are processed (at most once).
 
-        A partition may be processed only if this instance's own record moved its offset from the plan's start to the
-        plan's end, and while its lease lasts (protocol.md, section 6, "At most once"). The caller must drop the other
-        partitions, and all of them if this raises.
+        A partition may be processed only while its lease lasts, and only if this instance's own record moved its offset
+        from the plan's start to the plan's end (protocol.md, section 6, "At most once"). The caller must drop the other
+        partitions. If this raises, the caller must drop all partitions.
 
         Args:
             ends: the exclusive end of each partition's open plan.
@@ -277,7 +277,7 @@ class Claimer(BaseClaimer[Claim]):
     def confirm_positions(self) -> frozenset[int]:
         """Set the position of each claim to its present offset, as the instance that paused the group.
 
-        The data topic's id is written again first, if there is one, because readers that do not know ranges may have
+        If a claim has a data topic id, that id is written again first. Readers that do not know ranges may have
         accepted another id (protocol.md, section 8.4, "Switch off"). A claim is not set if it has no offset, or if its
         id was not accepted. This returns the partitions that were set, and raises the errors of `set_positions`.
         """
@@ -294,7 +294,7 @@ class Claimer(BaseClaimer[Claim]):
             return self._set({n: offset for n, offset in offsets.items() if offset is not None})
 
     def _set(self, offsets: Mapping[int, int]) -> frozenset[int]:
-        """Release claims at `offsets`; return the partitions whose generation this has begun."""
+        """Release claims at `offsets`; return the partitions that have a new generation by that."""
         signed = self._sender.signed(self.member)
         self._claim_set.unconfirmed |= offsets.keys()
         try:
@@ -365,8 +365,8 @@ class Claimer(BaseClaimer[Claim]):
         refused = missing.keys() - set(sent.unconfirmed)
         if refused:
             raise CommitFailedError(
-                f"group {self.member.group!r}: the commit of {self._named(refused)} was not seen in the log, so "
-                "nothing was committed there. The next run takes these messages over"
+                f"group {self.member.group!r}: the commit of {self._named(refused)} was not found in the log, so "
+                "nothing was committed there. The next run processes these messages again"
             )
         return missing
 
@@ -381,7 +381,7 @@ class Claimer(BaseClaimer[Claim]):
         return self._release_own(partitions) if self.is_go else super()._revoke_own(partitions)
 
     def _release_own(self, partitions: Collection[int]) -> frozenset[int]:
-        """Release what this instance holds in a Go group; a claim whose release would set an offset has to go stale."""
+        """Release what this instance holds in a Go group, except claims whose release would set an offset."""
         if self.group.paused_by == self.member.instance:
             return frozenset()
         held = {n: self.key(n).offset for n in partitions if self._owns(n)}
@@ -419,7 +419,8 @@ class Claimer(BaseClaimer[Claim]):
             if beaten is not None and offset < beaten:
                 raise CommitFailedError(
                     f"group {self.member.group!r}: {self.topic}/{number} cannot be committed at {offset}, because this "
-                    f"instance has sent a heartbeat at {beaten}; nothing was sent. To go back, set the position"
+                    f"instance has sent a heartbeat at {beaten}; nothing was sent. To go back, set the position with "
+                    "`marshal-dagster position reset`"
                 )
             if claim.plan_end is None and offset != claim.offset and not self.is_go:
                 raise PlanRejectedError(

@@ -20,7 +20,7 @@ class Member:
 
     group: str
     client: str
-    """The client id, which tools show to people."""
+    """The client id, which tools show."""
     instance: str
     """The instance id: unique to one tenure, never used again."""
 
@@ -51,10 +51,10 @@ class BaseClaim:
     lease: Lease
     plan_end: int | None = field(default=None, kw_only=True)
     is_done: bool = field(default=False, kw_only=True)
-    """Whether its range is done: then it needs no lease and no further record, because no member can claim it again."""
+    """Whether its range is done. Then it needs no lease and no further record, because no member can claim it again."""
 
     def refresh(self, key: Key, instance: str) -> bool:
-        """Update the claim from `key`; return whether it still is the claim of `instance`."""
+        """Update the claim from `key`; return whether `instance` still holds it."""
         raise NotImplementedError
 
     def is_held(self, key: Key, instance: str) -> bool:
@@ -71,7 +71,7 @@ class Claim(BaseClaim):
     generation: int = 0
     plan_attempts: int = 0
     highest_sent: int = -1
-    """The highest offset that a heartbeat of this instance has carried; no later heartbeat may carry less."""
+    """The highest offset in a heartbeat of this instance; no later heartbeat may have a lower one."""
 
     @property
     def beat_offset(self) -> int | None:
@@ -79,7 +79,7 @@ class Claim(BaseClaim):
         return None if self.offset is None else max(self.offset, self.highest_sent)
 
     def may_be_at(self, offset: int) -> bool:
-        """Return whether a heartbeat that carries `offset` or more was sent."""
+        """Return whether a heartbeat at `offset` or higher was sent."""
         return self.highest_sent >= offset
 
     @classmethod

@@ -78,7 +78,7 @@ class GroupReader:
         return self.settings.rule_set is RuleSet.GO
 
     def paused_until_s(self) -> int | None:
-        """Return the end (unix seconds) of a pause that another instance began, or None if there is none."""
+        """Return the end (unix seconds) of a present pause by another instance, or None if there is none."""
         with self.rationalizer.lock:
             group = self.group
             if not group.is_paused(self.present_ms()) or group.paused_by == self.member.instance:
@@ -104,14 +104,15 @@ class GroupReader:
         if not self.is_certain:
             raise IncompleteLogError(
                 f"coordination partition {self.coordination_partition} (topic {self.topic!r}, group "
-                f"{self.member.group!r}) no longer begins at offset 0 and has no snapshot: its state can only be "
-                "observed. Stop all members of the group, then see `marshal-dagster recover`"
+                f"{self.member.group!r}) no longer begins at offset 0 and has no usable snapshot. Its state can "
+                "only be observed, so nothing can be claimed: stop all members of all groups, then run "
+                "`marshal-dagster recover`"
             )
 
     def require_own_client(self) -> None:
         """Raise `ConfigurationError` if a Go consumer has the member's client id.
 
-        A Go consumer takes any claim with its own client id for its own.
+        A Go consumer treats every claim with its client id as its own.
         """
         if not self.is_go:
             return
@@ -119,7 +120,7 @@ class GroupReader:
         if self.member.client in clients:
             raise ConfigurationError(
                 f"a Go consumer of group {self.member.group!r} has the same client id {self.member.client!r}, so it "
-                "would take this member's claims for its own. Give this member another client_id"
+                "would treat this member's claims as its own. Give this member another client_id"
             )
 
     def require_settings(self) -> None:
@@ -141,7 +142,7 @@ class GroupReader:
 
     def dead_owners(self, partitions: Iterable[int], is_dead: Callable[[Owner], bool]) -> frozenset[Owner]:
         """Return the owners of `partitions` that are dead by `is_dead`, called once per instance without the lock."""
-        if is_dead is assume_alive or self.is_go:  # in a Go group a dead owner is waited for
+        if is_dead is assume_alive or self.is_go:  # in a Go group members wait until a dead owner is stale
             return frozenset()
         with self.rationalizer.lock:
             owners = {owner for partition in partitions for owner in self.key(partition).owners}
@@ -160,7 +161,7 @@ class GroupReader:
     ) -> list[Message]:
         """Return the records that revoke the claims of `dead` owners on keys, and on the ranges from `ranges_of`.
 
-        Without dead owners no key is looked at, because a claim may have a thousand partitions.
+        Without dead owners no key is read, because a claim may have a thousand partitions.
         """
         if not dead:
             return []
@@ -176,7 +177,7 @@ class GroupReader:
 def revocations_of(
     key: Key, ranges: Iterable[Range], is_dead: Callable[[Owner], bool], fields: Mapping[str, Any]
 ) -> list[Message]:
-    """Return the records that revoke the claims of dead owners on `key` and `ranges`; `fields` are their other fields.
+    """Return the records that revoke the claims of dead owners on `key` and `ranges`.
 
     Args:
         key: the state of a partition.

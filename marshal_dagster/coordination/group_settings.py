@@ -30,7 +30,7 @@ from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, witho
 from marshal_dagster.protocol.world import World
 
 KNOWN_FEATURES: Final = frozenset({RANGES})
-"""Features of a group (protocol.md, section 1) that this version knows. With any other feature it does not claim."""
+"""The features of a group (protocol.md, section 1) that this version knows. It does not claim with any other."""
 SETTINGS_TRIES: Final = 10
 """How often a group's first settings are sent. On a new cluster the first records of a producer can take seconds."""
 
@@ -62,8 +62,8 @@ def check_settings(settings: GroupSettings, log_delivery_timeout_ms: int) -> Non
         )
     if settings.rule_set is RuleSet.GO and interval_ms != GO_HEARTBEAT_INTERVAL_MS:
         raise ConfigurationError(
-            f"heartbeat interval is {interval_ms} ms; with rule set 'go' it must be {GO_HEARTBEAT_INTERVAL_MS} ms, as "
-            "Go consumers have it"
+            f"heartbeat interval is {interval_ms} ms; with rule set 'go' it must be {GO_HEARTBEAT_INTERVAL_MS} ms, "
+            "because Go consumers use that"
         )
     most_ms = delivery_timeout_ms(interval_ms)
     if log_delivery_timeout_ms > most_ms:
@@ -89,8 +89,8 @@ def require_settings(name: str, group: Group, settings: GroupSettings) -> None:
 def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Member, settings: GroupSettings) -> None:
     """Write a group's first settings to each coordination partition where it has none and no open plan.
 
-    This also completes settings of which only some copies were written. If the member has the settings that are in
-    force without any record, nothing is written.
+    This also completes settings that were written to only some coordination partitions. If the member has the settings
+    that are in force without any record, nothing is written.
 
     Raises:
         GoGroupError: Go consumers use the group, or they use the coordination topic while no group in it has settings.
@@ -170,7 +170,7 @@ def _without_settings(world: World, member: Member, settings: GroupSettings) -> 
 
 
 def _may_be_settled(group: Group | None) -> bool:
-    """Return whether no plan is open. A live owner does not count: it may be stale when the settings arrive."""
+    """Return whether no plan is open. A live owner does not matter: it may be stale when the settings arrive."""
     return group is None or all(key.plan_end is None for key in group.keys.values())
 
 

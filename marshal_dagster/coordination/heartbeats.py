@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 LONGEST_PART: Final = 0.9
 SHORTEST_PART: Final = 0.7
-"""The next heartbeat is due after a random part of the heartbeat interval, between these two: jitter only shortens."""
+"""The next heartbeat is due after a random part of the heartbeat interval, between these two."""
 LOOK_PART: Final = 0.25
 """The part of the interval after which the leases, and the reasons to stop, are checked again."""
 LONGEST_GOODBYE_S: Final = 5.0
@@ -28,10 +28,10 @@ ReasonToStop = Callable[[], str | None]
 
 
 class Heartbeats:
-    """Sends heartbeats during a `with` block, and calls `on_lost` once if the claims are no longer certain.
+    """Sends heartbeats during a `with` block, and calls `on_lost` once if the claims may be lost or the work must stop.
 
-    `on_lost` is called with the error from a thread of the heartbeats. It should stop the work at once, for example
-    cancel Spark jobs. `error` has the error afterwards. After that no heartbeat is sent any more.
+    `on_lost` is called with the error, from a thread of the heartbeats. It should stop the work at once, for example
+    cancel Spark jobs. Afterwards `error` has the error, and no more heartbeats are sent.
 
     There are three threads. One sends the heartbeats. The second watches the leases, so that it can stop the work on
     time while the first waits for a broker. The third calls `reasons_to_stop`, which may take any time.
@@ -121,7 +121,7 @@ class Heartbeats:
                 reason = reason_to_stop()
             except Exception:
                 logger.warning(
-                    "group %r, topic %r: it is not known whether the work should stop, so it continues",
+                    "group %r, topic %r: the check whether the batch must stop failed, so the batch continues",
                     self._claimer.member.group,
                     self._claimer.topic,
                     exc_info=True,
@@ -148,17 +148,24 @@ class Heartbeats:
                         f"the batch was stopped: {error!r}. Nothing more is committed; please report this error"
                     )
                 )
-                logger.exception("the heartbeats on topic %r failed", self._claimer.topic)
+                logger.exception(
+                    "group %r: the heartbeats on topic %r failed", self._claimer.member.group, self._claimer.topic
+                )
 
     def _beat(self, now_ms: float) -> float:
-        """Send heartbeats; return when the next are due (ms of the lease clock): very soon if these failed."""
+        """Send heartbeats; return when the next are due (ms of the lease clock), which is very soon if these failed."""
         try:
             self._claimer.beat()
         except (ClaimLostError, CoordinationLogChangedError):
             raise
         except MarshalError as error:
             self._claimer.require_held()  # what the reading showed before it failed counts
-            logger.warning("a heartbeat on topic %r failed and is sent again: %s", self._claimer.topic, error)
+            logger.warning(
+                "group %r: a heartbeat on topic %r failed and is sent again: %s",
+                self._claimer.member.group,
+                self._claimer.topic,
+                error,
+            )
             self._failure = f"The last heartbeat failed: {error}."
             return self._claimer.clock.lease_ms() + self._interval_ms * RETRY_PART
         self._failure = ""
@@ -174,7 +181,11 @@ class Heartbeats:
         try:
             self._on_lost(error)
         except Exception:
-            logger.exception("the work on topic %r could not be stopped; its commit will fail", self._claimer.topic)
+            logger.exception(
+                "group %r: the batch on topic %r could not be stopped; its commit will fail",
+                self._claimer.member.group,
+                self._claimer.topic,
+            )
         logger.error("the heartbeats have ended: %s", error)
 
     def _first_due_ms(self) -> float:

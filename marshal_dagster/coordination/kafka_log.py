@@ -38,7 +38,7 @@ from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
 from marshal_dagster.protocol.state import OffsetBounds
 
 READ_BATCH: Final = 2_000
-"""How many messages are read with one call. With more, the garbage collector costs more than fewer calls save."""
+"""How many messages are read with one call. More would cost more time in the garbage collector than they save."""
 CLIENT_ID: Final = "marshal-dagster"
 _SLICE_S: Final = 0.5
 _SHORT_PART: Final = 0.2
@@ -90,7 +90,7 @@ class KafkaLog:
         return self._delivery_timeout_ms
 
     def identity(self) -> LogIdentity:
-        """Return which log the cluster has now; the first call raises if the topic is unusable (`require_usable`)."""
+        """Return the present identity of the log; the first call raises if the topic is unusable (`require_usable`)."""
         described = self._admin().describe(self.topic)
         if described.topic_id != self.usable_id:
             require_usable(self._admin(), described)
@@ -115,10 +115,10 @@ class KafkaLog:
         self._consumer.assign([TopicPartition(self.topic, number, offset) for number, offset in positions.items()])
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read on in chunks, up to `ends`, even if there is no record at an end (a transaction marker, for example).
+        """Read up to `ends` in chunks, even if there is no record at an end (a transaction marker, for example).
 
-        The first answer may take as long as the connection's time-out, because the client has to connect, and nothing
-        is held before that.
+        The first answer may take as long as the connection's time-out, because the client has to connect. No claim is
+        held before that.
         """
         if self._consumer is None:
             raise RuntimeError("call follow() before read_until()")
@@ -146,7 +146,7 @@ class KafkaLog:
         return [*first, *consumer.consume(READ_BATCH, 0)] if first else first
 
     def _chunks(self, messages: Iterable[Any]) -> Iterator[Chunk]:
-        """Sort messages by partition. A reached end moves the position too, because an offset may have no record."""
+        """Sort messages by partition. A partition's end moves the position too, as an offset may have no record."""
         records: defaultdict[int, list[tuple[int, int, bytes | None]]] = defaultdict(list)
         sender_timed: defaultdict[int, set[int]] = defaultdict(set)
         ends: dict[int, int] = {}

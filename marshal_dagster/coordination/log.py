@@ -30,7 +30,7 @@ class Append(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """The result of one append. Without `offset` it is not known: the record may be in the log, or arrive later."""
+    """The result of one append. If `offset` is None, it is unknown whether the record is or will be in the log."""
 
     offset: int | None
     error: str | None = None
@@ -52,7 +52,7 @@ class PositionLostError(Exception):
     """The next offset to read is not in the log: retention deleted it, or the log was truncated."""
 
     def __init__(self, partition: int) -> None:
-        super().__init__(f"coordination partition {partition}")
+        super().__init__(f"the next offset of coordination partition {partition} is no longer in the log")
         self.partition = partition
 
 
@@ -65,7 +65,7 @@ class CoordinationLog(Protocol):
         ...
 
     def identity(self) -> LogIdentity:
-        """Return which log it is now. Raises `TopicNotFoundError`, `UnavailableError`."""
+        """Return the present identity of the log. Raises `TopicNotFoundError`, `UnavailableError`."""
         ...
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
@@ -77,9 +77,9 @@ class CoordinationLog(Protocol):
         ...
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read on until each partition in `ends` has been read up to that offset (exclusive).
+        """Read until each partition in `ends` has been read up to that offset (exclusive).
 
-        Chunks that were returned before an error stay read.
+        If an error is raised, the chunks that were yielded before it are not read again.
 
         Raises:
             PositionLostError: the next offset of a partition is not in the log.

@@ -40,8 +40,8 @@ class ObservedClaimer(Protocol):
 class Observer(Protocol):
     """Callbacks for the events of claimers. Errors that they raise are logged and have no other effect.
 
-    They are called under the rationalizer's lock, by the thread that works or the one that sends heartbeats. Both wait,
-    so a callback must not block.
+    A callback runs under the rationalizer's lock, in the working thread or in the one that sends heartbeats. That
+    thread waits for it, so a callback must not block.
     """
 
     def sent(self, claimer: ObservedClaimer, sent: "AppendResult") -> None:

@@ -49,7 +49,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         is_dead: Callable[[Owner], bool] = assume_alive,
         max_attempts: int | None = None,
     ) -> dict[int, Bounds]:
-        """Return the range to claim of each partition in `ends` that has one free; only a claim decides.
+        """Return the range to claim in each partition of `ends` that has a free one; only a claim decides.
 
         A planned range without a live owner comes first. It is returned with its exact bounds, even beyond `ends` and
         `size`.
@@ -84,8 +84,8 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
     ) -> list[RangeClaim]:
         """Claim a range of each partition in `wanted` with one append; return the claims that were won.
 
-        Read the log first (`ensure_group_settings`). Call `release` if this raises. An instance requests each partition
-        only once, except after a refusal.
+        Call `ensure_group_settings` first, which reads the log. If this raises, call `release`. An instance requests
+        each partition only once, except after a refusal.
 
         Args:
             wanted: the range of each partition.
@@ -146,8 +146,9 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
     def plan(self, ends: Mapping[int, int]) -> None:
         """Write a plan for each range in `ends`, and read it back: the range up to the end is one batch.
 
-        The offsets of the range after its end are released with that. A range that was won already planned keeps its
-        end and gets no record. If an acknowledgement is missing, the log shows whether the plan was accepted.
+        This also releases the offsets of the range after the plan's end. A range that had a plan when it was won keeps
+        its end, and no record is sent for it. If an acknowledgement is missing, the log shows whether the plan was
+        accepted.
 
         Args:
             ends: the exclusive end of each partition's plan.
@@ -201,7 +202,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         """Commit planned ranges as done before they are processed (at most once).
 
         A range may be processed only if this instance's own record, found by its log offset, was accepted. It needs no
-        lease from then on. The caller must drop the other ranges, and all of them if this raises.
+        lease from then on. The caller must drop the other ranges. If this raises, the caller must drop all ranges.
 
         Args:
             ends: the exclusive end of each partition's planned range.
@@ -238,7 +239,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         return self._uncommitted(missing)
 
     def _finish(self, ends: Mapping[int, int]) -> AppendResult:
-        """Send that ranges are done, and apply the results to the claims."""
+        """Send the commit of each range (`RangeDone`), and apply the results to the claims."""
         self._settle()
         self._claim_set.require(ends.keys())
         claims, signed = self._claim_set.claims, self._sender.signed(self.member)

@@ -1,7 +1,7 @@
 """Reads the coordination log and computes the world state from it (protocol.md, sections 2 to 5).
 
 Everything that reads the log uses it: claimers, commands, sensors and tables. It starts from a snapshot if that saves
-time or if the log has lost its beginning, and it notices if the log is no longer the one that it read before.
+time or if the log has lost its beginning. It notices if the log is no longer the one that it read before.
 """
 
 import logging
@@ -35,7 +35,7 @@ LOOK_AGAIN_MS: Final = 60_000
 """After how many ms a reader that can only observe looks for a snapshot again."""
 
 _MOST_RESTARTS: Final = 5
-_SEE_DOCTOR: Final = "stop all members and see `marshal-dagster doctor`"
+_SEE_DOCTOR: Final = "stop all members and run `marshal-dagster doctor`"
 
 OwnRecord = tuple[Message, bytes]
 """A record that this process appended: the message, and the value that was written for it."""
@@ -119,7 +119,7 @@ class Rationalizer:
 
     @property
     def changed(self) -> CoordinationLogChangedError | None:
-        """The error that shows that the log is not the one that was read before, or None; then no state counts."""
+        """The error if the log is not the one that was read before, else None. After an error the state is void."""
         if self._sender_timed:
             return sender_timed_error(self.identity.topic, self._sender_timed[0])
         return self.failure if isinstance(self.failure, CoordinationLogChangedError) else None
@@ -165,7 +165,7 @@ class Rationalizer:
 
         Raises:
             CoordinationLogChangedError: a record is not in the log, or another record has its offset.
-            TimestampTypeError: the broker did not give a record its own timestamp.
+            TimestampTypeError: the broker stored a record with its sender's timestamp.
             UnavailableError: the log did not answer in time.
         """
         with self.lock, self._reading():
@@ -191,7 +191,7 @@ class Rationalizer:
             return outcomes
 
     def expect(self, own: Mapping[int, Collection[int]]) -> None:
-        """Note the offsets of own records, so that the reading that reaches them checks their timestamps.
+        """Record the offsets of own records, so that their timestamps are checked when they are read.
 
         `read_past` does that itself. Call this, under `lock`, for records that a later call will read.
         """
@@ -265,8 +265,8 @@ class Rationalizer:
                 self.world.start(partition, at.start)
                 if at.start > 0:
                     logger.warning(
-                        "coordination partition %d of %r begins at offset %d and no snapshot fits: it is only "
-                        "observed, so nothing can be claimed; see `marshal-dagster recover`",
+                        "coordination partition %d of %r begins at offset %d and has no usable snapshot: it is only "
+                        "observed, so nothing can be claimed. Run `marshal-dagster recover`",
                         partition,
                         self.identity.topic,
                         at.start,
@@ -384,7 +384,7 @@ class Rationalizer:
         self.can_resume = True
 
     def _note_own(self, chunk: Chunk) -> None:
-        """Note which own records in `chunk` have their sender's timestamp, and which were not read yet."""
+        """Record which own records in `chunk` have their sender's timestamp, and which were not read yet."""
         own = self._unread_own[chunk.partition]
         self._sender_timed += [(chunk.partition, offset) for offset in chunk.sender_timed if offset in own]
         self._unread_own[chunk.partition] = {offset for offset in own if offset >= chunk.position}
@@ -418,7 +418,7 @@ class Rationalizer:
                 outcomes[offset] = _ACCEPTED if verdict is ACCEPTED else RecordResult(verdict)
 
     def _restart_partition(self, partition: int) -> None:
-        """Begin a coordination partition again, after retention deleted the next record before it was read.
+        """Start to read a coordination partition again, after retention deleted the next record before it was read.
 
         Unless a snapshot fits, the partition can only be observed from now on.
         """
@@ -452,6 +452,6 @@ def sender_timed_error(topic: str, where: tuple[int, int]) -> TimestampTypeError
     partition, offset = where
     return TimestampTypeError(
         f"coordination topic {topic!r} stored record {offset} of partition {partition} with its sender's timestamp, so "
-        "the record has claimed, planned and committed nothing. Set message.timestamp.type=LogAppendTime on the topic, "
-        "or use a new topic, then restart the members"
+        "this member ignores the record. Set message.timestamp.type=LogAppendTime on the topic, or use a new topic, "
+        "then restart the members"
     )

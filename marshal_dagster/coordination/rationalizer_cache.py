@@ -36,9 +36,9 @@ def shared_rationalizer(
 ) -> Rationalizer:
     """Return this process's rationalizer for a coordination topic; it follows all coordination partitions.
 
-    The first call opens it. If its last reading failed (`Rationalizer.failure`), a new one is opened, and the old one
-    is left to its users. The 16 that were used last are kept. Do not close the rationalizer: it is closed when it has
-    no user any more.
+    The first call opens it. If its last reading failed (`Rationalizer.failure`), a new one is opened; present users
+    keep the old one. The 16 rationalizers that were used last are kept. Do not close the rationalizer: it is closed
+    when it is no longer used.
 
     Raises:
         TopicNotFoundError: the coordination topic does not exist.

@@ -23,9 +23,9 @@ OLD_MS: Final = 3_600_000
 def renew_snapshots(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock | None = None) -> list[int]:
     """Write a snapshot of each coordination partition whose newest snapshot is old; return these partitions.
 
-    If a partition that the rationalizer does not follow needs a snapshot, it follows all of them from now on: perhaps
-    no other member comes by a partition whose topics are idle. Without a snapshot topic, or without the right to write,
-    nothing is written. Errors are logged and not raised, except interrupts.
+    If a partition that the rationalizer does not follow needs a snapshot, the rationalizer follows all partitions from
+    now on. If the topics of a partition are idle, perhaps no other member reads it. Without a snapshot topic, or
+    without the right to write, nothing is written. Errors are logged and not raised, except interrupts.
     """
     written: list[int] = []
     try:
@@ -61,7 +61,7 @@ def _renew(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock, writt
     for number in sorted(due):
         world = rationalizer.world.partitions[number]
         if world.certain:
-            snapshots.write(world, identity, rationalizer.catch_up)  # if the log was truncated, older ones stay
+            snapshots.write(world, identity, rationalizer.catch_up)  # if the log was truncated, older snapshots stay
             written.append(number)
 
 

@@ -31,7 +31,7 @@ from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 logger = logging.getLogger(__name__)
 
 WORTH_A_LOOK: Final = 10_000
-"""From how many offsets on a reader looks for a snapshot; a shorter log is read just as fast without one."""
+"""A reader looks for a snapshot if the log has this many offsets. A shorter log is read just as fast without one."""
 _FIRST_LOOK: Final = 32
 """How many offsets the first look goes back from the end."""
 _FURTHER: Final = 8
@@ -56,7 +56,7 @@ class SnapshotTopic(Protocol):
         ...
 
     def read(self, ranges: Mapping[int, OffsetBounds], timeout_s: float) -> Mapping[int, Read]:
-        """Return the records in these offsets; compaction may have left few of them. Raises `UnavailableError`."""
+        """Return the records at these offsets that compaction has left. Raises `UnavailableError`."""
         ...
 
     def append(self, partition: int, records: Sequence[Record]) -> None:
@@ -98,10 +98,10 @@ class Snapshots:
         defaults: GroupSettings,
         foreign: Collection["ForeignSnapshot"] = (),
     ) -> Mapping[int, PartitionWorld]:
-        """Return the state in the newest snapshot of each coordination partition that has one that fits.
+        """Return the state in the newest usable snapshot of each coordination partition that has one.
 
         Args:
-            identity: the log that must have been read for the snapshot.
+            identity: the log from which the snapshot must have been made.
             bounds: the present bounds of the coordination partitions.
             defaults: the settings of groups that have none.
             foreign: last records of snapshots that were read from another log; these snapshots do not fit (see
@@ -161,8 +161,8 @@ class Snapshots:
     def write(self, world: PartitionWorld, identity: LogIdentity, check: Callable[[], object] = lambda: None) -> None:
         """Write the state of a coordination partition, then delete the snapshots that it replaces.
 
-        `check` is called between the two. If it raises, nothing is deleted. If this raises, the snapshot may be written
-        in part, which does no harm.
+        `check` is called between the two steps. If it raises, nothing is deleted. If `write` raises, a part of the
+        snapshot may be in the topic; readers skip it.
 
         Raises:
             TopicNotFoundError: the snapshot topic does not exist.

@@ -21,7 +21,7 @@ LEAST_INSYNC: Final = 2
 UNLIMITED: Final = "-1"
 NOT_REPORTED: Final = "not reported by the broker"
 NO_TOPIC_ID: Final = "A" * 22
-"""The id that is reported by a broker that gives topics no id."""
+"""The id of all topics of a broker that does not support topic ids."""
 LEAST_MESSAGE_BYTES: Final = 4_096
 """More than the largest valid record (protocol.md, section 1) with Kafka's own overhead."""
 LEAST_RETENTION: Final[Mapping[str, int]] = {"retention.ms": 86_400_000, "retention.bytes": 1_073_741_824}
@@ -113,7 +113,7 @@ _CHECKS: Final = (
     _Check(
         "unclean.leader.election.enable",
         "false",
-        "an unclean election can lose acknowledged records, and two runs own one partition",
+        "an unclean election can lose acknowledged records; then two runs can own one partition",
         lambda found: found == "false",
         if_not_reported=Severity.WARNING,  # some brokers with Kafka's protocol have no such elections
     ),
@@ -128,7 +128,7 @@ _CHECKS: Final = (
         _Check(
             setting,
             UNLIMITED,
-            "a log that no longer starts at offset 0 can only be observed: offsets, plans and pauses are forgotten",
+            "retention deletes offsets, plans and pauses; without a snapshot, nothing can be claimed any more",
             lambda found: found == UNLIMITED,
         )
         for setting in ("retention.ms", "retention.bytes")
@@ -235,8 +235,8 @@ def check_coordination_topic(topics: Topics, described: TopicDescription) -> lis
 def require_usable(topics: Topics, described: TopicDescription) -> None:
     """Raise `UnsafeTopicError` for a coordination topic without an id, with compaction or with senders' timestamps.
 
-    Settings that this user may not see are not checked here: a record of its own with its sender's timestamp is noticed
-    when it is read back. Raises `UnavailableError` without an answer in time.
+    Settings that this user may not see are not checked here. If the topic stores senders' timestamps, a member notices
+    that when it reads back its first record. Raises `UnavailableError` without an answer in time.
     """
     problems = _id_problems(described)
     with suppress(AuthorizationError):
@@ -282,7 +282,7 @@ def _id_problems(described: TopicDescription) -> list[SettingProblem]:
             "topic id",
             "missing",
             "present",
-            "a topic that was deleted and re-created under the same name could not be recognised",
+            "without an id, members do not notice that the topic was deleted and re-created",
             "use brokers of Kafka 2.8 or newer, with inter.broker.protocol.version 2.8 or newer",
             Severity.UNUSABLE,
         )

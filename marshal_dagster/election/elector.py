@@ -31,7 +31,7 @@ LEADER_SETTINGS: Final = {
 """The settings with which a leader topic is created; only the newest beats are needed."""
 
 _SESSION_MS: Final = 6_000
-"""The shortest session time-out that brokers allow by default. So long the group keeps a dead leader's partition."""
+"""The shortest session time-out that brokers allow by default. The group keeps a dead leader's partition that long."""
 _LASTING: Final = frozenset({*MISSING, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED})
 """Error codes that remain until an operator fixes their cause."""
 _CLOSE_WITHIN_S: Final = 10.0
@@ -46,8 +46,8 @@ Listener = Callable[[int, Event], None]
 class Elector:
     """A member of an election, with a thread of its own: a candidate in each partition that the group assigns to it.
 
-    A member that leads a partition may act as long as `leads` returns true. `failure` is the error because of which
-    the member cannot take part at present, or None.
+    A member that leads a partition may act as long as `leads` returns true. `failure` is the error that keeps the
+    member from taking part at present, or None.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class Elector:
                 self._candidacies[partition.partition] = candidacy
                 candidacy.gain(self._clock.lease_ms())
             if not self._candidacies:
-                # The member is in the group, and others own all partitions. So no beat will show that it works again.
+                # The member is in the group and others own all partitions, so no beat can show that the error is over.
                 self.failure = None
 
     def _lose(self, partitions: list[TopicPartition], reason: str) -> None:

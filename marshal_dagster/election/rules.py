@@ -1,9 +1,9 @@
 """Decide when a member leads a partition: pure rules, without clock, thread or Kafka.
 
 A member to which the group has assigned a partition publishes beats there and reads them back. The first of its own
-beats that it reads back starts a term. The term has a new id, and its fence is the offset of that beat. So of two terms
-the later one has the larger fence. A term ends when the group takes the partition away, or when the member has read
-back no beat that it sent within the deadline.
+beats that it reads back starts a term. The term has a new id, and its fence is the offset of that beat. So the later of
+two terms has the larger fence. A term ends when the group takes the partition away. It also ends when the member has
+read back none of the beats that it sent within the last `receive_deadline_ms`.
 """
 
 import math
@@ -17,7 +17,7 @@ from marshal_dagster.errors import ConfigurationError
 LEADER_FORMAT: Final = "NELI1"
 LONGEST_ID: Final = 100
 _MOST_DIGITS: Final = 19
-"""How many digits the number of a beat may have; no member gets that far."""
+"""How many digits the number of a beat may have; no member sends that many beats."""
 _BEATS_PER_DEADLINE: Final = 5
 _MOST_RIVALS: Final = 100
 """How many of the newest beats of other members are stored; within one deadline there are far fewer."""
@@ -79,7 +79,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Term:
-    """A time in which one member leads a partition. Of two terms the later one has the larger `fence`."""
+    """A time in which one member leads a partition. The later of two terms has the larger `fence`."""
 
     fence: int
     leader_id: str

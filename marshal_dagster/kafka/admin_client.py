@@ -259,7 +259,7 @@ class Topics:
         See protocol.md, section 6. This raises nothing.
 
         Returns:
-            None if the offsets are set; otherwise one line that says why they are not.
+            None if the offsets are set; otherwise one line that states why they are not.
         """
         if not offsets:
             return None
@@ -356,7 +356,7 @@ class Topics:
         return created
 
     def delete(self, topic: str) -> None:
-        """Delete a topic and wait until it is gone.
+        """Delete a topic and wait until it no longer exists.
 
         Raises:
             TopicNotFoundError: the topic does not exist.
@@ -505,8 +505,8 @@ def _bounds(offsets: _Offsets, partitions: Sequence[int]) -> dict[int, OffsetBou
 def _first_at(offsets: _Offsets, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
     """Return the first offsets of that time or a later one.
 
-    The answer that there is none must come twice, with an answer of the partition's leader in between. One such answer
-    may also come while a leader is elected.
+    While a leader is elected, a broker may wrongly answer that there is none. So that answer must come twice, with an
+    answer of the partition's leader in between.
     """
 
     def asked(wanted: Sequence[int]) -> dict[int, int]:

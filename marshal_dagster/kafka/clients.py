@@ -205,8 +205,8 @@ def consumer(
     Args:
         connection: How to reach the cluster.
         client_id: The client id.
-        committed_only: Read only committed records. The coordination log is not read so, because an open transaction of
-            another application would stop every reader.
+        committed_only: Read only committed records. Readers of the coordination log do not set it, because an open
+            transaction of another application would stop them.
         fetch_wait_ms: How long, in milliseconds, the broker waits if there are no new records. The end is reported
             after that time at most, and an idle consumer sends requests at that interval.
 
@@ -373,7 +373,7 @@ def _close(client: Client) -> None:
     """
     close = getattr(client, "__exit__", None) or getattr(client, "close", None)
     arguments = (None, None, None) if hasattr(client, "__exit__") else ()
-    # A fatal error that was not raised yet is raised by the next call; if that is the closing one, as a SystemError.
+    # The next call raises a fatal error that was not raised yet. If that call closes the client, it raises SystemError.
     with contextlib.suppress(KafkaException, SystemError):
         client.poll(0)
     with contextlib.suppress(KafkaException, SystemError):

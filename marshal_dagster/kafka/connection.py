@@ -458,7 +458,7 @@ def _settings(value: object) -> dict[str, str]:
         raise ValueError("must be a table that maps names of librdkafka settings to text")
     for name in value:
         if reason := _refusal(name):
-            raise ValueError(f"must not hold {name!r}: {reason}")
+            raise ValueError(f"must not contain {name!r}: {reason}")
     return dict(value)
 
 

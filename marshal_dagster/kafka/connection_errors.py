@@ -10,7 +10,7 @@ from typing import Final
 
 
 class FailureCause(IntEnum):
-    """The cause of a failed connection. Of two causes that were seen, the larger one is more specific."""
+    """The cause of a failed connection. The larger of two values is the more specific cause."""
 
     UNKNOWN = 0
     CLOSED = 1

@@ -112,7 +112,7 @@ class GroupOffsets:
         _raise_first(partitions)
 
     def _poll(self, timeout_s: float) -> None:
-        """Receive answers; raise the one error that is reported as a message for a group without members."""
+        """Receive answers; raise a missing right on the group, which the client reports as a message."""
         message = self._client.poll(timeout_s)
         error = message.error() if message is not None else None
         if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:

@@ -1,4 +1,4 @@
-"""Look up what only `marshal-dagster doctor` needs: rights, in-sync replicas, broker versions and quotas."""
+"""Look up values that only `marshal-dagster doctor` needs: rights, in-sync replicas, broker versions and quotas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -105,8 +105,8 @@ class OffsetReader:
     ) -> list[dict[int, int]]:
         """Return the offsets at each of `places`. Raises as `offsets`, but never reports a missing topic or partition.
 
-        The client also reports one as missing while a broker goes away. Only the list of partitions counts, which the
-        next call looks up.
+        The client also reports a topic or partition as missing while a broker goes away. Only the topic's list of
+        partitions, which the next call looks up, shows whether it is missing.
         """
         try:
             return [self._at(topic, partitions, at, least, until_s) for at in places]
@@ -130,7 +130,7 @@ class OffsetReader:
         return answers
 
     def _know_leaders(self, topic: str, partitions: Sequence[int], until_s: float) -> None:
-        """Look up a topic's leaders unless they are known. That answer shows best why a topic cannot be read."""
+        """Look up a topic's leaders unless they are known. That answer best shows why a topic cannot be read."""
         heard_s, count = self._leaders.get(topic, (-_LEADERS_KNOWN_S, 0))
         now_s = time.monotonic()
         if now_s - heard_s < _LEADERS_KNOWN_S and max(partitions) < count:

@@ -62,9 +62,9 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
     """Estimate the size of the records that `group` has not read, in bytes for each offset.
 
     The size is that of key, value and headers after decompression. The sample is taken from the eight partitions with
-    the most unread offsets, by the group's offsets in Kafka. Of each of them the first 200 unread records, and the
-    records at the last 200 offsets, are read. The result is the largest mean of these samples. Offsets without a record
-    (because of compaction or transactions) count like a record, because later offsets may all have one.
+    the most unread offsets, by the group's offsets in Kafka. Each sample has the first 200 unread records of a
+    partition, or the records at its last 200 offsets. The result is the largest mean of the samples. Offsets without a
+    record (because of compaction or transactions) count like a record, because later offsets may all have one.
 
     If the sample is empty, because all records are read, a few of the last 200 offsets of the eight largest partitions
     are sampled. The next records may be similar to them, or an operator may move the group back.
@@ -134,7 +134,7 @@ def _longest(samples: Mapping[int, _Sample]) -> dict[int, _Sample]:
 
 
 def _read(client: Consumer, log: ClientLog, topic: str, samples: Mapping[int, _Sample], deadline_s: float) -> None:
-    """Read all samples. What is not read at the deadline is omitted."""
+    """Read all samples. Records that were not read by the deadline are omitted."""
     undone = [(partition, sample) for partition, sample in samples.items() if not sample.is_done]
     client.assign([TopicPartition(topic, partition, sample.next) for partition, sample in undone])
     while any(not sample.is_done for sample in samples.values()) and time.monotonic() < deadline_s:

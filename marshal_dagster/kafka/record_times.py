@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
 
 FUTURE_MS: Final = 3_600_000
-"""A timestamp that is later than this machine's clock by more than this is wrong. New brokers refuse such records."""
+"""A timestamp that is more than an hour later than this machine's clock is wrong. New brokers refuse such records."""
 
 
 def hidden_by_future(topics: "Topics", topic: str, found: Mapping[int, int]) -> dict[int, int]:

@@ -1,8 +1,8 @@
 """Find a better explanation for a failed TLS connection, at the server and in the client's own certificate.
 
-Kafka's client reports about each bad certificate only that it was not verified, and about a server that requires TLS
-only that it closes the connection. So this module does one TLS handshake with the server, and sends nothing else. A
-server does not report why it refuses a client's certificate; therefore the dates of that certificate are checked here.
+If a certificate is bad, Kafka's client reports only that it was not verified. If a server requires TLS, the client
+reports only that the server closes the connection. So this module does one TLS handshake with the server, and sends
+nothing else. A server does not report why it refuses a client's certificate, so this module checks its dates.
 """
 
 import socket

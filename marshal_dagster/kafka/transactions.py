@@ -1,8 +1,8 @@
 """Write records in Kafka transactions, and read the notes that such transactions leave in a compacted topic.
 
 A `Transaction` fences every producer that used its transactional id before. It then carries out one transaction after
-another, each only after the commit of the one before was acknowledged. So a record that a broker or the network delays
-has an older producer epoch, and cannot get into a later transaction. The Kafka sink and the outbox use this module.
+another, each only after the commit of the previous one was acknowledged. So a record that a broker or the network
+delays has an older producer epoch, and cannot get into a later transaction. The Kafka sink and the outbox use it.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class ProducerFencedError(Exception):
 
     def __init__(self, took_s: float) -> None:
         self.took_s = took_s
-        super().__init__(f"fenced after {took_s:.1f} s")
+        super().__init__(f"another producer fenced this one, or the transaction was aborted, after {took_s:.1f} s")
 
 
 class TransactionStillOpenError(UnavailableError):
@@ -99,7 +99,7 @@ class RecordRejectedError(Exception):
 class Transaction:
     """A transactional producer that carries out one transaction after another.
 
-    Use it as a context manager. At the end of the block the producer is closed, and what was not committed is aborted.
+    Use it as a context manager. At the end of the block an open transaction is aborted, and the producer is closed.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class Transaction:
         self._check_refused()
 
     def _await_refusal(self) -> None:
-        """Raise the error of an earlier record, because of which the client does not accept records any more."""
+        """Raise the error of the earlier record because of which the client accepts no more records."""
         deadline = time.monotonic() + _SLICE_S
         while time.monotonic() < deadline:
             self._poll(_PAUSE_S)
@@ -439,8 +439,8 @@ class NotesReader:
             connection: How to reach the cluster.
             topic: The topic of notes.
             topics: The client for requests about topics of the same cluster.
-            last: Read only this number of offsets at the end, unless they contain no note. That is enough for a topic
-                with few keys. None: read the whole topic.
+            last: Read only this number of offsets at the end; if they contain no note, read the whole topic. That is
+                enough for a topic with few keys. None: always read the whole topic.
             is_note: Returns whether a record with this key and value is a note. A record that is not a note does not
                 replace the note of its key. If the key has no note, the record counts as its newest value, so that the
                 caller sees that a note may have been lost.

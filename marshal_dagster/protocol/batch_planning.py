@@ -81,7 +81,7 @@ def first_offset(
     The first of these that exists is the start:
 
     1. the offset of the key in the state,
-    2. 0 in a later generation than 0,
+    2. 0, if the generation is above 0,
     3. `group_offset`, which the group has committed in Kafka,
     4. 0 if the partition was added after the group had started with the topic (`is_new`),
     5. the offset that `policy` chooses.
@@ -140,10 +140,13 @@ class ClaimedRange:
     coordination_topic_id: str
     """Kafka's id of the coordination topic. Fencing tokens are comparable only under the same id."""
     group: str
+    """The group that claimed the partition."""
     topic: str
+    """The data topic."""
     data_topic_id: str
     """Kafka's id of the data topic; a topic that was deleted and re-created has another one."""
     partition: int
+    """The partition of the data topic."""
     generation: int
     """The generation of the key (protocol.md, section 3.6); it grows when an operator sets the position."""
     epoch: int
@@ -163,8 +166,8 @@ class ClaimedRange:
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.first_readable <= self.end:
             raise ValueError(
-                f"not a range of {self.topic}/{self.partition}: start {self.start}, first_readable "
-                f"{self.first_readable}, end {self.end}; they must not be negative, and rise in this order"
+                f"invalid range of {self.topic}/{self.partition}: start {self.start}, first_readable "
+                f"{self.first_readable}, end {self.end}; expected 0 <= start <= first_readable <= end"
             )
 
     def __str__(self) -> str:

@@ -17,6 +17,13 @@ class StoredPosition:
     """What an output has stored about one (group, topic, partition), if it keeps a position.
 
     The output writes these values in the same transaction as the rows.
+
+    Example:
+        ```python
+        stored = StoredPosition(
+            range_.coordination_topic_id, range_.data_topic_id, range_.generation, range_.epoch, range_.end
+        )
+        ```
     """
 
     coordination_topic_id: str
@@ -39,8 +46,11 @@ class StoredRanges:
     """
 
     coordination_topic_id: str
+    """Kafka's id of the coordination topic of the last range."""
     data_topic_id: str
+    """Kafka's id of the data topic of the last range."""
     generation: int
+    """The generation of the ranges (protocol.md, section 3.6)."""
     epoch: int
     """The highest fencing token of the ranges."""
     below: int
@@ -48,15 +58,15 @@ class StoredRanges:
     position: int | None
     """The end (exclusive) of the last range; None if offsets are missing between the ranges."""
     overlapping: tuple[int, int] | None
-    """The first stored range, as (start, end), that shares an offset with the wanted one; None without one."""
+    """The first stored range, as (start, end), that overlaps the wanted one, or None."""
 
 
 @dataclass(slots=True)
 class TakenRanges:
-    """The ranges of the newest generation that an output has taken of one (group, topic, partition).
+    """The ranges of one (group, topic, partition) that an output has stored in the newest generation.
 
-    Ranges are not merged, so that a range that is taken a second time is recognised. A sink that keeps each range fills
-    this from its storage and passes `beside(wanted)` to `judge_ranges`.
+    Ranges are not merged, so that a repeated range is recognised. A sink that keeps each range fills this from its
+    storage and passes `beside(wanted)` to `judge_ranges`.
 
     Example:
         ```python
@@ -80,8 +90,8 @@ class TakenRanges:
         """Add a range that `judge_ranges` accepted.
 
         Args:
-            taken: A range that overlaps no other one of its generation. A range of another generation than the last
-                one replaces all ranges before it.
+            taken: A range that overlaps no other range of its generation. The first range of another generation
+                replaces all ranges that were added before.
         """
         if self._newest is None or self._newest.generation != taken.generation:
             self._starts, self._ends = [], []
@@ -105,7 +115,7 @@ class TakenRanges:
             wanted: The range that is to be judged.
 
         Returns:
-            What is stored, with the stored range that overlaps `wanted`; None if nothing was added.
+            The stored values, with the stored range that overlaps `wanted`; None if nothing was added.
         """
         if self._newest is None:
             return None
@@ -200,6 +210,12 @@ def judge_ranges(stored: StoredRanges | None, wanted: ClaimedRange) -> Verdict:
         SinkRejectedError: the output must not take the range. The range has a lower generation or another
             coordination topic. Or the data topic was deleted and re-created without a new generation, or the range
             overlaps stored ranges and is not one of them.
+
+    Example:
+        ```python
+        if judge_ranges(taken.beside(range_), range_) is not Verdict.SKIP:
+            write(rows)
+        ```
     """
     if stored is None or _is_of_newer_generation(stored, wanted):
         return Verdict.REPLACE
@@ -223,7 +239,7 @@ def judge_ranges(stored: StoredRanges | None, wanted: ClaimedRange) -> Verdict:
 
 _UNPLANNED = (
     "A plan never changes within a generation: compare the output with the coordination log (`marshal-dagster tail`), "
-    "or set the position, which starts a new generation and replaces rows"
+    "or set the position (`marshal-dagster position reset`), which starts a new generation and replaces rows"
 )
 
 
@@ -234,7 +250,7 @@ def _judge_in_order(stored: StoredRanges, wanted: ClaimedRange) -> Verdict:
         raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: the output holds ranges that members claimed in this generation. "
             "This range is none of them and does not follow them without a gap, so nothing was written. A group that "
-            "no longer claims ranges needs a new generation: set the position"
+            "no longer claims ranges needs a new generation: set the position with `marshal-dagster position reset`"
         )
     return _judge_position(stored.position, wanted)
 
@@ -243,8 +259,8 @@ def _is_of_newer_generation(stored: StoredPosition | StoredRanges, wanted: Claim
     """Return whether `wanted` starts a new generation of the output.
 
     Raises:
-        SinkRejectedError: the range has another coordination topic, another data topic in the same generation, an
-            older generation, or (if it does not come in any order) a lower fencing token.
+        SinkRejectedError: the range has another coordination topic, or an older generation, or another data topic in
+            the same generation. Or it must come in order, and has a lower fencing token.
     """
     if stored.coordination_topic_id != wanted.coordination_topic_id:
         raise SinkRejectedError(
@@ -269,6 +285,6 @@ def _is_of_newer_generation(stored: StoredPosition | StoredRanges, wanted: Claim
         raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: the output holds data topic id {stored.data_topic_id}, but this run "
             f"reads {wanted.data_topic_id} in the same generation: the data topic was deleted and re-created. Set the "
-            "position first"
+            "position with `marshal-dagster position reset` first"
         )
     return False

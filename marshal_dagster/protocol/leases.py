@@ -10,7 +10,7 @@ from marshal_dagster.protocol.staleness import stale_after_ms
 
 
 def safety_margin_ms(heartbeat_interval_ms: int) -> float:
-    """Return how long before `2 * HI` a lease ends, so that a clock that drifts does not let it outlive the claim."""
+    """Return how long before `2 * HI` a lease ends, so that it does not outlive the claim even if the clock drifts."""
     return heartbeat_interval_ms / 10
 
 

@@ -1,6 +1,6 @@
 """Parse and render the records of the coordination log (protocol.md, section 1).
 
-The value of a record is text, its fields joined with `/`:
+The value of a record is text. Its fields are joined with `/`:
 
     Type/version/time/instance/client/group/topic/partition[/tail]
 
@@ -314,7 +314,9 @@ def settings_text(settings: GroupSettings) -> str:
     try:
         return _write_settings(settings)[1:]
     except _InvalidError:
-        raise ValueError(f"not valid as settings of a group: {settings}") from None
+        raise ValueError(
+            f"no group can have these settings: {settings}; see protocol.md, section 1.3, for valid values"
+        ) from None
 
 
 def settings_of(text: str) -> GroupSettings:
@@ -329,7 +331,9 @@ def settings_of(text: str) -> GroupSettings:
             return _read_settings(tail)
     except _InvalidError:
         pass
-    raise ValueError(f"not valid as settings of a group: {text[:MAX_NAME_LENGTH]!r}")
+    raise ValueError(
+        f"not the settings of a group: {text[:MAX_NAME_LENGTH]!r}; expected HI in ms/rule set/delivery mode/features"
+    )
 
 
 _SETTINGS_FIELDS: Final = 4
@@ -477,10 +481,10 @@ def render(message: Message) -> bytes:
         )
         tail = form.tail(message)
     except (_InvalidError, ValueError):
-        raise ValueError(f"not valid as a record: {message}") from None
+        raise ValueError(f"no valid record can carry this message: {message}") from None
     value = f"{head}{partition}{tail}".encode()
     if not 0 <= partition <= (0 if kind in GROUP_MESSAGES else INT32_MAX) or len(value) > MAX_VALUE_BYTES:
-        raise ValueError(f"not valid as a record: {message}")
+        raise ValueError(f"no valid record can carry this message: {message}")
     return value
 
 

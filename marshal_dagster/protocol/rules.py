@@ -1,10 +1,11 @@
 """The rules that accept or refuse a record, as tables (protocol.md, sections 4, 5.5, 7 and 8.3).
 
-Each table maps a type of record to a `Rule`: the conditions under which the record is accepted, the reason that is
-reported if a condition fails, and the effect. The conditions are checked in order, so one may rely on those before it.
+Each table maps a type of record to a `Rule`. A rule has the conditions under which the record is accepted, the reason
+to report for each condition that fails, and the effect. The conditions are checked in order, so each may rely on those
+before it.
 
 `NATIVE` and `GO` are the tables of the two rule sets. `OBSERVING` is the table of a reader that could not start at the
-beginning of the log or at a snapshot: it refuses nothing, and no member claims from its state.
+beginning of the log or at a snapshot. It refuses nothing, and no member claims from the state of that reader.
 """
 
 from collections.abc import Callable, Mapping

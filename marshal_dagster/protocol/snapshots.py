@@ -1,21 +1,23 @@
 """Render the state of a coordination partition as snapshot records, and load it again (protocol.md, section 5).
 
-A snapshot is a text of JSON lines. It is cut into parts that fit into records, and a closing part has their number and
-the checksum. The key of a record names the snapshot and the part:
+A snapshot is a text of JSON lines. It is cut into parts that fit into records. A closing part has the number of parts
+and the checksum. The key of a record names the snapshot and the part:
 
     version/topic id/partition count/coordination partition/log offset/snapshot id/part
 
-The snapshot id is random. So no writer replaces a part of another writer's snapshot, and two that write at the same
-time do not damage each other's. A snapshot is whole if its closing part and all parts exist and the checksum of name
-and text is right. The reader uses the whole snapshot with the highest log offset. It skips one if the log has another
-record where the snapshot names the last one before it: then the log was truncated and has grown again. A writer
-deletes parts, by records without value, only after it has read a whole snapshot at a higher log offset.
+The snapshot id is random, so two writers at the same time do not damage each other's snapshots. A snapshot is whole if
+its closing part and all parts exist, and the checksum of name and text is right. The reader uses the whole snapshot
+with the highest log offset.
 
-Version 3 has no ranges. Version 4 has them; it is written from the first settings that name `ranges`. Versions 1 and 2
-were written when the rule set `native` judged groups without settings. A reader starts from one only if every group
-with keys in it has settings. No member deletes it.
+A snapshot stores the identity of the last log record before it. If the log has another record at that offset, the log
+was truncated and has grown again, and the reader skips the snapshot. A writer deletes old parts, by records without a
+value, only after it has read a whole snapshot at a higher log offset.
 
-Nothing in a record makes the reader raise: a snapshot that does not fit is skipped with a reason.
+Version 3 has no ranges. Version 4 has them; members write it once the settings of any group have named `ranges`.
+Versions 1 and 2 were written when the rule set `native` judged groups without settings. A reader starts from one of
+these only if every group with keys in it has settings. No member deletes them.
+
+No content of a record raises an exception: the reader skips a snapshot that it cannot use, with a reason.
 """
 
 import json
@@ -170,7 +172,10 @@ def render(world: PartitionWorld, topic_id: str, snapshot_id: str, part_bytes: i
         ValueError: the state is not certain, or an id is not allowed in a key.
     """
     if not world.certain:
-        raise ValueError(f"coordination partition {world.number} is only observed: no member may start from its state")
+        raise ValueError(
+            f"no snapshot of coordination partition {world.number} was written: it is only observed, because it was "
+            "not read from its start or from a snapshot"
+        )
     if SNAPSHOT_ID.fullmatch(snapshot_id) is None or TOPIC_ID.fullmatch(topic_id) is None:
         raise ValueError(
             f"snapshot id {snapshot_id!r} or topic id {topic_id!r} is not allowed in the key of a snapshot"
@@ -250,7 +255,7 @@ def choose(
 
 
 def load(stored: StoredSnapshot, defaults: GroupSettings) -> PartitionWorld | RejectedSnapshot:
-    """Return the state of a snapshot, or the reason why it cannot be loaded."""
+    """Return the state in a snapshot, or the reason why it cannot be loaded."""
     text = stored.text
     if isinstance(text, RejectedSnapshot):
         return text
@@ -325,7 +330,7 @@ def _checksum(name: SnapshotName, text: bytes) -> str:
     return sha256(f"{name}\n".encode() + text).hexdigest()
 
 
-# The text: a line for the partition, then one for each group, each topic in it, each key of that
+# The text: a line for the coordination partition, then a line for each group, each of its topics, each key of a topic
 
 
 def _line(row: object) -> str:
@@ -415,7 +420,7 @@ def _may_lack_ranges(world: PartitionWorld, knows: Any) -> bool:  # noqa: ANN401
 
 
 def _read_last(last: Any, name: SnapshotName) -> LastRecord | None:  # noqa: ANN401 - checks the type itself
-    """Return the last record before the snapshot, or None if the writer did not note it."""
+    """Return the last record before the snapshot, or None if the writer did not store it."""
     if last is None:
         return None
     offset, timestamp_ms, digest = last
@@ -428,7 +433,7 @@ _Reason = TypeVar("_Reason", Invalid, Refusal, RecordNote)
 
 
 def _read_counts(counts: dict[str, Any], reasons: type[_Reason]) -> Counter[_Reason]:
-    """Return counts, which are for people; a reason that this version does not know is dropped."""
+    """Return the counts without reasons that this version does not know; only people read them."""
     known = frozenset(reasons)
     return Counter({reasons(reason): _whole_number(count) for reason, count in counts.items() if reason in known})
 

@@ -1,4 +1,4 @@
-"""The state of keys, ranges and groups (protocol.md, sections 3 and 8.2), and questions about it.
+"""The state of keys, ranges and groups, with methods to query it (protocol.md, sections 3 and 8.2).
 
 `rules` changes these values; `world` holds them.
 """
@@ -41,7 +41,7 @@ class Phase(StrEnum):
     """The phase of a range. Snapshots store these texts."""
 
     CLAIMED = "claimed"
-    """A member holds it; without a live owner it does not count."""
+    """A member holds it. If that member is stale, the range is ignored."""
     PLANNED = "planned"
     """It is one batch, which does not change until it is done."""
     DONE = "done"
@@ -196,12 +196,12 @@ class Group:
         return self.paused_by == instance and self.is_paused(at_ms)
 
     def is_live(self, key: Key, at_ms: int) -> bool:
-        """Return whether an owner that is not stale at `at_ms` holds the whole of `key`."""
+        """Return whether the whole of `key` has an owner that is not stale at `at_ms`."""
         interval_ms = self.settings.heartbeat_interval_ms
         return key.owner is not None and at_ms - key.last_beat_ms <= stale_after_ms(interval_ms)
 
     def live_keys(self, at_ms: int) -> Iterator[DataPartitionId]:
-        """Return the partitions that an owner that is not stale at `at_ms` holds, whole or by a range."""
+        """Return the partitions that have an owner, of the whole or of a range, that is not stale at `at_ms`."""
         return (
             place for place, key in self.keys.items() if self.is_live(key, at_ms) or self.has_live_range(key, at_ms)
         )

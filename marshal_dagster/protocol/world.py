@@ -1,8 +1,9 @@
-"""Compute the world state: what every certain reader finds in the same log (protocol.md, sections 2, 3 and 5).
+"""Compute the world state from the records of the log (protocol.md, sections 2, 3 and 5).
 
-A `World` has one `PartitionWorld` for each coordination partition. That has the `Group`s named there, and each group
-has its `Key`s, one for each (topic, partition). Only `apply` and `apply_many` change them, as the reader follows the
-log. `rules` defines what each record changes.
+All readers that start at the beginning of the log or at a snapshot compute the same state; they are *certain*. A
+`World` has one `PartitionWorld` for each coordination partition. A `PartitionWorld` has the `Group`s of its records,
+and each `Group` has one `Key` for each (topic, partition). Only `apply` and `apply_many` change them. `rules` defines
+what each record changes.
 """
 
 import re
@@ -55,9 +56,9 @@ _INVALID: Final = {invalid: Verdict(VerdictKind.INVALID, invalid) for invalid in
 
 
 class LastRecord(NamedTuple):
-    """The identity of the last record before a log offset, with the SHA-256 of its value.
+    """The identity of the last record before a log offset: its offset, timestamp and the SHA-256 of its value.
 
-    If the log is truncated and grows again, the record at that offset is another one.
+    It shows whether the log was truncated and has grown again, because then another record is at that offset.
     """
 
     offset: int
@@ -197,7 +198,7 @@ class PartitionWorld:
                         and (to == key.offset or key.plan_end is not None or is_go)
                     ):
                         self.next_offset = offset + 1
-                        if timestamp_ms > log_time_ms:  # type: ignore[operator] # noqa: PLR1730 - max() is dear here
+                        if timestamp_ms > log_time_ms:  # type: ignore[operator] # noqa: PLR1730 - max() is slow here
                             log_time_ms = timestamp_ms
                         key.last_beat_ms = log_time_ms  # type: ignore[assignment] # set, because the owner is known
                         if to != key.offset:

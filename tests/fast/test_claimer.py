@@ -405,7 +405,7 @@ def test_unacknowledged_records_are_told_in_one_line(site: Site, caplog: pytest.
         member.claim(range(1_000))
 
     assert [record.getMessage() for record in caplog.records if "acknowledge" in record.getMessage()] == [
-        "1000 of 1000 records (ClaimingPartition) were not acknowledged: no acknowledgement came"
+        "group 'etl': 1000 of 1000 records (ClaimingPartition) were not acknowledged: no acknowledgement came"
     ]
 
 

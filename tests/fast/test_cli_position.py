@@ -526,7 +526,7 @@ def test_a_sink_that_is_named_is_asked(capsys: pytest.CaptureFixture[str], name:
 def test_a_sink_that_is_not_named_could_not_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
     """The operator is informed that the check was not possible."""
     answer = act(capsys, *SET, "--to-offset", "0=30", "--dry-run")
-    assert "one that cannot rejects them. To check this, name the sink" in answer.error
+    assert "a sink that cannot rejects them. To check this, name the sink" in answer.error
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_members_that_begin_meanwhile_keep_their_positions(
     monkeypatch.setattr("typer.confirm", agree)
     answer = act(capsys, *ADOPT, *LOADER)
     assert (answer.code, standing(site)) == (1, [None, 55, None])
-    assert "by now has positions in topic 'orders', partitions [1]" in answer.err.splitlines()[-1]
+    assert "now has positions in topic 'orders', partitions [1]" in answer.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("at", "why"), [(START - 1, "are deleted"), (111, "beyond the end")])

@@ -103,7 +103,7 @@ def test_a_range_says_what_it_is() -> None:
 @pytest.mark.parametrize(("start", "readable", "end"), [(-1, 0, 1), (5, 4, 9), (5, 10, 9), (5, 5, 4)], ids=str)
 def test_no_range_that_cannot_be(start: int, readable: int, end: int) -> None:
     """Start, first readable offset and end must be in order, from 0 on."""
-    with pytest.raises(ValueError, match="not a range"):
+    with pytest.raises(ValueError, match="invalid range"):
         dataclasses.replace(RANGE, start=start, first_readable=readable, end=end)
 
 

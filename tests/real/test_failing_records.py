@@ -171,7 +171,7 @@ def test_a_time_that_spark_cannot_hold_is_named(group: Group, spark: "SparkSessi
         batch.read(spark).count()
     other.close()
     assert f"partition {BAD_PARTITION}, offset {BAD_OFFSET} cannot be read by Spark: " in str(raised.value)
-    assert "long overflow (its time is beyond what a timestamp of Spark holds). Correct its sender" in str(raised.value)
+    assert "long overflow (its time is beyond the range of Spark's timestamps). Correct its sender" in str(raised.value)
 
 
 def test_what_is_of_no_record_stays_as_it_is(
