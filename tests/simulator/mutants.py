@@ -147,18 +147,6 @@ MUTANTS: Final = (
         "        read = {n: world for n, world in read.items() if world.next_offset <= bounds[n].end}\n",
     ),
     Mutant(
-        "first settings are written from a log that is only observed",
-        "coordination/group_settings.py",
-        "in sorted(world.partitions.items()) if not partition.certain]:\n",
-        "in sorted(world.partitions.items()) if False]:\n",
-    ),
-    Mutant(
-        "a heartbeat that failed is tried again whatever its reading showed",
-        "coordination/heartbeats.py",
-        "            self._claimer.require_held()",
-        "            pass",
-    ),
-    Mutant(
         "an acknowledgement where something was read before is nothing new",
         "coordination/rationalizer.py",
         "                if first < read:\n",
