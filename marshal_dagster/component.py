@@ -1,4 +1,4 @@
-"""The `dg` component that processes claimed batches of a data topic, configured by a few lines of YAML.
+"""The component for Dagster's `dg` projects: it processes claimed batches of a data topic, configured in YAML.
 
 `ClaimedTopicComponent` builds the asset, topic asset, jobs, schedule, checks, sensors and resources with the factories
 of this package. `dg scaffold` writes an example of the YAML and of the function.
@@ -66,7 +66,7 @@ def _text(field: str, of: type[BaseModel] = KafkaConnectionConfig) -> str | None
 
 
 class ConnectionModel(Model, Resolvable):
-    """The address of a Kafka cluster. Secrets are in environment variables, which are given by name."""
+    """The address of a Kafka cluster. The fields for secrets hold the names of environment variables."""
 
     bootstrap_servers: str = Field(description=_text("bootstrap_servers"))
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
@@ -85,10 +85,10 @@ class ConnectionModel(Model, Resolvable):
     )
 
     def to_config(self) -> KafkaConnectionConfig:
-        """Return the connection as the resources need it.
+        """Return the connection as a field of the resources.
 
         Returns:
-            The connection, with the names of environment variables for secrets.
+            The connection. Secrets are references to environment variables (`EnvVar`).
 
         Raises:
             ConfigurationError: A field is invalid.
@@ -130,9 +130,9 @@ def _as_function(text: str) -> str:
 
 @scaffold_with(_ClaimedTopicScaffolder)
 class ClaimedTopicComponent(Component, Model, Resolvable):
-    """An asset that processes claimed batches of one data topic, with everything that it needs.
+    """Builds an asset that processes claimed batches of one data topic, and everything that the asset needs.
 
-    It builds the asset, the topic asset, a job with schedule, the reprocess job, checks, sensors and resources.
+    It creates the asset, the topic asset, a job with schedule, the reprocess job, checks, sensors and resources.
 
     Example:
         ```yaml
@@ -165,7 +165,8 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     )
     sink: str | None = Field(
         default=None,
-        description="For effectively_once: a `Sink`, or a function of the context that returns one, as in `function`.",
+        description="For effectively_once: a `Sink`, or a function that takes the context and returns one, in the "
+        "notation of `function`. Set either this or `output_folder`.",
     )
     name: str | None = Field(default=None, description="The name of the asset (default: the name of the function).")
     coordination_topic: str = Field(
@@ -191,14 +192,15 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     sensors: list[Literal["stale_claims", "dead_runs", "topic"]] = Field(
         default=["stale_claims", "dead_runs", "topic"],
         description="The sensors. stale_claims: requests runs that repeat the work of dead ones. dead_runs: two "
-        "sensors that revoke the claims of failed and canceled runs. topic: observes the topic, with its asset; use "
-        "it in one component of a topic.",
+        "sensors that revoke the claims of failed and canceled runs. topic: the topic's asset and a sensor that "
+        "observes it; if several components use one topic, list it in only one of them.",
     )
     max_lag: int | None = Field(
         default=None, description="Maximum unread offsets for the check `lag` (default: no check)."
     )
     running: bool = Field(
-        default=True, description="Whether schedule and sensors run without being started on Dagster's pages."
+        default=True,
+        description="Whether schedule and sensors run from the start (default). If false, start them in Dagster's UI.",
     )
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
@@ -289,9 +291,11 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     def _sink(self, context: ComponentLoadContext) -> Any:  # noqa: ANN401 - a sink, or a function that returns one
         given, is_needed = self.output_folder or self.sink, self.delivery == "effectively_once"
         if self.output_folder is not None and self.sink is not None:
-            raise ConfigurationError(f"topic {self.topic!r}: set output_folder or sink, not both")
+            raise ConfigurationError(f"topic {self.topic!r}: output_folder and sink are both set: remove one of them")
         if given is None and is_needed:
-            raise ConfigurationError(f"topic {self.topic!r}: effectively_once needs output_folder or sink")
+            raise ConfigurationError(
+                f"topic {self.topic!r}: delivery is effectively_once, but there is no output: set output_folder or sink"
+            )
         if given is not None and not is_needed:
             raise ConfigurationError(
                 f"topic {self.topic!r}: in {self.delivery} the function writes its results itself; remove "
@@ -305,10 +309,10 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
 def _load(context: ComponentLoadContext, named: str, field: str) -> Any:  # noqa: ANN401 - a user's function or sink
     place, colon, name = named.rpartition(":")
     if not colon or not name.isidentifier():
-        raise ConfigurationError(f"{field} is {named!r}; write file.py:name or package.module:name")
+        raise ConfigurationError(f"{field} is {named!r}; it must have the form file.py:name or package.module:name")
     try:
         is_file = place.endswith(".py")
         module = context.load_defs_relative_python_module(Path(place)) if is_file else import_module(place)
         return getattr(module, name)
     except (ImportError, FileNotFoundError, AttributeError) as error:
-        raise ConfigurationError(f"{field} {named!r} was not found: {error}") from error
+        raise ConfigurationError(f"{field} {named!r} cannot be loaded: {error}") from error

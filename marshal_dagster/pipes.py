@@ -1,7 +1,7 @@
-"""Processing of a claimed batch in a separate script that is submitted to Spark, as with Dagster Pipes.
+"""Processing of a claimed batch in a separate script that is submitted to Spark, for example through Dagster Pipes.
 
-The run holds the claim and sends the heartbeats. It commits if the block ends without an error. The script reads the
-batch with `marshal_dagster.batches.submitted`.
+The run holds the claims and sends the heartbeats. It commits if the `with` block ends without an error. The script
+reads the batch with `marshal_dagster.batches.submitted`.
 """
 
 import json
@@ -48,10 +48,13 @@ _ANSWER_WITHIN_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """How to start the script of a batch. Neither the command nor the environment contains a secret."""
+    """How to start the script of a batch. Neither the command nor the environment contains a secret.
+
+    `handed_over` yields it; see the example there.
+    """
 
     folder: Path
-    """The folder in which run and script exchange the batch. Only this user can read it."""
+    """The folder through which run and script exchange the batch. Only this user can read it."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -63,7 +66,7 @@ class Submission:
     ) -> Sequence[str]:
         """Return the command that submits `script` with PySpark's own `spark-submit` and waits for it.
 
-        The settings of the session are written to a file, which the script removes when it starts. Call this method for
+        The Spark settings are written to a file, which the script removes when it starts. So call this method again for
         each attempt.
 
         Args:
@@ -86,22 +89,22 @@ class Submission:
 
 @contextmanager
 def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection") -> Iterator[Submission]:
-    """Hand a batch over to a script that is submitted inside the `with` block.
+    """Hand a batch over to a script that you submit to Spark inside the `with` block.
 
     The script runs on this machine (Spark's client mode) and reads the batch with `submitted_batch`. If the claim is
     lost or the data topic is re-created, the script's Spark jobs are cancelled and the script fails. Before its sink
-    commits, the script asks this run whether the claim is still held.
+    commits, the script checks with this run that the claim is still held.
 
     Args:
         batch: The batch, inside its own `with` block.
         claimer: The `ClaimerResource` of the batch, or the connection to its data topic.
 
     Yields:
-        The submission, which returns command and environment of the script.
+        The submission, with the command and the environment of the script.
 
     Raises:
-        ConfigurationError: The delivery mode is `at_most_once`. There the session must be checked before the commit,
-            which is impossible in another process.
+        ConfigurationError: The delivery mode is `at_most_once`. That mode checks the Spark session before the commit,
+            which is impossible if the session is in another process.
         BatchAbortedError: In `at_least_once`, no script read the batch and reached the end of its block.
         MarshalError: As in `batch.begin_processing`.
 
@@ -116,8 +119,8 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
     """
     if batch.mode is DeliveryMode.AT_MOST_ONCE:
         raise ConfigurationError(
-            "delivery is at_most_once, so the batch cannot be handed over to a script: its session could not be "
-            "checked before the commit. Process the batch in the run (batch.read)"
+            f"batch {batch.batch_id}: a batch cannot be handed over to a script in at_most_once, because the Spark "
+            "session must be checked before the commit. Process the batch in the run (batch.read)"
         )
     batch.begin_processing()
     with tempfile.TemporaryDirectory(prefix="marshal-batch-") as name:
@@ -141,9 +144,9 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
             watch.join()
         if batch.mode is DeliveryMode.AT_LEAST_ONCE and not is_done(folder):
             raise BatchAbortedError(
-                f"batch {batch.batch_id}: no script has read it and reached the end of its block, so nothing is "
-                "committed. Submit a script inside handed_over(), which reads the batch inside submitted_batch(), and "
-                "wait until it ends with exit code 0"
+                f"batch {batch.batch_id}: nothing is committed, because no script has processed the batch to the end. "
+                "Inside handed_over(), submit a script that uses submitted_batch(), and wait until it ends with exit "
+                "code 0"
             )
         outcome = read_outcome(folder)
         if outcome is not None:

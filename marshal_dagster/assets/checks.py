@@ -96,7 +96,7 @@ class RecordedRange:
     end: int
     batch_id: str
     is_recent: bool = True
-    """Whether it belongs to the last batches, which are checked. Older ranges are only compared with."""
+    """Whether it belongs to the last batches, which are checked. Older ranges only serve for comparison."""
     is_certain: bool = True
     """False if an at-most-once batch could not read back its commit. Another batch may then commit the range."""
 
@@ -232,7 +232,7 @@ class _CheckContext:
                     left = abandoned_partitions(world, self.claimer.group, self.topic, wall_ms)
                 return (
                     not left,
-                    listed(left) or "dead members hold nothing and left no open plans",
+                    listed(left) or "dead members hold no partitions and left no open plans",
                     {"partitions": len(left)},
                 )
             case ClaimCheck.LAG:
@@ -386,13 +386,12 @@ def build_outbox_check(
 ) -> AssetChecksDefinition:
     """Build an asset check that the outbox publishes its rows in time.
 
-    The check fails if the oldest row is too old, or if too many rows are parked (set aside because they cannot be
-    published).
+    The check fails if the oldest row is too old, or if too many rows are set aside because they cannot be published.
 
     Args:
         asset: The asset whose events go through the outbox.
         max_age_s: The maximum age of the oldest row, in seconds.
-        max_parked: The maximum number of parked rows.
+        max_parked: The maximum number of rows that are set aside.
         blocking: Fail as an error that stops the assets that depend on this one in the same run. By default the check
             fails as a warning.
         name: The name of the check.
@@ -403,6 +402,11 @@ def build_outbox_check(
 
     Raises:
         ConfigurationError: `max_age_s` or `max_parked` is negative.
+
+    Example:
+        ```python
+        check = build_outbox_check("orders", max_age_s=300)
+        ```
     """
     if max_age_s < 0 or max_parked < 0:
         raise ConfigurationError(f"max_age_s is {max_age_s} and max_parked is {max_parked}: both must be 0 or more")
@@ -412,11 +416,14 @@ def build_outbox_check(
         problems, age_s = [], status.oldest_age_s or 0.0
         if age_s > max_age_s:
             problems.append(
-                f"the oldest of {status.rows} rows has waited for {age_s:.0f} s, more than {max_age_s:g} s; check that "
-                "a harvester is running"
+                f"outbox {status.registration.name!r}: the oldest of {status.rows} rows has waited for {age_s:.0f} s, "
+                f"more than {max_age_s:g} s; check that a harvester is running"
             )
         if status.parked > max_parked:
-            problems.append(f"{status.parked} rows are parked; `marshal-dagster outbox parked list` shows why")
+            problems.append(
+                f"outbox {status.registration.name!r}: {status.parked} rows are set aside, {max_parked} are allowed; "
+                "`marshal-dagster outbox parked list` shows why"
+            )
         return AssetCheckResult(
             passed=not problems,
             severity=AssetCheckSeverity.ERROR if blocking else AssetCheckSeverity.WARN,

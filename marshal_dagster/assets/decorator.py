@@ -42,7 +42,7 @@ Process = Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFr
 
 @dataclass(frozen=True, slots=True)
 class ClaimedAsset:
-    """The description of an asset that a translator receives."""
+    """The description of an asset, from which `DagsterMarshalTranslator.get_asset_spec` makes its spec."""
 
     name: str
     """The `name` argument of `marshal_asset`, or the name of the decorated function."""
@@ -103,6 +103,12 @@ def kafka_partitions_def(topic: str) -> DynamicPartitionsDefinition:
 
     Returns:
         Dynamic partitions, each named by the number of the Kafka partition.
+
+    Example:
+        ```python
+        @asset(partitions_def=kafka_partitions_def("orders"), deps=["orders_per_shop"])
+        def report(context): ...
+        ```
     """
     return DynamicPartitionsDefinition(name=f"kafka/{topic}")
 
@@ -124,8 +130,8 @@ def marshal_asset(
     batch as that op does. Each batch is one materialization with its ranges and numbers. If there was nothing to do, an
     observation records the reason, and Dagster skips the assets that depend on this one.
 
-    Dagster ends a backfill only when each of its partitions is materialized or has failed. So a run of a backfill that
-    had nothing to do materializes the asset if the topic was drained or held by other runs. Otherwise it fails.
+    In a backfill, a run that had nothing to do also materializes the asset if the topic was drained or held by other
+    runs; otherwise it fails. Without that the backfill would never end, because Dagster waits for each partition.
 
     Args:
         topic: The data topic.
@@ -155,7 +161,8 @@ def marshal_asset(
     translator = translator or DagsterMarshalTranslator()
     if per_partition and options.get("claim_entire_topic"):
         raise ConfigurationError(
-            "claim_entire_topic does not work with per_partition, because a run claims one partition"
+            f"topic {topic!r}: claim_entire_topic does not work with per_partition, because each run then claims one "
+            "partition: remove one of the two"
         )
 
     def decorate(process: Process) -> AssetsDefinition:
@@ -214,7 +221,10 @@ def _idle_result(work: BatchExecution, context: AssetExecutionContext) -> Materi
 
 def _partition(context: AssetExecutionContext) -> int:
     if not context.partition_key.isdecimal():
-        raise ConfigurationError(f"Dagster partition {context.partition_key!r} is not the number of a Kafka partition")
+        raise ConfigurationError(
+            f"Dagster partition {context.partition_key!r} is not the number of a Kafka partition: delete it, and "
+            "launch a run of another one"
+        )
     return int(context.partition_key)
 
 

@@ -214,6 +214,11 @@ def build_topic_asset(
 
     Raises:
         ConfigurationError: `topic` is not a valid name of a topic.
+
+    Example:
+        ```python
+        orders_topic = build_topic_asset("orders", per_partition=True)
+        ```
     """
     spec = _spec(topic, translator)
     observed = _Topic(topic, spec.key, per_partition, claimer_key)
@@ -256,19 +261,24 @@ def build_topic_sensor(
 
     Args:
         topic: The data topic.
-        translator: The translator that `build_topic_asset` has.
-        per_partition: The value that `build_topic_asset` has.
+        translator: The same translator as for `build_topic_asset`.
+        per_partition: The same value as for `build_topic_asset`.
         name: The name of the sensor (default: `<topic>_messages`).
         allow_missing_topic: Skip a tick if the topic does not exist. By default the tick fails.
         minimum_interval_s: The minimum time between two ticks, in seconds.
         claimer_key: The key of the `ClaimerResource`, which determines the group.
-        default_status: Whether the sensor runs without being started on Dagster's pages.
+        default_status: `RUNNING` starts the sensor with the code location, `STOPPED` leaves that to Dagster's UI.
 
     Returns:
         The sensor, for `Definitions(sensors=[...])`.
 
     Raises:
         ConfigurationError: `topic` is not a valid name of a topic.
+
+    Example:
+        ```python
+        orders_sensor = build_topic_sensor("orders", per_partition=True, default_status=DefaultSensorStatus.RUNNING)
+        ```
     """
     observed = _Topic(topic, _spec(topic, translator).key, per_partition, claimer_key)
 
@@ -287,7 +297,8 @@ def build_topic_sensor(
         return SensorResult(
             asset_events=observations,
             dynamic_partitions_requests=[partitions.build_add_request(new)] if per_partition and new else [],
-            skip_reason=f"{len(observations)} observations of {observed.key.to_user_string()}; the rest is unchanged",
+            skip_reason=f"{len(observations)} new observations of {observed.key.to_user_string()}; all else is "
+            "unchanged",
         )
 
     return SensorDefinition(

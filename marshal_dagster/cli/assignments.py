@@ -18,7 +18,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 
 _OLD_S: Final = 5.0
 _TIMEOUT_S: Final = 3.0
-"""Assignments are extra information: `status` and `top` do not wait for them longer than this."""
+"""How long, in seconds, `status` and `top` wait for assignments, which they can do without."""
 
 
 class AssignmentCache:

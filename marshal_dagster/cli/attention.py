@@ -13,7 +13,7 @@ from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, 
 from marshal_dagster.protocol.staleness import stale_after_ms
 
 _STALE_FOR_MS: Final = 120_000
-"""If a claim is stale for longer than this, no sensor and no run takes it over."""
+"""A claim that is stale for longer than this needs an operator, because no sensor and no run has taken it over."""
 _LONG_PAUSE_MS: Final = 86_400_000
 _MOST_SHOWN: Final = 10
 
@@ -88,5 +88,5 @@ def _long_pauses(view: WorldView) -> Iterator[str]:
         if left_ms > _LONG_PAUSE_MS:
             yield (
                 f"long pause: group {group.name!r} is paused by {group.paused_by} until "
-                f"{output.utc(group.paused_until_s * 1_000)}; marshal-dagster resume {group.name}"
+                f"{output.utc(group.paused_until_s * 1_000)}; `marshal-dagster resume {group.name}` ends it"
             )

@@ -49,7 +49,7 @@ def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | N
         connection = KafkaConnection.from_file(options.connection_file)
     elif not is_kafka_named(options, environment):
         raise ConfigurationError(
-            "no Kafka cluster is specified: give --bootstrap-servers HOST:PORT or --connection FILE, or set "
+            "no Kafka cluster is specified: use --bootstrap-servers HOST:PORT or --connection FILE, or set "
             f"{_SERVERS} (`marshal-dagster kafka up` starts a cluster on this machine)"
         )
     else:
@@ -139,7 +139,9 @@ def hint_how_to_create(topic: str) -> Iterator[None]:
 def _check_options(options: ConnectionOptions) -> None:
     """Check the options without the environment, so that an error names the option."""
     if options.connection_file is not None and options.bootstrap_servers is not None:
-        raise ConfigurationError("--connection and --bootstrap-servers both specify a Kafka cluster: give one of them")
+        raise ConfigurationError(
+            "--connection and --bootstrap-servers both specify a Kafka cluster: use only one of them"
+        )
     given: dict[str, Any] = {"bootstrap_servers": options.bootstrap_servers, "timeout_s": options.timeout_s}
     fields = {"bootstrap_servers": "localhost:1"} | {name: value for name, value in given.items() if value is not None}
     KafkaConnection.from_settings(fields, source="command line", name_of=_option)

@@ -121,8 +121,8 @@ def run(
         Literal["sticky", "weighted", "range", "round_robin"],
         typer.Option(
             "--strategy",
-            help="How partitions are spread: `sticky` evenly with the fewest moves, `weighted` by their lag (both use "
-            "the members' capacities); `range` neighbours together, `round_robin` in turn.",
+            help="How partitions are assigned: `sticky` evenly with the fewest moves, `weighted` by lag (both use the "
+            "members' capacities), `range` consecutive partitions, `round_robin` in turn.",
         ),
     ] = "sticky",
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,

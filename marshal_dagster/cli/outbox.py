@@ -181,7 +181,7 @@ def harvest(
             metavar="SECONDS",
             min=0.001,
             max=30,
-            help="Time between two polls for rows that the database does not notify of.",
+            help="Time between two polls for rows of which the database sends no notification.",
         ),
     ] = DEFAULT_OPTIONS.poll_interval_s,
     receive_deadline_s: Annotated[
@@ -320,7 +320,7 @@ def retry_parked(
 ) -> ExitCode:
     """Put rows back into the outbox, by id or all. Raises `ConfigurationError`, `UnavailableError`."""
     if bool(ids) == every:
-        raise typer.BadParameter("give either the ids of rows or --all")
+        raise typer.BadParameter("use either the ids of rows or --all")
     with closing(_inspector(options)) as inspector:
         done = inspector.retry(None if every else ids)
     return _report("retried", "put back, to be published", ids or (), done, as_json=options.as_json)
@@ -361,10 +361,10 @@ def _tables(options: OutboxOptions) -> OutboxTables:
     dsn = (options.dsn or "").strip()
     if not dsn:
         raise ConfigurationError(
-            f"no database is specified: set {DSN_VARIABLE}=postgresql://user:password@host:port/database, or give --dsn"
+            f"no database is specified: set {DSN_VARIABLE}=postgresql://user:password@host:port/database, or use --dsn"
         )
     if importlib.util.find_spec("psycopg") is None:
-        raise ConfigurationError("psycopg is not installed: `pip install 'marshal-dagster[postgres]'`")
+        raise ConfigurationError("psycopg is not installed: run `pip install 'marshal-dagster[postgres]'`")
     return OutboxTables(Database(dsn), options.name, options.schema)
 
 

@@ -48,7 +48,9 @@ def write_error(message: str) -> None:
 
 def cannot_ask(look: str) -> ConfigurationError:
     """Return the error for a command with --json that needs confirmation. `look` is how to see its effect first."""
-    return ConfigurationError(f"--json cannot ask for confirmation: look at the effect {look} first, then add --yes")
+    return ConfigurationError(
+        f"with --json the command cannot ask for confirmation: show the effect {look} first, then add --yes"
+    )
 
 
 def write_nothing_written() -> None:

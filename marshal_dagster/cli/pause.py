@@ -70,7 +70,7 @@ def pause(
 ) -> None:
     """Pause the group and show what changed. Raises `MarshalError`."""
     if (until is None) == (length is None):
-        raise typer.BadParameter("give either --until or --for")
+        raise typer.BadParameter("use either --until or --for")
     until_ms = None if until is None else instant_ms(until, "--until")
     length_s = None if length is None else duration_s(length, "--for")
     with _pausing(options) as pausing:

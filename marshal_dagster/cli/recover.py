@@ -72,7 +72,7 @@ class OffsetProposal:
     "snapshot. This is also the way to take over a deployment of the Go library. Stop all members of all groups first. "
     "The command shows what is known, asks for confirmation, and waits for 2 heartbeat intervals in which no member "
     "may write. Then it writes the first snapshot, with the pauses, settings and offsets as shown, and without owners "
-    "and plans. A group with neither settings nor a data topic id left is taken for a group of Go consumers.",
+    "and plans. A group of which neither settings nor a data topic id are left counts as a group of Go consumers.",
     "recover",
     "recover --offset flights/flights/0=1500 --heartbeat-interval 120",
 )
@@ -93,7 +93,7 @@ def recover(
         typer.Option(
             "--offset",
             metavar="GROUP/TOPIC/PARTITION=OFFSET",
-            help="Next offset to read there, instead of the one proposed. Can be repeated.",
+            help="Next offset to read in a partition, instead of the proposed one. Can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -102,7 +102,7 @@ def recover(
         typer.Option(
             "--settings",
             metavar="GROUP=native,10s,at_least_once",
-            help="Settings of a group that has none left in the log (go: Go consumers). Can be repeated.",
+            help="Settings of a group whose settings record was lost (go: Go consumers). Can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -252,7 +252,7 @@ def _of_topic(
     except TopicNotFoundError:
         output.write_note(
             f"topic {topic!r} of group {group!r} does not exist, so its last offsets in the log are kept; if it is in "
-            "another cluster, give that with --data-connection"
+            "another cluster, name that with --data-connection"
         )
         yield from _of_missing_topic(observed, group, topic, given)
         return
@@ -271,7 +271,7 @@ def _of_topic(
         at = bounds[partition]
         if offset > at.end:
             raise ConfigurationError(
-                f"{group}/{topic}/{partition}: offset {offset} is beyond the topic's end {at.end}; give another one "
+                f"{group}/{topic}/{partition}: offset {offset} is beyond the topic's end {at.end}; set another one "
                 f"with --offset {group}/{topic}/{partition}=OFFSET"
             )
         note = "topic re-created" if is_other else "nothing known" if known == (None, None) else ""
@@ -304,8 +304,8 @@ def warn_of_ranges(observed: Mapping[int, ObservedPartition]) -> None:
     for name in sorted({name for name, group in groups if RANGES in group.settings.features}):
         output.write_note(
             f"the members of group {name!r} claim ranges, which are not seen here: its true offsets may be higher than "
-            "those shown. Messages from the shown offsets on are processed again; to avoid that, give higher ones with "
-            "--offset"
+            "those shown. Messages from the shown offsets on are processed again; to avoid that, set higher offsets "
+            "with --offset"
         )
 
 

@@ -81,9 +81,7 @@ def replay(
     """
     interval_ms, rule_set = _interval_ms(heartbeat_interval), enum_member(RuleSet, "--rules", rules)
     if coordination_partitions is not None and coordination_partitions < 1:
-        raise ConfigurationError(
-            f"--coordination-partitions: {coordination_partitions}; a coordination topic has at least 1"
-        )
+        raise ConfigurationError(f"--coordination-partitions is {coordination_partitions}; it must be at least 1")
     with _opened(file) as given:
         source = given if coordination_partitions is not None else _rewindable(given)
         if coordination_partitions is None:
@@ -103,7 +101,7 @@ def replay(
 def _interval_ms(seconds: float) -> int:
     milliseconds = round(seconds * 1_000) if 0 < seconds <= INT64_MAX / 1_000 else 0
     if milliseconds < 1:
-        raise ConfigurationError(f"--heartbeat-interval: {seconds:g}; give 0.001 seconds or more")
+        raise ConfigurationError(f"--heartbeat-interval is {seconds:g}; it must be at least 0.001 seconds")
     return milliseconds
 
 
@@ -116,7 +114,7 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
         source = open(file, "rb")  # noqa: SIM115, PTH123 - closed below
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigurationError(f"FILE: {file} cannot be read: {reason}") from None
+        raise ConfigurationError(f"file {file} cannot be read: {reason}") from None
     with source:
         yield source
 
@@ -169,7 +167,7 @@ class _Lines:
             self.number += 1
             if len(line) == LONGEST_LINE_BYTES:
                 raise MalformedLogError(
-                    f"line {self.number}: {LONGEST_LINE_BYTES} bytes or more; is this a stored log?"
+                    f"line {self.number} has {LONGEST_LINE_BYTES} bytes or more; check that the file is a stored log"
                 )
             try:
                 yield line.decode()
@@ -183,8 +181,8 @@ def _records(lines: _Lines, coordination_partitions: int) -> Iterator[StoredReco
     for record in parse_lines(lines):
         if record.partition >= coordination_partitions:
             raise MalformedLogError(
-                f"line {lines.number}: coordination partition {record.partition}, but --coordination-partitions gives "
-                f"{coordination_partitions}, numbered from 0"
+                f"line {lines.number} has coordination partition {record.partition}, but --coordination-partitions is "
+                f"{coordination_partitions}; raise it to {record.partition + 1} or leave it out"
             )
         yield record
 

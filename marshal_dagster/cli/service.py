@@ -57,7 +57,8 @@ def run_until_signal(
         thread.join(_END_WITHIN_S)
     if thread.is_alive():
         raise UnavailableError(
-            f"the service did not end within {_END_WITHIN_S:g} s and is abandoned; another process continues its work"
+            f"the service did not end within {_END_WITHIN_S:g} s after the signal, so this process exits; another "
+            "process continues its work"
         )
     if raised:
         raise raised[0]

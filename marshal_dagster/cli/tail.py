@@ -71,11 +71,11 @@ def tail(
 ) -> None:
     """Show the last records, then with `follow` new ones. Raises `MarshalError`."""
     if from_start and lines is not None:
-        raise typer.BadParameter("--from-start and -n contradict each other: give one of them")
+        raise typer.BadParameter("--from-start and -n contradict each other: use only one of them")
     if lines is None and not from_start and not options.as_json:
         lines = _DEFAULT_LINES
     if lines is not None and not 0 <= lines <= _MOST_LINES:
-        raise ConfigurationError(f"-n: {lines}; give a number of records from 0 to {_MOST_LINES}")
+        raise ConfigurationError(f"-n is {lines}; it must be a number of records from 0 to {_MOST_LINES}")
     connection, topic = connection_of(options), options.coordination_topic
     with hint_how_to_create(topic), closing(open_log(connection, topic)) as log:
         require_rights(connection, topic, READING)
@@ -211,7 +211,8 @@ class Reader:
         if bounds.start <= self._positions[partition]:
             raise self._truncated(partition, bounds.end)
         output.write_note(
-            f"coordination partition {partition}: retention deleted records up to {bounds.start} before they were read"
+            f"coordination partition {partition}: retention deleted the records before offset {bounds.start} before "
+            "they were read"
         )
         self._begin(partition, bounds.start)
         self._log.follow(dict(self._positions))

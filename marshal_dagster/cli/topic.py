@@ -88,7 +88,7 @@ def create(
     require_topic_name("--name", options.name)
     for option, value in (("--partitions", partitions), ("--replication", replication)):
         if value is not None and value < 1:
-            raise ConfigurationError(f"{option}: {value}; give 1 or more")
+            raise ConfigurationError(f"{option} is {value}; it must be at least 1")
     connection = connection_of(options)
     with Topics(connection, client_id=_CLIENT_ID) as topics:
         try:

@@ -22,7 +22,7 @@ Assignment = dict[DataPartitionId, str]
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A member of a group, as an assignment strategy sees it.
+    """A member of a group, as an assignment strategy sees it; see the example of `sticky_assignment`.
 
     Raises:
         ConfigurationError: The capacity is below 1.
@@ -38,12 +38,12 @@ class Subscriber:
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` if the capacity is below 1."""
         if self.capacity < 1:
-            raise ConfigurationError(f"capacity of member {self.id!r}: {self.capacity}; give at least 1")
+            raise ConfigurationError(f"capacity of member {self.id!r} is {self.capacity}; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentInput:
-    """The partitions, members and previous assignment that a strategy works with.
+    """The partitions, members and previous assignment that a strategy works with; see `sticky_assignment`.
 
     Raises:
         ConfigurationError: Two members have the same id, or a weight is below 0.
@@ -59,9 +59,9 @@ class AssignmentInput:
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` if two members have the same id or a weight is below 0."""
         if len({member.id for member in self.members}) < len(self.members):
-            raise ConfigurationError("members: two members have the same id; give each its own")
+            raise ConfigurationError("two members of the assignment have the same id; each needs its own")
         if any(weight < 0 for weight in self.places.values()):
-            raise ConfigurationError("places: the weight of a partition is less than 0; give 0 or more")
+            raise ConfigurationError("the weight of a partition is below 0; it must be 0 or more")
 
     def subscribers(self) -> dict[str, list[Subscriber]]:
         """Return the subscribers of each topic.
@@ -90,6 +90,13 @@ def range_assignment(board: AssignmentInput) -> Assignment:
 
     Returns:
         The member of each partition.
+
+    Example:
+        ```python
+        east, west = Subscriber("east", frozenset({"orders"})), Subscriber("west", frozenset({"orders"}))
+        places = {("orders", partition): 0.0 for partition in range(3)}
+        range_assignment(AssignmentInput(places, [east, west]))  # east: 0 and 1, west: 2
+        ```
     """
     numbers: dict[str, list[int]] = defaultdict(list)
     for topic, number in sorted(board.places):
@@ -111,6 +118,13 @@ def round_robin_assignment(board: AssignmentInput) -> Assignment:
 
     Returns:
         The member of each partition.
+
+    Example:
+        ```python
+        east, west = Subscriber("east", frozenset({"orders"})), Subscriber("west", frozenset({"orders"}))
+        places = {("orders", partition): 0.0 for partition in range(3)}
+        round_robin_assignment(AssignmentInput(places, [east, west]))  # east: 0 and 2, west: 1
+        ```
     """
     members = sorted(board.members, key=lambda member: member.id)
     found: Assignment = {}
@@ -154,6 +168,13 @@ def weighted_assignment(board: AssignmentInput) -> Assignment:
 
     Returns:
         The member of each partition.
+
+    Example:
+        ```python
+        east, west = Subscriber("east", frozenset({"orders"})), Subscriber("west", frozenset({"orders"}))
+        lag = {("orders", 0): 900.0, ("orders", 1): 400.0, ("orders", 2): 500.0}
+        weighted_assignment(AssignmentInput(lag, [east, west]))  # one of them gets 0, the other 1 and 2
+        ```
     """
     return _Balancer(board, {place: round(weight) + 1 for place, weight in board.places.items()}).run()
 
@@ -178,6 +199,11 @@ def count_moves(before: Mapping[DataPartitionId, str], after: Mapping[DataPartit
 
     Returns:
         The number of partitions with another member, or that only one of the two assignments has.
+
+    Example:
+        ```python
+        count_moves({("orders", 0): "east"}, {("orders", 0): "west"})  # 1
+        ```
     """
     return sum(before.get(place) != after.get(place) for place in before.keys() | after.keys())
 

@@ -33,8 +33,8 @@ def assigned_partitions(
     silent_ms = view.silent_ms(now_ms)
     if view.shares and silent_ms < -session_ms:
         logger.warning(
-            "group %r: its coordinator was last heard %.0f s in the future, so its assignment is ignored; synchronize "
-            "the clocks of this host and of the brokers",
+            "group %r: its coordinator's last message is %.0f s in the future, so its assignment is ignored; "
+            "synchronize the clocks of this host and of the brokers",
             view.group,
             -silent_ms / 1_000,
         )

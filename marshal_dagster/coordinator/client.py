@@ -107,11 +107,13 @@ class CoordinatedMember:
                 {"group": group, "member": member, "epoch": 0, "tenure": uuid.uuid4().hex, **fields}
             )
         except ValueError as error:
-            raise ConfigurationError(f"registration of member {member!r}: {error}".replace("\n", " ")) from None
+            raise ConfigurationError(
+                f"member {member!r} of group {group!r} cannot register: {error}".replace("\n", " ")
+            ) from None
         if not 1 <= register.session_timeout_ms <= LONGEST_SESSION_MS:
             raise ConfigurationError(
-                f"registration of member {member!r}: session_timeout_ms: {register.session_timeout_ms}; give 1 to "
-                f"{LONGEST_SESSION_MS}"
+                f"member {member!r} of group {group!r}: session_timeout_ms is {register.session_timeout_ms}; it must "
+                f"be from 1 to {LONGEST_SESSION_MS}"
             )
         self._connection = connection
         self._topics = topics or CoordinatorTopics()
@@ -173,7 +175,7 @@ class CoordinatedMember:
         self._thread.join(within_s)
         if self._thread.is_alive():
             logger.warning(
-                "%s: it has not left within %g s, so its work may still run; check what its `stop` waits for",
+                "%s: it did not leave within %g s, so its work may still run; check what its `stop` function waits for",
                 self._work.name,
                 within_s,
             )

@@ -79,9 +79,11 @@ class GroupRules:
         for option in fields(self):
             value = getattr(self, option.name)
             if isinstance(value, int | float) and not 0 <= value < math.inf:
-                raise ConfigurationError(f"{option.name}: {value}; give 0 or more")
+                raise ConfigurationError(f"{option.name} is {value}; it must be 0 or more")
         if not 1 <= self.min_session_ms <= LONGEST_SESSION_MS:
-            raise ConfigurationError(f"min_session_ms: {self.min_session_ms}; give 1 to {LONGEST_SESSION_MS}")
+            raise ConfigurationError(
+                f"min_session_ms is {self.min_session_ms}; it must be from 1 to {LONGEST_SESSION_MS}"
+            )
 
 
 class GroupEventKind(Enum):
@@ -105,7 +107,18 @@ class GroupEventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupEvent:
-    """An event in a group."""
+    """An event in a group, for the `listener` of a `Coordinator`.
+
+    Example:
+        ```python
+        def listen(group: str, event: GroupEvent) -> None:
+            if event.happening is GroupEventKind.FAILED:
+                print(f"group {group}: {', '.join(event.members)} no longer answers")
+
+
+        coordinator = Coordinator(connection, listener=listen)
+        ```
+    """
 
     happening: GroupEventKind
     """The kind of the event."""
@@ -335,7 +348,7 @@ class GroupCoordinator:
         return self._begin(now_ms)
 
     def _begin(self, now_ms: float) -> list[CoordinatorMessage]:
-        """Plan a rebalance, and ask the members that lose partitions to stop them."""
+        """Plan a rebalance, and request the members that lose partitions to stop them."""
         self._rebalance.gathered()
         for name in self._recovery.end():
             self._report(GroupEventKind.FAILED, name)

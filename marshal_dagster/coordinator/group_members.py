@@ -18,7 +18,7 @@ _GENERATION_BELOW: Final = 2**40
 """No group reaches this generation. A coordinator did not write a record with a larger one."""
 _MAX_RECOVERY_MS: Final = 60_000.0
 _MIN_RECOVERY_MS: Final = 1_000.0
-"""How long a new coordinator waits for members for which the previous coordinator left no record."""
+"""How long a new coordinator waits for members without a record of the previous coordinator."""
 
 
 @dataclass(slots=True)

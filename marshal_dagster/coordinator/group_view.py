@@ -14,7 +14,7 @@ _USUAL_SESSION_MS: Final = 30_000
 
 @dataclass(frozen=True, slots=True)
 class MemberAssignment:
-    """The share that a coordinator last sent to a member."""
+    """The share that a coordinator last sent to a member; see the example of `read_group`."""
 
     member: str
     """The member's name."""
@@ -36,7 +36,7 @@ class MemberAssignment:
 
 @dataclass(frozen=True, slots=True)
 class GroupAssignments:
-    """The present assignment of a group."""
+    """The present assignment of a group, as `read_group` returns it."""
 
     group: str
     """The group's name."""
@@ -74,6 +74,14 @@ def view_of(group: str, messages: Iterable[tuple[CoordinatorMessage, int]]) -> G
 
     Returns:
         The present assignment of the group.
+
+    Example:
+        ```python
+        records = read_coordinator_messages(connection, CoordinatorTopics().coordinator_messages, [partition])
+        view = view_of(
+            "parcels", [(message, record.at_ms) for message, record in records if message.group == "parcels"]
+        )
+        ```
     """
     epoch, pinged_at_ms = 0, None
     shares: dict[str, MemberAssignment] = {}
@@ -110,6 +118,12 @@ def read_group(connection: KafkaConnection, topics: CoordinatorTopics, group: st
     Raises:
         TopicNotFoundError: One of the coordinator's topics does not exist.
         UnavailableError: The brokers do not answer in time.
+
+    Example:
+        ```python
+        for name, share in read_group(connection, CoordinatorTopics(), "parcels").shares.items():
+            print(name, sorted(share.places))
+        ```
     """
     return read_groups(connection, topics, [group]).get(group) or view_of(group, ())
 
@@ -125,11 +139,17 @@ def read_groups(
         names: The names of the groups; by default all groups that a coordinator has led.
 
     Returns:
-        The assignments by group name, sorted by it. Groups that no coordinator has led are left out.
+        The assignments, sorted by group name. Groups that no coordinator has led are left out.
 
     Raises:
         TopicNotFoundError: One of the coordinator's topics does not exist.
         UnavailableError: The brokers do not answer in time.
+
+    Example:
+        ```python
+        for name, view in read_groups(connection, CoordinatorTopics()).items():
+            print(name, len(view.shares), "members")
+        ```
     """
     count = topics.partitions(connection)
     numbers = range(count) if names is None else {partition_of(name, count) for name in names}

@@ -73,6 +73,12 @@ class CoordinatorOptions:
 
     Raises:
         ConfigurationError: `recovery_ms` is negative or not finite.
+
+    Example:
+        ```python
+        options = CoordinatorOptions(GroupRules(sticky_assignment, gather_ms=500))
+        coordinator = Coordinator(connection, options=options)
+        ```
     """
 
     rules: GroupRules = field(default_factory=lambda: GroupRules(sticky_assignment))
@@ -88,7 +94,7 @@ class CoordinatorOptions:
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` if `recovery_ms` is out of range."""
         if not 0 <= self.recovery_ms < math.inf:
-            raise ConfigurationError(f"recovery_ms: {self.recovery_ms}; give 0 or more")
+            raise ConfigurationError(f"recovery_ms is {self.recovery_ms}; it must be 0 or more")
 
 
 @dataclass(slots=True)
@@ -215,7 +221,7 @@ class Coordinator:
             topics: The coordinator's topics; by default those with the default name.
             options: Rules, timing and recovery.
             clock: The coordinator's clock; by default that of the system.
-            look: Returns the data topics with their partition counts; by default it asks the brokers of `connection`.
+            look: Returns the data topics with their partition counts; by default it queries `connection`.
             weigh: Returns the weights of a group's partitions, for a strategy that needs them, such as `weighted`. It
                 is called every 30 seconds for each group, in a background thread.
             listener: Receives the events of the groups; by default they are logged.
@@ -425,7 +431,7 @@ class Coordinator:
         try:
             yield group
         except Exception as error:
-            logger.exception("group %r: leading it has failed; it is led again in %g s", name, _REST_S)
+            logger.exception("group %r: the coordinator failed to lead it; it retries in %g s", name, _REST_S)
             self._note(error)
             shard.generation = max(shard.generation, group.generation)
             shard.rests_until_s[name] = time.monotonic() + _REST_S

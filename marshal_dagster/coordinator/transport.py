@@ -53,7 +53,13 @@ _COORDINATOR_TOPIC_SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorTopics:
-    """The three topics of a coordinator. The names of two of them are derived from that of the first."""
+    """The three topics of a coordinator. The names of two of them are derived from that of the first.
+
+    Example:
+        ```python
+        CoordinatorTopics().create(connection, partitions=16)
+        ```
+    """
 
     member_messages: str = DEFAULT_TOPIC
     """The topic with the members' messages."""
@@ -297,7 +303,9 @@ class Writer:
         if now_s - self._warned_at_s >= _WARN_EACH_S:
             self._warned_at_s = now_s
             logger.warning(
-                "topic %r: a record was not written; it is sent again if it is still needed: %s", topic, what
+                "topic %r: a record could not be written; the protocol repeats it if it is still needed: %s",
+                topic,
+                what,
             )
 
 

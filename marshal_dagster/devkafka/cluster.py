@@ -132,13 +132,13 @@ class KafkaCluster:
         self._report = report
         if "," in str(self.directory) or not str(self.directory).isprintable():
             raise ConfigurationError(
-                f"directory: {self.directory}; give a path without commas and line breaks, which Kafka does not support"
+                f"directory is {self.directory}; use a path without commas and line breaks, which Kafka rejects"
             )
         if brokers not in {None, *BROKER_COUNTS}:
-            raise ConfigurationError(f"brokers: {brokers}; a cluster on one machine has 1 or 3")
+            raise ConfigurationError(f"brokers is {brokers}; it must be 1 or 3")
         _check_port(port)
         if heap_mb < _SMALLEST_HEAP_MB:
-            raise ConfigurationError(f"heap_mb: {heap_mb}; a broker needs at least {_SMALLEST_HEAP_MB}")
+            raise ConfigurationError(f"heap_mb is {heap_mb}; it must be at least {_SMALLEST_HEAP_MB}")
         check_settings(self._settings)
 
     def up(self, timeout_s: float = START_TIMEOUT_S) -> KafkaStatus:
@@ -361,7 +361,7 @@ class KafkaCluster:
         ports = list(range(self._port, self._port + count) if isinstance(self._port, int) else self._port)
         if len(ports) != count:
             raise ConfigurationError(
-                f"port: {_listed(ports)} for {count} broker(s); give one port for each, or only the first"
+                f"port is {_listed(ports)}, but there are {count} broker(s): pass one port for each, or only the first"
             )
         return ports
 
@@ -473,7 +473,7 @@ def _check_port(port: int | Sequence[int] | None) -> None:
     ports = [port] if isinstance(port, int) else list(port)
     if not ports or len(set(ports)) != len(ports) or min(ports) < 1 or max(ports) > LARGEST_PORT:
         raise ConfigurationError(
-            f"port: {_listed(ports)}; give numbers from 1 to {LARGEST_PORT}, each once, or 0 for any free ones"
+            f"port is {_listed(ports)}; it must be numbers from 1 to {LARGEST_PORT}, each once, or 0 for any free ones"
         )
 
 

@@ -49,11 +49,13 @@ _Resetter = TypeVar("_Resetter", bound=PositionResetter)
 _SECOND_MS: Final = 1_000
 _WAIT_S: Final = 300.0
 _WAIT_TEXT: Final = "Seconds to wait for members to release their partitions."
-_SINK_TEXT: Final = "The group's sink as module:name, to check whether it can replace rows that it already has."
+_SINK_TEXT: Final = (
+    "The group's sink as module:name. The job then checks that the sink can replace rows that it already has."
+)
 
 
 class AdminConfig(Config):
-    """The run config that all of these jobs share."""
+    """The run config fields of all these jobs."""
 
     dry_run: bool = Field(
         default=False,
@@ -66,8 +68,8 @@ class ResumeConfig(AdminConfig):
 
     go_consumers_stopped: str | None = Field(
         default=None,
-        description="The group's name, to pause or resume it although Go consumers use it or it has no settings. It "
-        "confirms that no Go consumer newer than January 2017 will start on this coordination topic again.",
+        description="Only if Go consumers use the group, or it has no settings: the group's name. This confirms that "
+        "no Go consumer newer than January 2017 will start on this coordination topic again.",
     )
 
 
@@ -86,13 +88,13 @@ class SettingsConfig(AdminConfig):
     wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
     go_consumers_stopped: str | None = Field(
         default=None,
-        description="The group's name, to set its settings although Go consumers use it or the coordination topic. It "
-        "confirms that no Go consumer of any group will use this coordination topic again.",
+        description="Only if Go consumers use the group or the coordination topic: the group's name. This confirms "
+        "that no Go consumer of any group will use this coordination topic again.",
     )
 
 
 class PartitionsConfig(AdminConfig):
-    """The data topic, and the partitions of it, that a job acts on."""
+    """The data topic and its partitions that a job acts on."""
 
     topic: str = Field(description="The data topic.")
     partitions: str | None = Field(default=None, description="Partitions of the topic, such as '0,2-4' (default: all).")
@@ -110,7 +112,7 @@ class RevokeConfig(PartitionsConfig):
 
 
 class PositionsConfig(PartitionsConfig):
-    """The run config that jobs share which set positions."""
+    """The run config fields of jobs that set positions."""
 
     wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
     sink: str | None = Field(default=None, description=_SINK_TEXT)
@@ -119,7 +121,7 @@ class PositionsConfig(PartitionsConfig):
     )
     go_consumers_stopped: str | None = Field(
         default=None,
-        description="The group's name, if Go consumers share it. It confirms that all of its consumers are stopped.",
+        description="Only if Go consumers share the group: its name. This confirms that all its consumers are stopped.",
     )
 
 
@@ -171,7 +173,7 @@ class ReprocessRangeConfig(AdminConfig):
     within_s: float = Field(
         default=3_600.0,
         gt=0,
-        description="Seconds to wait for the group's runs to repeat the range; after that the job fails.",
+        description="Seconds in which the group's runs must repeat the range; after that the job fails.",
     )
     wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
     sink: str | None = Field(default=None, description=_SINK_TEXT)
@@ -185,19 +187,19 @@ class RetryConfig(PartitionsConfig):
     max_attempts: int = Field(
         default=DEFAULT_MAX_ATTEMPTS,
         ge=1,
-        description="Number of times that a plan is taken over before it counts as exhausted.",
+        description="Number of attempts after which a plan counts as exhausted.",
     )
 
 
 class AdminJobOptions(TypedDict, total=False):
-    """Options that all of these factories take."""
+    """Keyword arguments of all these factories."""
 
     name: str
-    """The name of the job; the default is given with each factory."""
+    """The name of the job (default: see each factory)."""
     claimer_key: str
     """The key of the `ClaimerResource`, which determines group and coordination topic (default: `claimer`)."""
     executor_def: ExecutorDefinition
-    """The executor (default: `in_process_executor`, so that the job acts in the run worker itself)."""
+    """The executor (default: `in_process_executor`, which runs the job in the run worker itself)."""
     tags: Mapping[str, str] | None
     """Tags of the job's runs."""
 
@@ -214,6 +216,11 @@ def build_pause_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
 
     Returns:
         The job. Its run config is `PauseConfig`.
+
+    Example:
+        ```python
+        defs = Definitions(jobs=[build_pause_job(), build_resume_job()], resources={"claimer": claimer})
+        ```
     """
     shown = {"duration": "1h", "dry_run": False}
     return _job("pause_group", "Pauses the group.", PauseConfig, _pause, options, shown=shown)
@@ -227,6 +234,11 @@ def build_resume_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
 
     Returns:
         The job. Its run config is `ResumeConfig`.
+
+    Example:
+        ```python
+        job = build_resume_job(claimer_key="shops_claimer")
+        ```
     """
     return _job("resume_group", "Ends the group's pause.", ResumeConfig, _resume, options)
 
@@ -234,8 +246,9 @@ def build_resume_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
 def build_set_position_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     """Build a job that sets the position at which the claimer's group continues in a data topic.
 
-    The job pauses the group for the change, and restores a pause that is in force. It revokes the claims of runs that
-    have ended according to Dagster. If it fails halfway, the failure lists the partitions whose position was set.
+    The job pauses the group for the change, and then restores the pause that was in force before, if any. It revokes
+    the claims of runs that have ended according to Dagster. If it fails halfway, the failure lists the partitions whose
+    position was set.
 
     A group without settings first gets those of the claimer. In a group that Go consumers share the job neither pauses
     nor revokes. There `go_consumers_stopped` must confirm that all consumers of the group are stopped.
@@ -245,6 +258,15 @@ def build_set_position_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
 
     Returns:
         The job. Its run config is `SetPositionConfig`.
+
+    Example:
+        In the launchpad of `build_set_position_job()`, this run config moves two partitions back:
+
+        ```yaml
+        ops:
+          set_position_op:
+            config: {topic: orders, to_offset: "0=1200,1=900"}
+        ```
     """
     about = "Sets the position at which the group continues in a data topic."
     return _job("set_position", about, SetPositionConfig, _set_position, options)
@@ -261,6 +283,15 @@ def build_import_positions_job(**options: Unpack[AdminJobOptions]) -> JobDefinit
 
     Returns:
         The job. Its run config is `ImportPositionsConfig`.
+
+    Example:
+        In the launchpad of `build_import_positions_job()`, this run config imports the positions of a consumer group:
+
+        ```yaml
+        ops:
+          adopt_positions_op:
+            config: {topic: orders, consumer_group: old-consumer}
+        ```
     """
     about = "Imports the group's first positions from a consumer group or a checkpoint."
     return _job("adopt_positions", about, ImportPositionsConfig, _import_positions, options)
@@ -269,14 +300,20 @@ def build_import_positions_job(**options: Unpack[AdminJobOptions]) -> JobDefinit
 def build_settings_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     """Build a job that changes the group's settings in the coordination log to those of the claimer.
 
-    The job pauses the group for the change, unless the group is new, and restores a pause that is in force. It revokes
-    the claims of runs that have ended according to Dagster.
+    The job pauses the group for the change, unless the group is new, and then restores the pause that was in force
+    before, if any. It revokes the claims of runs that have ended according to Dagster.
 
     Args:
         **options: See `AdminJobOptions`. The default name is `set_settings`.
 
     Returns:
         The job. Its run config is `SettingsConfig`.
+
+    Example:
+        ```python
+        # Change the fields of the claimer, deploy it, and launch this job once.
+        job = build_settings_job()
+        ```
     """
     about = "Changes the group's settings to those of its claimer."
     return _job("set_settings", about, SettingsConfig, _set_settings, options)
@@ -295,6 +332,15 @@ def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefiniti
 
     Returns:
         The job. Its run config is `ReprocessRangeConfig`.
+
+    Example:
+        In the launchpad of `build_reprocess_range_job()`:
+
+        ```yaml
+        ops:
+          reprocess_range_op:
+            config: {topic: orders, partition: 0, start: 1200, end: 1500}
+        ```
     """
     about = "Makes the group's own runs process a range of offsets again."
     return _job("reprocess_range", about, ReprocessRangeConfig, _reprocess_range, options)
@@ -304,14 +350,23 @@ def build_retry_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     """Build a job that retries exhausted plans, which failed too many times. Fix the cause first.
 
     The job sets the position of each partition concerned to its current offset. That ends the plan, and the group's
-    next run makes a new one. The job pauses the group for the change, and restores a pause that is in force. The run
-    fails if there is no exhausted plan.
+    next run makes a new one. The job pauses the group for the change, and then restores the pause that was in force
+    before, if any. The run fails if there is no exhausted plan.
 
     Args:
         **options: See `AdminJobOptions`. The default name is `retry_plans`.
 
     Returns:
         The job. Its run config is `RetryConfig`.
+
+    Example:
+        In the launchpad of `build_retry_job()`:
+
+        ```yaml
+        ops:
+          retry_plans_op:
+            config: {topic: orders, partitions: "0,2-4"}
+        ```
     """
     return _job("retry_plans", "Retries plans that failed too many times.", RetryConfig, _retry, options)
 
@@ -331,6 +386,15 @@ def build_revoke_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
 
     Returns:
         The job. Its run config is `RevokeConfig`.
+
+    Example:
+        In the launchpad of `build_revoke_job()`, this run config revokes what a run holds:
+
+        ```yaml
+        ops:
+          revoke_claims_op:
+            config: {topic: orders, instance: 8d3f1c9e-2f54-4a5e-9f6c-1c8e5b7a9d10}
+        ```
     """
     return _job("revoke_claims", "Revokes the claims of a dead owner.", RevokeConfig, _revoke, options)
 
@@ -441,7 +505,10 @@ def _pauser(action: _Action, config: ResumeConfig) -> Iterator[GroupPauser]:
 def _pause(action: _Action, config: PauseConfig) -> TableMetadataValue:
     with _pauser(action, config) as pauser:
         if (config.until is None) == (config.duration is None):
-            raise ConfigurationError("set exactly one of until and duration in the run config")
+            raise ConfigurationError(
+                f"group {pauser.group!r} is not paused, because the run config must have either until or duration: set "
+                "one of them"
+            )
         if config.until is not None:
             until_s = -(-instant_ms(config.until, "until") // _SECOND_MS)
             pauser.require_future(until_s, "until")
@@ -523,12 +590,12 @@ def _move(
     except MarshalError as error:
         partitions = done()
         raise Failure(
-            f"{error}. Positions were set in partitions {partitions}",
+            f"{error}. Topic {config.topic!r}: the position was set in partitions {partitions}",
             metadata={"group": action.claimer.group, "before_and_after": move_table(moves, partitions)},
             allow_retries=False,
         ) from error
     except BaseException:
-        log.exception("the run was stopped after it set the positions of partitions %s", done())
+        log.exception("topic %r: the run was stopped after it set the positions of partitions %s", config.topic, done())
         raise
     if problem is not None:
         log.warning(problem)
@@ -593,8 +660,8 @@ def _revoke(action: _Action, config: RevokeConfig) -> TableMetadataValue:
         is_go = work.is_go
         if is_go:
             action.context.log.warning(
-                "claims of group %r cannot be revoked, because Go consumers share it, or may because it has no "
-                "settings: a live Go owner takes its partitions back with its next heartbeat, within a minute",
+                "group %r is shared with Go consumers, or has no settings, so its claims cannot be revoked but only "
+                "released: a live Go owner takes its partitions back with its next heartbeat, within a minute",
                 claimer.group,
             )
             back = {claim.partition for claim in work.taken_back(taken)} if taken else set()

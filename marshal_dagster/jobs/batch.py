@@ -54,7 +54,7 @@ def claimed_batch_ops(definition: AnyJob) -> dict[str, str]:
 
 
 class ReprocessJobOptions(TypedDict, total=False):
-    """Options of `build_reprocess_job`."""
+    """Keyword arguments of `build_reprocess_job`, such as `name="redo_orders"`."""
 
     name: str | None
     """The name of the job."""
@@ -65,7 +65,7 @@ class ReprocessJobOptions(TypedDict, total=False):
 
 
 class ClaimedBatchJobOptions(ReprocessJobOptions, total=False):
-    """Options of `build_claimed_batch_job`."""
+    """Keyword arguments of `build_claimed_batch_job`, in addition to those of `ReprocessJobOptions`."""
 
     config: ClaimedBatchConfig | None
     """The default run config of the op or asset."""
@@ -88,8 +88,8 @@ def build_claimed_batch_job(
 ) -> AnyJob:
     """Build a job from an op of `build_claimed_batch_op` or an asset of `marshal_asset`.
 
-    By default batches are processed in the run worker itself. Then there is no child process that starts later and may
-    outlive its run. The job of an asset also evaluates the asset's checks.
+    By default batches are processed in the run worker itself, so no child process can outlive its run. The job of an
+    asset also evaluates the asset's checks.
 
     Args:
         claimed: The op or asset.
@@ -157,14 +157,14 @@ def build_claimed_batch_schedule(
 ) -> ScheduleDefinition:
     """Build a schedule that requests a run of a claimed-batch job at each tick.
 
-    If the run before still holds all partitions, the new run records that and ends.
+    If an earlier run still holds all partitions, the new run records that and ends.
 
     Args:
         claimed_batch_job: A job of `build_claimed_batch_job`.
         name: The name of the schedule (default: `<job>_schedule`).
         cron_schedule: When runs start, as a cron expression (default: every minute).
         execution_timezone: The time zone of `cron_schedule`, such as `Europe/Berlin` (default: Dagster's, UTC).
-        default_status: Whether the schedule runs without being started on Dagster's pages.
+        default_status: `RUNNING` starts the schedule with the code location, `STOPPED` leaves that to Dagster's UI.
         tags: Tags of the requested runs.
 
     Returns:
@@ -172,6 +172,11 @@ def build_claimed_batch_schedule(
 
     Raises:
         ConfigurationError: Runs of the job need a Dagster partition.
+
+    Example:
+        ```python
+        schedule = build_claimed_batch_schedule(job, cron_schedule="*/5 * * * *")
+        ```
     """
     _require_whole(claimed_batch_job)
     return ScheduleDefinition(
@@ -197,9 +202,9 @@ def build_reprocess_job(
 def build_reprocess_job(claimed: OpDefinition | AssetsDefinition, **options: Unpack[ReprocessJobOptions]) -> AnyJob:
     """Build the job that repeats batches which dead runs did not finish.
 
-    A run processes one batch of the partitions in its run config. It takes over an open plan of these partitions
-    unchanged. The stale-claim sensor requests the runs. An operator can launch one too, with `partitions` and, for an
-    exhausted plan, `retry_exhausted`.
+    A run processes one batch of the partitions in its run config. If they have an open plan, the batch has exactly the
+    offsets of that plan. The stale-claim sensor requests the runs. An operator can launch one too, with `partitions`
+    and, for an exhausted plan, `retry_exhausted`.
 
     Args:
         claimed: The op of `build_claimed_batch_op` or the asset of `marshal_asset`.
@@ -210,11 +215,18 @@ def build_reprocess_job(claimed: OpDefinition | AssetsDefinition, **options: Unp
 
     Raises:
         ConfigurationError: `claimed` was not built by one of these two factories, or it is an asset with
-            `per_partition`. The own runs of such an asset take over what dead runs left.
+            `per_partition`. The asset's own runs then repeat what dead runs left.
+
+    Example:
+        ```python
+        redo = build_reprocess_job(orders_per_shop)
+        sensor = build_stale_claim_sensor(redo, group="shops")
+        ```
     """
     if isinstance(claimed, AssetsDefinition) and claimed.partitions_def is not None:
         raise ConfigurationError(
-            f"{claimed.op.name!r} has Dagster partitions: materialize the partition that a dead run left"
+            f"asset {claimed.op.name!r} has Dagster partitions, so it needs no reprocess job: materialize the "
+            "partition that a dead run left"
         )
     op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
     made: ClaimedBatchJobOptions = {

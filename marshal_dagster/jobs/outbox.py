@@ -24,8 +24,8 @@ def build_outbox_drain_job(
     """Build the job that publishes the rows that an outbox has when the run starts.
 
     If a harvester service publishes at the same time, the run waits until the service has published these rows. If rows
-    are parked (set aside because they cannot be published), the run fails after all other rows are published. The
-    counts are in the metadata of the run.
+    are set aside because they cannot be published, the run fails after all other rows are published. The counts are in
+    the metadata of the run.
 
     Args:
         name: The name of the job.
@@ -35,6 +35,12 @@ def build_outbox_drain_job(
 
     Returns:
         The job, for `Definitions(jobs=[...])`.
+
+    Example:
+        ```python
+        drain = build_outbox_drain_job()
+        sensor = build_outbox_backlog_sensor(drain, max_backlog_age_s=60)
+        ```
     """
 
     def drain(context: OpExecutionContext) -> None:
@@ -59,8 +65,8 @@ def build_outbox_drain_job(
         )
         if parked:
             raise Failure(
-                f"{parked} rows of outbox {outbox.outbox!r} were parked; all others are published. "
-                "`marshal-dagster outbox parked list` shows why, `outbox parked retry` publishes them again",
+                f"outbox {outbox.outbox!r}: {parked} rows cannot be published and are set aside; all others are "
+                "published. `marshal-dagster outbox parked list` shows why, `outbox parked retry` retries them",
                 allow_retries=False,
             )
 

@@ -45,7 +45,10 @@ class BatchEvents:
         )
 
     def observe_dropped(self, batch: ClaimedBatch) -> None:
-        """Record the ranges that an at-most-once batch dropped, whether it succeeded or failed. The batch logs them."""
+        """Record the ranges that an at-most-once batch dropped, whether it succeeded or failed.
+
+        The log line about them comes from the batch itself.
+        """
         dropped = set(batch.dropped)
         if not dropped:
             return
@@ -57,7 +60,7 @@ class BatchEvents:
         try:
             self._observe(
                 batch,
-                "At most once: these offsets were committed, but their messages were not processed, or possibly not.",
+                "At most once: these offsets were committed, but their messages were not, or possibly not, processed.",
                 metadata,
             )
         except Exception as error:  # noqa: BLE001 - report the error of the batch, not this one
@@ -66,7 +69,7 @@ class BatchEvents:
     def observe_failed(self, batch: ClaimedBatch, error: Exception) -> None:
         """Record the ranges and the error of a failed batch whose plan stays open.
 
-        Runs report this error once the plan has failed too many times.
+        If the plan fails too many times, later runs report this error.
         """
         if not batch.all_ranges or batch.committed or batch.mode is DeliveryMode.AT_MOST_ONCE:
             return

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ClaimedBatchConfig(Config):
-    """The messages that one run takes, and when the run ends."""
+    """The run config of a claimed-batch op or asset: which messages the run processes, and when it ends."""
 
     partitions: list[int] | None = Field(default=None, description="Partitions of the topic to process (default: all).")
     max_records: int | None = Field(
@@ -51,7 +51,7 @@ class ClaimedBatchConfig(Config):
         gt=0,
         description="Seconds after which the run starts no further batch (default: until the topic is drained).",
     )
-    retry_exhausted: bool = Field(default=False, description="Retry plans once more that failed too many times.")
+    retry_exhausted: bool = Field(default=False, description="Retry plans that failed too many times once more.")
     on_idle: Literal["skip", "fail"] = Field(
         default="skip",
         description="If there is nothing to do (topic drained, group paused, partitions held by other runs): skip the "
@@ -68,7 +68,8 @@ class ClaimedBatchConfig(Config):
     )
     seen: list[ExpectedKeyState] = Field(
         default_factory=list,
-        description="What the stale-claim sensor saw of dead runs. The sensor sets this; the run shows it as metadata.",
+        description="The state of each partition when the stale-claim sensor requested this run. The sensor sets it; "
+        "the run shows it as metadata.",
     )
 
 
@@ -76,10 +77,20 @@ MakeSink = Callable[[OpExecutionContext], Sink]
 
 
 class WorkOptions(TypedDict, total=False):
-    """Options for claiming and processing batches, the same for ops and assets."""
+    """Options for claiming and processing batches, the same for ops and assets.
+
+    Pass them as keyword arguments of `build_claimed_batch_op` or `marshal_asset`.
+
+    Example:
+        ```python
+        @marshal_asset(topic="orders", max_records=1_000_000, spark_config={"spark.driver.memory": "4g"})
+        def orders_per_shop(context, batch, frame): ...
+        ```
+    """
 
     sink: Sink | MakeSink | None
-    """The output in `effectively_once`: a sink, or a function of the context that returns a sink for each run."""
+    """The output in `effectively_once`: a sink, or a function that takes the context and returns a sink for each run.
+    """
     max_records: int | None
     """Maximum offsets of a batch, over all its partitions. Run config can change this limit and the next three."""
     max_bytes: int | None
@@ -97,7 +108,7 @@ class WorkOptions(TypedDict, total=False):
     claim_entire_topic: bool
     """Claim either all partitions of the topic or none."""
     ranges: RangeOptions | None
-    """How ranges are claimed, in groups that claim ranges of offsets instead of whole partitions."""
+    """How ranges are claimed. Only for groups that claim ranges of offsets instead of whole partitions."""
     start: StartPolicy | str
     """Where a group without a position in the topic starts (default: at the earliest offset)."""
     max_attempts: int

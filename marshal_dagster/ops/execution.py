@@ -69,7 +69,7 @@ _LONGEST_WAIT_INTERVALS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class _IdleResult:
-    """Why there is no further batch; `stale_in_s` has the meaning that it has in `marshal_dagster.batches.Idle`."""
+    """Why there is no further batch; `stale_in_s` means the same as in `marshal_dagster.batches.Idle`."""
 
     outcome: ExecutionOutcome
     text: str
@@ -103,13 +103,13 @@ class BatchExecution:
     partition: int | None = None
     """The only Kafka partition to process, for an asset with one Dagster partition for each Kafka partition."""
     keeps_last: bool = False
-    """Whether the caller records the last batch, from `last`, because the output of an asset is a materialization."""
+    """Whether the caller records the last batch itself (from `last`), as the output of an asset."""
     last: AssetMaterialization | None = None
-    """The materialization of the last batch, while it is not recorded."""
+    """The materialization of the last batch, until it is recorded."""
     ended: str = ""
     """Why there was nothing more to do; empty if a limit of this run was reached."""
     idle_metadata: Mapping[str, Any] | None = None
-    """The metadata that was recorded if there was nothing to do; its `state` is the outcome."""
+    """The metadata recorded if there was nothing to do; its `state` is the outcome."""
     done: list[CompletedBatch] = field(default_factory=list)
     """The batches that this attempt completed."""
     before: list[CompletedBatch] = field(default_factory=list)
@@ -193,7 +193,7 @@ class BatchExecution:
     def _forbid_retries(self, error: BaseException) -> None:
         """Raise a `Failure` without retries instead of `error`, if the run has ended or is being canceled.
 
-        This is needed because Dagster applies a retry policy even if a cancellation interrupted the step.
+        Otherwise Dagster would apply a retry policy even to a step that a cancellation interrupted.
         """
         over = self._run_is_over()
         if over is None:
@@ -219,7 +219,7 @@ class BatchExecution:
         """Process batches; return why there was nothing more to do, or None if a limit was reached.
 
         An earlier process of this run may still hold partitions, for example if this step is retried after a crash. The
-        step waits until those claims are stale. A process that still sends heartbeats is treated like any other holder.
+        step waits until those claims are stale. If that process still sends heartbeats, it counts as another member.
         """
         sink = self._make_sink()
         self._retry_parts(sink)
@@ -274,8 +274,8 @@ class BatchExecution:
         """Fail the run because of the parts that failed again, after everything else is done."""
         parts = "; ".join(f"partitions {list(part)}: {error_line(error)}" for part, error in self.failed.items())
         raise Failure(
-            f"group {self.claimer.group!r}, topic {self.spec.topic!r}: partitions that failed before failed again, "
-            f"everything else is done. {parts}. Fix the cause, or set the position after the failing messages with "
+            f"group {self.claimer.group!r}, topic {self.spec.topic!r}: some partitions failed again, all others are "
+            f"processed. {parts}. Fix the cause, or set the position after the failing messages with "
             "`marshal-dagster position reset`"
         ) from next(iter(self.failed.values()))
 
@@ -298,7 +298,7 @@ class BatchExecution:
         if not hasattr(sink, "verdicts"):
             text = "None" if sink is None else f"a {type(sink).__name__}"
             raise ConfigurationError(
-                f"{function_text(self.spec.sink)}, which must return the sink, returned {text}: return a Sink"
+                f"{function_text(self.spec.sink)} is the option `sink`, but it returned {text}: return a Sink"
             )
         made: Sink = sink
         return made
@@ -314,7 +314,7 @@ class BatchExecution:
         if waited_s + wait_s > longest_s:
             tag_run(self.context, {OUTCOME_TAG: idle.outcome.value})
             raise Failure(f"no batch was processed: {idle.text}", metadata=self._metadata_of(idle.outcome, idle.text))
-        self.context.log.info("waiting for %.1f s: %s", wait_s, idle.text)
+        self.context.log.info("waiting %.1f s for claims of an earlier process of this run: %s", wait_s, idle.text)
         clock = self.claimer.open_delivery(self.context).clock or SystemClock()
         clock.sleep_ms(wait_s * 1_000)
         return wait_s
@@ -374,9 +374,9 @@ class BatchExecution:
             return limit
         if mean is None:
             return limit
-        by_size = max(1, int(max_bytes / max(mean, 1.0)))  # if all sampled records are empty, later ones may not be
+        by_size = max(1, int(max_bytes / max(mean, 1.0)))  # at least 1 byte, because only the sample may be empty
         self.context.log.info(
-            "an offset of topic %s has about %.0f bytes, so max_bytes=%d is %d offsets",
+            "topic %s has about %.0f bytes per offset, so max_bytes=%d allows %d offsets",
             self.spec.topic,
             mean,
             max_bytes,

@@ -18,7 +18,7 @@ from marshal_dagster.runs.tables import Column, table
 
 
 class ExecutionOutcome(StrEnum):
-    """The outcome of one execution of the op: batches were completed, or the reason why there was none."""
+    """The outcome of one execution of the op: that it completed batches, or why it completed none."""
 
     DONE = "done"
     """At least one batch was completed."""
@@ -49,7 +49,15 @@ class CompletedBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchesResult:
-    """The output of the op, for ops that depend on it."""
+    """The output of the op, for ops that depend on it.
+
+    Example:
+        ```python
+        @op
+        def report(context, result: BatchesResult):
+            context.log.info(f"{result.offsets} offsets in {len(result.batch_ids)} batches, lag {result.lag}")
+        ```
+    """
 
     topic: str
     """The data topic."""
@@ -123,7 +131,7 @@ _COLUMNS: Final[Sequence[Column[PartitionReport]]] = (
     Column(
         "lost",
         "int",
-        "How many offsets, from the start, retention deleted before they were read.",
+        "Number of offsets at the start of the range that retention deleted before they were read.",
         lambda report: report.range.first_readable - report.range.start,
     ),
     Column("state", "string", "What happened to the range."),

@@ -31,8 +31,8 @@ def full_disk_as_abort(group: str, topic: str) -> Iterator[None]:
         if text is None:
             raise
         raise BatchAbortedError(
-            f"group {group!r}, topic {topic!r}: a disk is full or a folder cannot be created ({text}). The batch ended "
-            "and its claims are released: free disk space (Spark's own files are in spark.local.dir), and run again"
+            f"group {group!r}, topic {topic!r}: the batch failed and its claims are released, because a disk is full "
+            f"or a folder cannot be created ({text}). Free disk space (Spark writes to spark.local.dir), and run again"
         ) from None  # otherwise the traceback shows the whole JVM stack
 
 

@@ -22,14 +22,15 @@ def function_text(function: Callable[..., Any]) -> str:
 def check_arguments(function: Callable[..., Any], arguments: Sequence[str]) -> None:
     """Raise `ConfigurationError` unless `function` can be called with these positional arguments.
 
-    Generator and coroutine functions are rejected, because a call of them returns before their body has run.
+    Generator and coroutine functions are rejected, because calling one returns before its body has run.
     """
     wanted = f"({', '.join(arguments)})"
     if not callable(function):
         raise ConfigurationError(f"{function!r} is not a function: pass one that takes {wanted}")
     if inspect.isgeneratorfunction(function):
         raise ConfigurationError(
-            f"{function_text(function)} has a yield: return the result instead, because a run calls the function once"
+            f"{function_text(function)} is a generator, which a run cannot use: return the result instead of yielding "
+            "it"
         )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(

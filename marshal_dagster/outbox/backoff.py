@@ -1,4 +1,4 @@
-"""Waits after a refusal: which ordering keys and topics wait, for how long, and when a row is parked."""
+"""Waits after Kafka refused a row or topic: which keys and topics wait, how long, and when a row is set aside."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +19,12 @@ class HarvestLimits:
 
     Raises:
         ConfigurationError: A limit is out of range.
+
+    Example:
+        ```python
+        limits = HarvestLimits(max_in_flight_records=5_000, max_attempts=10)
+        harvester = Harvester(tables, connection, HarvesterOptions(limits=limits))
+        ```
     """
 
     max_in_flight_records: int = 1_000
@@ -26,24 +32,24 @@ class HarvestLimits:
     max_in_flight_bytes: int = 16_000_000
     """The largest size of a batch in bytes: keys, values and headers together. A larger row is a batch of its own."""
     max_attempts: int = 5
-    """The number of attempts to publish a row before it is parked."""
+    """The number of attempts to publish a row before it is set aside."""
     topic_patience_s: float = 30.0
-    """The shortest time, in seconds, to wait for a topic that cannot be written to before its rows are parked.
+    """The shortest time, in seconds, to wait for a topic that cannot be written to before its rows are set aside.
 
-    It gives a topic time that is just being created.
+    A topic that is being created needs this time.
     """
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` if a limit is out of range."""
         for name in ("max_in_flight_records", "max_in_flight_bytes", "max_attempts"):
             if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}: {getattr(self, name)}; give at least 1")
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.max_in_flight_records > MOST_IN_FLIGHT_RECORDS:
             raise ConfigurationError(
-                f"max_in_flight_records: {self.max_in_flight_records}; give 1 to {MOST_IN_FLIGHT_RECORDS}"
+                f"max_in_flight_records is {self.max_in_flight_records}; it must be from 1 to {MOST_IN_FLIGHT_RECORDS}"
             )
         if not 0 <= self.topic_patience_s < math.inf:
-            raise ConfigurationError(f"topic_patience_s: {self.topic_patience_s}; give 0 or more")
+            raise ConfigurationError(f"topic_patience_s is {self.topic_patience_s}; it must be 0 or more")
 
 
 @dataclass(slots=True)
@@ -53,7 +59,7 @@ class _Refusal:
     until_ms: float
     reason: str
     is_given_up: bool = False
-    """Only for a topic: whether its rows are parked. That is decided when the topic is refused, and not later."""
+    """Only for a topic: whether its rows are set aside. This is decided when the topic is refused, not later."""
 
 
 class RefusalBackoff:
@@ -81,7 +87,7 @@ class RefusalBackoff:
         return [lane for lane, hold in self._lanes.items() if hold.until_ms > self._turn_ms]
 
     def topics(self) -> list[str]:
-        """Return the topics that wait, without those whose rows are being parked."""
+        """Return the topics that wait, without those whose rows are being set aside."""
         return [topic for topic, hold in self._topics.items() if hold.until_ms > self._turn_ms and not hold.is_given_up]
 
     def is_open(self, row: Row) -> bool:
@@ -90,7 +96,7 @@ class RefusalBackoff:
         return all(hold is None or hold.until_ms <= self._turn_ms for hold in holds)
 
     def refuse(self, row: Row, reason: str) -> Parked | None:
-        """Count a refusal of a row; return the row if it must be parked now, so that its key no longer waits."""
+        """Count a refusal of a row; return the row if it must be set aside now, so that its key no longer waits."""
         lane = OrderingKey.of(row)
         hold = self._again(self._lanes.get(lane), reason)
         if hold.tries < self._max_attempts:
@@ -116,7 +122,7 @@ class RefusalBackoff:
         return hold is not None and hold.until_ms > self._turn_ms
 
     def to_park(self, rows: Sequence[Row]) -> list[Parked]:
-        """Return the rows that must be parked because their topic was refused too often."""
+        """Return the rows that must be set aside because their topic was refused too often."""
         return [
             Parked(RowReference.of(row), f"{hold.reason} (tried {hold.tries} times)")
             for row in rows
@@ -124,7 +130,7 @@ class RefusalBackoff:
         ]
 
     def reset_topic_waits(self) -> None:
-        """Check topics again before more of their rows are parked, because some rows could not be parked."""
+        """Check topics again before more of their rows are set aside, because some rows could not be."""
         for hold in self._topics.values():
             hold.is_given_up = False
 

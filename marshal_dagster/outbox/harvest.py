@@ -38,7 +38,7 @@ class HarvestCounts:
     published: int = 0
     """Published rows that it deleted. This includes rows that an earlier session had published but not deleted."""
     parked: int = 0
-    """Rows that it parked."""
+    """Rows that it set aside."""
     refused: int = 0
     """Refusals of rows and topics."""
     sessions: int = 0
@@ -153,7 +153,7 @@ class Harvest:
             if not self._leads():
                 raise LeadershipLostError
             if self._done.rows or self._parked or self._is_checking:
-                # A row is parked before later rows of its key are published.
+                # A row is set aside before later rows of its key are published.
                 self._turn(0)
             try:
                 self._publisher.publish(batch)

@@ -37,7 +37,7 @@ _SAFE_COPIES: Final = 3
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _HAND_OVER_AFTER_S: Final = 10.0
-"""After failing for this long, a leader steps down, because another process may reach what it cannot reach."""
+"""After failing for this long, a leader steps down, because another process may reach the services."""
 _ASIDE_S: Final = 10.0
 _LOOK_AT_ENDS_S: Final = 10.0
 _DRAIN_PATIENCE_S: Final = 300.0
@@ -46,7 +46,14 @@ _STOPPED_WITHIN_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OutboxTopics:
-    """The two topics that the harvesters of an outbox use among themselves."""
+    """The two topics by which the harvesters of an outbox coordinate.
+
+    Example:
+        ```python
+        registration = OutboxTables(Database(dsn)).create()
+        OutboxTopics.of(registration.uid).create(connection)
+        ```
+    """
 
     leader: str
     """The topic by which a leader is elected."""
@@ -140,7 +147,7 @@ class Harvester:
 
     @property
     def idle_s(self) -> float:
-        """How long the harvester's thread has done nothing, in seconds. After a minute another harvester leads."""
+        """How long the harvester's thread has done nothing, in seconds. After a minute it loses the leadership."""
         return time.monotonic() - self._alive_at_s
 
     def health(self, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
@@ -153,7 +160,7 @@ class Harvester:
             A report of JSON values. `healthy` is false if the thread hangs or the harvester has failed for too long.
             `outbox` is the outbox's name, and `role` is `leader` or `standby`. `failure` is the text of the present
             failure, or None. `failing_s` is how long it has failed, and `idle_s` how long its thread has done nothing,
-            in seconds. `published`, `parked` and `sessions` are counts since the start.
+            in seconds. `published`, `parked` (rows set aside) and `sessions` are counts since the start.
         """
         idle_s, failing_s, failure = self.idle_s, self.failing_s, self.failure
         return {
@@ -188,7 +195,7 @@ class Harvester:
         self._stand(self._look_up(), lambda: False)
 
     def drain(self, patience_s: float = _DRAIN_PATIENCE_S) -> int:
-        """Harvest until all rows that exist now are published or parked, by this harvester or another leader.
+        """Harvest until all rows that exist now are published or set aside, by this harvester or another leader.
 
         Args:
             patience_s: After failing for this long, in seconds, the error is raised.

@@ -77,7 +77,7 @@ class PublishedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A row to park, with the reason."""
+    """A row to set aside, with the reason."""
 
     row: RowReference
     reason: str
@@ -85,12 +85,12 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class BatchTransaction:
-    """The work of one database transaction: delete published rows, park rows, and take the next rows."""
+    """The work of one database transaction: delete published rows, set rows aside, and take the next rows."""
 
     done: PublishedBatch = field(default_factory=PublishedBatch)
     """The published rows to delete."""
     parked: Collection[Parked] = ()
-    """The rows to park."""
+    """The rows to set aside."""
     limit: int = 0
     """The largest number of rows to take."""
     limit_bytes: int = 1
@@ -109,7 +109,7 @@ class TransactionResult(NamedTuple):
     struck: int = 0
     """The number of rows deleted."""
     parked: int = 0
-    """The number of rows parked."""
+    """The number of rows set aside."""
 
 
 class SessionSupersededError(MarshalError):
@@ -152,7 +152,7 @@ class Store(Protocol):
     def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
         """Carry out a `BatchTransaction` in one transaction of the database.
 
-        A row is not parked if a different row with the same id is parked already.
+        A row is not set aside if a different row with the same id already is.
 
         Raises `SessionSupersededError`, without any change, if a later session has started.
         """

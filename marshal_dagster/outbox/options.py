@@ -30,14 +30,14 @@ class HarvesterOptions:
     poll_interval_s: float = 0.1
     """How often the harvester looks for rows, in seconds, if the database does not notify it."""
     transaction_timeout_s: float = 10.0
-    """After this time, in seconds, the brokers abort the transaction of a harvester that is gone.
+    """After this time, in seconds, the brokers abort the open transaction of a harvester that died.
 
-    Until then, consumers wait for it.
+    Until then, `read_committed` consumers wait for the transaction.
     """
     partitioner: Partitioner | str = Partitioner.MURMUR2_RANDOM
-    """How the partition of a key is chosen, as librdkafka names it; by default as Kafka's Java clients do.
+    """The librdkafka partitioner, which chooses the partition of a key; the default is that of Kafka's Java clients.
 
-    All harvesters of an outbox need the same one, because a key whose partition changes loses its order.
+    All harvesters of an outbox need the same one: if the partition of a key changes, its records lose their order.
     """
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class HarvesterOptions:
         Partitioner.of(self.partitioner)
         for name in ("poll_interval_s", "transaction_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(f"{name}: {getattr(self, name)}; give a time above 0")
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be above 0")
 
 
 DEFAULT_OPTIONS: Final = HarvesterOptions()

@@ -155,7 +155,7 @@ class KafkaPublisher:
             self._end()
             self._known.clear()
             self._raise_for_topic(rows, error)
-            raise BatchUnsettledError(f"a batch was not published and is retried: {error}") from None
+            raise BatchUnsettledError(f"a batch of outbox rows was not published; it is retried: {error}") from None
         except BaseException:
             self._end()
             raise
@@ -176,7 +176,7 @@ class KafkaPublisher:
             raise PublisherFencedError(str(fenced)) from None
         except (MarshalError, RecordRejectedError) as error:
             self._end()
-            raise BatchUnsettledError(f"whether a batch was published is unknown and is checked: {error}") from None
+            raise BatchUnsettledError(f"it is unknown whether rows were published: {error}") from None
         except BaseException:
             self._end()
             raise

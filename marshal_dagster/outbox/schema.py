@@ -1,4 +1,4 @@
-"""The outbox's tables in PostgreSQL: created and upgraded to the present version, and connections to them."""
+"""The outbox's tables in PostgreSQL: code that creates, upgrades and checks them, and connections to them."""
 
 import uuid
 from collections.abc import Iterator
@@ -108,9 +108,11 @@ class OutboxRegistration:
 def tables_to_write(name: str, schema: str, max_bytes: int) -> "OutboxTables":
     """Return the tables for a writer of rows of at most `max_bytes`. Raises `ConfigurationError`."""
     if not 0 < max_bytes <= LARGEST_MAX_BYTES:
-        raise ConfigurationError(f"max_bytes: {max_bytes}; give 1 to {LARGEST_MAX_BYTES}")
+        raise ConfigurationError(f"max_bytes is {max_bytes}; it must be from 1 to {LARGEST_MAX_BYTES}")
     if name == REGISTRY:
-        raise ConfigurationError(f"name: {name!r} is the table that lists the outboxes; give another name")
+        raise ConfigurationError(
+            f"{name!r} cannot be the name of an outbox: the table that lists the outboxes has it. Use another name"
+        )
     return OutboxTables(Database(""), name, schema)
 
 
@@ -139,6 +141,7 @@ class OutboxTables:
         check_name("schema", schema)
         self.name, self.schema = name, schema
         self.database = database
+        """The database with the tables."""
 
     @property
     def channel(self) -> str:
@@ -250,7 +253,9 @@ class OutboxTables:
         if isinstance(error, errors.UndefinedTable):
             return self.missing()
         if isinstance(error, errors.InsufficientPrivilege):
-            return ConfigurationError(f"outbox {self.name!r}: {said}; grant the missing right to this role")
+            return ConfigurationError(
+                f"outbox {self.name!r}: PostgreSQL refused an operation: {said}; grant the missing right to this role"
+            )
         # A server that is read-only or has ended the transaction raises internal errors.
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError):
             return UnavailableError(

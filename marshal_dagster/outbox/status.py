@@ -1,4 +1,4 @@
-"""The content of an outbox, for operators: how many rows wait, and the parked rows, to list, retry or delete."""
+"""The content of an outbox, for operators: the number of rows that wait, and the rows that are set aside."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,14 @@ _BACK: Final[LiteralString] = """
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """The status of an outbox."""
+    """The status of an outbox, as `OutboxResource.status` returns it.
+
+    Example:
+        ```python
+        status = outbox.status()
+        print(status.rows, status.oldest_age_s, status.parked)
+        ```
+    """
 
     registration: OutboxRegistration
     """The outbox's entry in the registry, with the last harvester."""
@@ -34,14 +41,17 @@ class OutboxStatus:
     oldest_age_s: float | None
     """The age of the row with the lowest id among them, in seconds; None if no row waits."""
     parked: int
-    """The number of parked rows."""
+    """The number of rows that are set aside because they cannot be published."""
     led_since: datetime | None
     """When the last harvesting session started; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedRow:
-    """A parked row: the harvester could not publish it, and moved it to a second table."""
+    """A row that is set aside: the harvester could not publish it, and moved it to a second table.
+
+    `OutboxInspector.parked` returns these rows.
+    """
 
     id: int
     """The row's id."""
@@ -54,11 +64,11 @@ class ParkedRow:
     reason: str
     """Why it could not be published."""
     parked_at: datetime
-    """When it was parked."""
+    """When it was set aside."""
 
 
 class OutboxInspector(OutboxConnection):
-    """The status of an outbox, and its parked rows to list, retry and delete, over one connection. Not thread-safe.
+    """Reads the status of an outbox, and lists, retries and deletes rows that are set aside. Not thread-safe.
 
     Each method raises `ConfigurationError` or `UnavailableError` if the database refuses or does not answer.
     """
@@ -92,7 +102,7 @@ class OutboxInspector(OutboxConnection):
         return found is not None and not found[0]
 
     def parked(self, limit: int = 100, ids: Sequence[int] | None = None) -> list[ParkedRow]:
-        """Return at most `limit` parked rows, sorted by id; with `ids`, only those."""
+        """Return at most `limit` rows that are set aside, sorted by id; with `ids`, only those."""
         with self._asking() as connection:
             found = connection.execute(
                 self._tables.named(
@@ -104,21 +114,21 @@ class OutboxInspector(OutboxConnection):
             return [ParkedRow(*row) for row in found]
 
     def retry(self, ids: Sequence[int] | None) -> list[int]:
-        """Move parked rows back to be published, those with `ids` or all (None); return the ids of moved rows.
+        """Move rows that are set aside back into the outbox, those with `ids` or all (None); return their ids.
 
-        They are published after rows of their keys that were published meanwhile.
+        Later rows of their keys may have been published in the meantime, so the order of a key can be lost.
         """
         with self._asking() as connection:
             found = connection.execute(self._tables.named(_BACK), (list(ids or ()), ids is None)).fetchall()
             lost = sum(not is_back for _, is_back in found)
             if lost:
                 raise self._tables.hindered(
-                    f"{lost} of {len(found)} rows that were to be put back would be lost", "skips the insert"
+                    f"{lost} of the {len(found)} rows to retry would be lost", "skips the insert"
                 )
             return [number for number, _ in found]
 
     def drop(self, ids: Sequence[int]) -> list[int]:
-        """Delete parked rows by id; return the ids of deleted rows."""
+        """Delete rows that are set aside, by id; return the ids of deleted rows."""
         with self._asking() as connection:
             found = connection.execute(
                 self._tables.named("DELETE FROM {parked} WHERE id = ANY(%s) RETURNING id"), (list(ids),)

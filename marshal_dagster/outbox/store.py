@@ -1,4 +1,4 @@
-"""The PostgreSQL side of a harvester: takes rows, deletes published ones and parks others, in one transaction."""
+"""The PostgreSQL side of a harvester: takes rows, deletes published rows and sets others aside, in one transaction."""
 
 import os
 import socket
@@ -33,13 +33,13 @@ sometimes read and sort the whole table, including dead rows, instead of using t
 """
 
 _ANSWER_TIMEOUT_S: Final = 15.0
-"""How long a leader waits for an answer over a network that delivers nothing."""
+"""How long, in seconds, a leader waits for an answer of PostgreSQL before it gives up the connection."""
 
 _CREATED_US: Final[LiteralString] = "least(extract(epoch FROM create_time) * 1000000, 9223372036854775807)::bigint"
 """SQL for when a row was written, in Unix microseconds. Times after the year 294246 do not fit into a bigint."""
 
 _IS_MEANT: Final[LiteralString] = "r.id = w.id AND {created_us} BETWEEN w.created_from_us AND w.created_until_us"
-"""SQL condition for deleting or parking a row: it is the row that a `RowReference` identifies."""
+"""SQL condition for deleting a row or setting it aside: it is the row that a `RowReference` identifies."""
 
 _TAKE: Final[LiteralString] = """
     SELECT id, topic, key, value, header_keys, header_values, {created_us} FROM (
@@ -88,11 +88,11 @@ _PARK: Final[LiteralString] = """
     SELECT (SELECT count(*) FROM kept), (SELECT count(*) FROM gone WHERE id NOT IN (SELECT id FROM kept)
         AND NOT EXISTS (SELECT FROM {parked} AS p WHERE p.id = gone.id))
     """
-"""SQL that parks rows. It returns the number of parked rows, and the number of rows that are in neither table.
+"""SQL that sets rows aside. It returns the number of these rows, and the number of rows that are in neither table.
 
-A row that is parked already was copied back by hand. It is deleted from the outbox, and its first reason stays: the
-harvester has no right to change it. If a different row with the same id is parked, the row waits, so that neither is
-lost.
+A row that is set aside already was copied back by hand. It is deleted from the outbox, and its first reason stays: the
+harvester has no right to change it. If a different row with the same id is set aside, the row waits, so that neither
+is lost.
 """
 
 
@@ -176,7 +176,7 @@ class PostgresStore(OutboxConnection):
         set_aside, lost = (0, 0) if parking is None else parking.fetchone() or (0, 0)
         if lost:
             connection.rollback()
-            raise self._tables.hindered(f"{lost} rows that were to be parked would be lost", "skips the insert")
+            raise self._tables.hindered(f"{lost} rows to set aside would be lost", "skips the insert")
         taken = [] if rows is None else [_row(found) for found in rows]
         connection.commit()
         return TransactionResult(taken, _count(struck), set_aside)

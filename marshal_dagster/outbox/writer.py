@@ -1,4 +1,4 @@
-"""The writer of an outbox's rows, which works in the database transaction of its caller."""
+"""Writing rows into an outbox, in the database transaction of the caller."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,9 +76,9 @@ class Outbox:
         return f"Outbox({self._tables.name!r}, schema={self._tables.schema!r})"
 
     def stash(self, connection: "psycopg.Connection[Any]", records: Iterable[OutboxRecord]) -> int:
-        """Write records, in this order, in the present transaction of a psycopg connection.
+        """Write records, in this order, in the current transaction of a psycopg connection.
 
-        Use a transaction. A connection in autocommit mode commits each thousand records on its own.
+        Do not use autocommit mode: each batch of 1,000 records is then committed separately.
 
         Args:
             connection: A connection of psycopg 3.
@@ -153,7 +153,9 @@ class Outbox:
 
     def _batches(self, records: Iterable[OutboxRecord]) -> Iterator[list[tuple[Any, ...]]]:
         if isinstance(records, OutboxRecord):
-            raise ConfigurationError("records: a single OutboxRecord; give a sequence of them, such as [record]")
+            raise ConfigurationError(
+                "records is a single OutboxRecord; it must be a sequence of them, such as [record]"
+            )
         rows = (self._row(record) for record in records)
         while batch := list(islice(rows, _ROWS_AT_ONCE)):
             yield batch
@@ -161,9 +163,11 @@ class Outbox:
     def _row(self, record: OutboxRecord) -> tuple[Any, ...]:
         """Return a record's columns. Raises `ConfigurationError`."""
         if not isinstance(record, OutboxRecord):
-            raise ConfigurationError(f"records: {type(record).__name__}; give OutboxRecord objects")
+            raise ConfigurationError(
+                f"records has an entry of type {type(record).__name__}; each must be an OutboxRecord"
+            )
         if not isinstance(record.topic, str):
-            raise ConfigurationError(f"topic: {type(record.topic).__name__}; give text")
+            raise ConfigurationError(f"topic is of type {type(record.topic).__name__}; it must be text")
         require_topic_name("topic", record.topic)
         key, value = _bytes("key", record.key), _bytes("value", record.value)
         headers = _headers(record.headers)
@@ -186,14 +190,18 @@ def _headers(given: object) -> list[tuple[str, bytes | None]]:
     if isinstance(given, Mapping):
         given = given.items()
     if not isinstance(given, Iterable) or isinstance(given, str | bytes):
-        raise ConfigurationError(f"headers: {type(given).__name__}; give a mapping, or pairs of name and content")
+        raise ConfigurationError(
+            f"headers is of type {type(given).__name__}; it must be a mapping, or pairs of name and content"
+        )
     headers = []
     for pair in given:
         if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004 - a pair has two
-            raise ConfigurationError(f"headers: {type(pair).__name__}; give pairs of name and content")
+            raise ConfigurationError(
+                f"headers has an entry of type {type(pair).__name__}; each must be a pair of name and content"
+            )
         name, content = pair
         if not isinstance(name, str):
-            raise ConfigurationError(f"headers: a name is of type {type(name).__name__}; give text")
+            raise ConfigurationError(f"headers has a name of type {type(name).__name__}; it must be text")
         if "\0" in name:
             raise ConfigurationError(
                 f"headers: the name {name!r} has a NUL character, which text in PostgreSQL cannot contain; remove it"
@@ -208,7 +216,7 @@ def _bytes(what: str, given: object) -> bytes | None:
         return given
     if isinstance(given, str):
         return _encoded(what, given)
-    raise ConfigurationError(f"{what}: {type(given).__name__}; give bytes, text or None")
+    raise ConfigurationError(f"{what} is of type {type(given).__name__}; it must be bytes, text or None")
 
 
 def _encoded(what: str, text: str) -> bytes:

@@ -1,6 +1,6 @@
-"""The resource that claims partitions for ops and assets, and acts on a group for jobs and sensors.
+"""The resource that claims partitions for ops and assets. Jobs and sensors use it to act on the group.
 
-Building a resource opens no connection. The first use opens the connections that it needs.
+Creating a resource opens no connection. The first use opens the connections that it needs.
 """
 
 import logging
@@ -92,7 +92,7 @@ class Revocation:
     problem: str = ""
     """Why some claims were not revoked; empty if all were."""
     awaited: "Mapping[DataPartitionId, Key]" = dataclass_field(default_factory=dict)
-    """The keys that the runs hold in a group shared with Go consumers: they are not revoked, but become stale."""
+    """The keys that the runs hold in a group shared with Go consumers. They are not revoked; they become stale."""
 
     @property
     def taken(self) -> "Mapping[DataPartitionId, Key]":
@@ -104,10 +104,10 @@ class ClaimerResource(CoordinationResource):
     """Claims partitions for a run and returns claimed batches, for ops and assets.
 
     Four fields must be equal in all members of a group: `heartbeat_interval_s`, `delivery`, `rule_set` and
-    `claim_ranges`. They are written into the coordination log at the first claim of the group. A member with other
-    values claims nothing and raises `SettingsMismatchError`, which names the difference.
+    `claim_ranges`. The group's first claim writes them into the coordination log. A member with other values claims
+    nothing and raises `SettingsMismatchError`, which names the difference.
 
-    Building a resource with an invalid field raises `ConfigurationError`.
+    An invalid field raises `ConfigurationError` when the resource is created.
 
     Example:
         ```python
@@ -195,13 +195,17 @@ class ClaimerResource(CoordinationResource):
             return self
         if self.heartbeat_interval_s * 1_000 != GO_HEARTBEAT_INTERVAL_MS:
             raise ConfigurationError(
-                f"heartbeat_interval_s is {self.heartbeat_interval_s:g}; with rule_set 'go' it must be 60"
+                f"group {self.group!r}: heartbeat_interval_s is {self.heartbeat_interval_s:g}; with rule_set 'go' it "
+                "must be 60"
             )
         if DeliveryMode(self.delivery) is not DeliveryMode.AT_LEAST_ONCE:
-            raise ConfigurationError(f"delivery is {self.delivery}; with rule_set 'go' only at_least_once is possible")
+            raise ConfigurationError(
+                f"group {self.group!r}: delivery is {self.delivery}; with rule_set 'go' it must be at_least_once"
+            )
         if self.claim_ranges:
             raise ConfigurationError(
-                "claim_ranges does not work with rule_set 'go': Go consumers do not see claims of ranges"
+                f"group {self.group!r}: claim_ranges does not work with rule_set 'go', because Go consumers do not see "
+                "claims of ranges: remove claim_ranges"
             )
         return self
 
@@ -272,6 +276,14 @@ class ClaimerResource(CoordinationResource):
 
         Raises:
             MarshalError: As in `claimed_batch`.
+
+        Example:
+            ```python
+            for claimed in claimer.batches(context, topic="orders", max_batches=10):
+                with claimed as batch:
+                    if not batch.idle:
+                        send_somewhere(batch.read(spark))
+            ```
         """
         request = _request(options)
         return self.open_delivery(context).batches(request, sink, max_batches=max_batches, time_budget_s=time_budget_s)
@@ -310,9 +322,8 @@ class ClaimerResource(CoordinationResource):
     def revoke_runs(self, run_ids: Collection[str]) -> "Revocation":
         """Revoke the claims of ended runs (protocol.md, section 6, "Revoke").
 
-        Processes of the runs that are still alive are fenced. Records that are not acknowledged are appended again, at
-        most three times and within the timeout of the connection. In a group that Go consumers share nothing is
-        revoked.
+        If processes of the runs are still alive, they are fenced. Records that are not acknowledged are retried, up to
+        three attempts within the timeout of the connection. In a group that Go consumers share, nothing is revoked.
 
         Args:
             run_ids: The ids of the runs.
@@ -347,13 +358,12 @@ class ClaimerResource(CoordinationResource):
         if revocation.kept is None:
             raise UnavailableError(
                 f"the claims of run {', '.join(sorted(run_ids))} in group {self.group!r} could not be revoked: "
-                f"{revocation.problem}. They become stale within {2 * self.heartbeat_interval_s:g} s of the last "
-                "heartbeat"
+                f"{revocation.problem}. They become stale {2 * self.heartbeat_interval_s:g} s after the last heartbeat"
             )
         return revocation
 
     def open_log(self, interval_ms: int) -> "Rationalizer":
-        """Open a reader of the whole coordination log, with which members can write too.
+        """Open a reader of the whole coordination log, through which members can also write.
 
         Args:
             interval_ms: The heartbeat interval of these members, in ms.
@@ -418,7 +428,7 @@ class ClaimerResource(CoordinationResource):
     def _held_by(
         self, run_ids: Collection[str]
     ) -> "tuple[dict[DataPartitionId, Key], dict[DataPartitionId, Key], int]":
-        """Return copies of the keys of which the runs hold something, and the number of coordination partitions.
+        """Return copies of the keys in which the runs hold claims, and the number of coordination partitions.
 
         The first mapping has the keys that can be revoked, the second those of a group that Go consumers share. The
         copies contain only the claims of these runs.
@@ -537,7 +547,9 @@ class ClaimerResource(CoordinationResource):
                 described = asked.describe(self.coordination_topic)
                 problems = require_safe(asked, described, allow_unsafe=self.allow_unsafe_topic)
             except AuthorizationError as missing:
-                logger.warning("the settings of the coordination topic are not checked: %s", missing)
+                logger.warning(
+                    "the settings of coordination topic %r cannot be checked: %s", self.coordination_topic, missing
+                )
                 return None
         for problem in problems:
             if problem.severity is Severity.DANGER:

@@ -29,7 +29,7 @@ _FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_locatio
 class KafkaConnectionConfig(Config):
     """The address of a Kafka cluster, and how to connect to it, as Dagster config.
 
-    Building one with an invalid field raises `ConfigurationError`.
+    An invalid field raises `ConfigurationError` when the configuration is created.
 
     Example:
         ```python
@@ -148,8 +148,8 @@ class KafkaConnectionConfig(Config):
 def secret_in_code(where: str, field: str) -> ConfigurationError:
     """Return the error for a secret that is written in code."""
     return ConfigurationError(
-        f"{where} is written in the code, so that Dagster would store and show it: put it into an environment variable "
-        f'and pass {field}=EnvVar("ITS_NAME")'
+        f"{where} is written in the code, so Dagster would store and show it: put it into an environment variable and "
+        f'pass {field}=EnvVar("ITS_NAME")'
     )
 
 

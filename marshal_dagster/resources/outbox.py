@@ -32,7 +32,17 @@ if TYPE_CHECKING:
 
 
 class OutboxResource(CheckedResource):
-    """An outbox in a PostgreSQL database, and the Kafka cluster to which its rows are published."""
+    """An outbox in a PostgreSQL database, and the Kafka cluster to which its rows are published.
+
+    Example:
+        ```python
+        resources = {
+            "outbox": OutboxResource(
+                connection=KafkaConnectionConfig(bootstrap_servers="localhost:9092"), dsn=EnvVar("OUTBOX_DSN")
+            )
+        }
+        ```
+    """
 
     connection: KafkaConnectionConfig = Field(description="The Kafka cluster to which the rows are published.")
     dsn: str = Field(
@@ -109,7 +119,7 @@ class OutboxResource(CheckedResource):
         """Return the backlog of the outbox.
 
         Returns:
-            The number of waiting and parked rows, and the age of the oldest.
+            The number of rows that wait, the age of the oldest, and the number of rows that are set aside.
 
         Raises:
             ConfigurationError: A field is invalid.

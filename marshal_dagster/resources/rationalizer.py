@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NOT_AUTHORIZED: Final = "authorization failed"
-"""The text in errors of Kafka's client that a missing right causes."""
+"""The text by which errors of Kafka's client report a missing right."""
 
 
 def require_rights(connection: KafkaConnection, topic: str, *, to_write: bool) -> None:

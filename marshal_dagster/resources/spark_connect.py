@@ -1,4 +1,4 @@
-"""The resource for a session on a Spark Connect server, which is warm before a run starts.
+"""The resource for a session on a Spark Connect server, which already runs when a Dagster run starts.
 
 Ops and assets use it through their option `spark_key`.
 """
@@ -92,7 +92,8 @@ class SparkConnectResource(CheckedResource):
 
         if self.url is not None:
             raise ConfigurationError(
-                "this resource has a url, so it did not start the server: stop the server where it was started"
+                f"this resource has the url {self.url!r}, so it did not start the server: stop the server where it was "
+                "started"
             )
         return ConnectServer(self.folder).stop()
 

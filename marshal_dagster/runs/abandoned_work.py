@@ -21,7 +21,7 @@ from marshal_dagster.runs.names import run_of
 class ExpectedKeyState(Config):
     """The state of a partition when a sensor requested a run for it.
 
-    It serves for comparison. The run does not decide anything by it.
+    The sensor later compares it with the current state. The run does not use it.
     """
 
     partition: int = Field(ge=0, description="The partition of the data topic.")
@@ -72,8 +72,8 @@ class AbandonedPartition:
 def abandoned_partitions(world: World, group: str, topic: str, wall_ms: int) -> list[AbandonedPartition]:
     """Return the partitions of `topic` with a stale owner in `group`, or with an open plan and no live owner.
 
-    Planned ranges without a live owner are included. Ranges that were only claimed are not, because they keep no member
-    from their offsets. The time is the larger of log time and `wall_ms` (unix ms). The answer is advice, like every
+    Planned ranges without a live owner are included. Ranges that were only claimed are not, because other members can
+    claim their offsets. The time is the larger of log time and `wall_ms` (unix ms). The answer is advice, like every
     answer between records (protocol.md, section 2).
     """
     state = world.group_of(group, topic)
@@ -117,12 +117,12 @@ def abandoned_partition(
 
 
 def first_ten(texts: Sequence[object], separator: str = ", ") -> str:
-    """Join the first ten texts, and state how many more there are."""
+    """Join the first ten texts, and append how many more there are."""
     return first_few(texts, MAX_NAMED, separator)
 
 
 def listed(partitions: Sequence[AbandonedPartition]) -> str:
-    """Describe the first ten partitions, and state how many more there are."""
+    """Describe the first ten partitions, and append how many more there are."""
     return first_ten(partitions, "; ")
 
 

@@ -1,6 +1,6 @@
-"""Announcements of at-most-once batches, which a run records before it commits and reads back.
+"""Announcements of at-most-once batches: before a run commits, it records the ranges in Dagster and reads them back.
 
-If the run dies, sensors learn from its announcements which ranges it possibly dropped (protocol.md, section 6, "At most
+If the run dies, sensors find in its announcements which ranges it possibly dropped (protocol.md, section 6, "At most
 once").
 """
 

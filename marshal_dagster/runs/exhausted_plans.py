@@ -46,7 +46,7 @@ def exhausted_plans_metadata(plans: Sequence[OpenPlan]) -> dict[str, Any]:
 
 
 def exhausted_plans_evaluation(asset_key: AssetKey, plans: Sequence[OpenPlan], text: str) -> AssetCheckEvaluation:
-    """Return the evaluation of the check, for the asset's own run, which may have no step for the check."""
+    """Return the evaluation of the check, to be logged by the asset's own run, which may have no step for the check."""
     return AssetCheckEvaluation(
         asset_key=asset_key,
         check_name=EXHAUSTED_PLANS,

@@ -38,8 +38,8 @@ def topic_asset_key(topic: str) -> AssetKey:
 def announcements_key(topic: str) -> AssetKey:
     """Return the asset key under which runs announce ranges before a commit, and report dropped ranges.
 
-    It is not the key of the data topic's asset. Observations without a data version would trigger the automation
-    conditions of assets that wait for new messages.
+    It is not the key of the data topic's asset, because these observations have no data version. They would trigger the
+    automation conditions of assets that wait for new messages.
     """
     return AssetKey(["kafka", topic, "announcements"])
 
@@ -51,7 +51,7 @@ def tag_run(context: "RunContext", tags: Mapping[str, str]) -> None:
 
 
 DEFAULT_INTERVAL_S: Final = 30
-"""How often a sensor is evaluated by default, in seconds."""
+"""The default minimum time between two ticks of a sensor, in seconds."""
 _LOG: Final = logging.getLogger(__name__)
 _NAMED: Final[dict[str, str]] = {}
 """The group or topic from which each sensor name of this process was made."""

@@ -31,8 +31,8 @@ def batches_of_earlier_attempts(
 ) -> list[tuple[str, Mapping[str, MetadataValue[Any]]]]:
     """Return the run id and metadata of each batch that earlier attempts of this step recorded, oldest first.
 
-    Earlier attempts are in this run, also those of an earlier run worker of it, and in the runs that it re-executes.
-    They end at the last run in which the step succeeded, because the batches of that run were part of its output.
+    Earlier attempts are those in this run, including attempts of an earlier run worker, and those in the runs that it
+    re-executes. Runs up to the last one in which the step succeeded do not count, because its output had their batches.
     """
     instance, step_key = context.instance, context.get_step_execution_context().step.key
 

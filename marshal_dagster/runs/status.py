@@ -1,7 +1,7 @@
 """The status of runs by Dagster's storage: ended, queued or alive.
 
-Dagster's information is advice to the protocol. A member may revoke claims or stop its batch early because of it. Only
-the coordination log decides who owns a partition.
+A member may revoke claims or stop its batch early because of what Dagster reports. Who owns a partition is decided by
+the coordination log alone.
 """
 
 import logging
@@ -29,14 +29,14 @@ _ASK_AGAIN_AFTER_S: Final = 1.0
 
 
 class EndedRunDetector:
-    """Decides whether an owner is dead: it is if this Dagster instance has its run, and the run has ended.
+    """Decides whether an owner is dead: this Dagster instance has its run, and the run has ended.
 
-    The owner is not dead if the instance does not have its run, for example because it belongs to another deployment.
-    The answer for an ended run is kept. For an unfinished run Dagster is queried again after a second.
+    An owner whose run is not in this instance, for example one of another deployment, does not count as dead. The
+    answer for an ended run is cached. For an unfinished run Dagster is queried again after a second.
     """
 
     def __init__(self, instance: DagsterInstance) -> None:
-        """Query `instance`."""
+        """Use the run storage of `instance`."""
         self._instance = instance
         self._over: set[str] = set()
         self._asked_s: dict[str, float] = {}
@@ -53,7 +53,11 @@ class EndedRunDetector:
         try:
             run = self._instance.get_run_by_id(run_id)
         except Exception as error:  # noqa: BLE001 - each storage has its own exceptions
-            logger.warning("Dagster's storage did not answer a query about run %s of another member: %s", run_id, error)
+            logger.warning(
+                "Dagster's storage did not answer whether run %s has ended, so its claims are not revoked now: %s",
+                run_id,
+                error,
+            )
             return False
         if run is None or run.status not in FINISHED:
             return False

@@ -8,6 +8,6 @@
 
 Modules with `_` are their helpers: the lag (`_lag_reader`), earlier runs (`_run_history`), ranges that at-most-once
 runs possibly dropped (`_dropped_ranges`), exhausted plans (`_exhausted_plans`) and the cursor (`_cursor`). A tick reads
-new records of the coordination log, queries Dagster for the runs concerned, and ends. It starts no JVM. A sensor's
-conclusions about time are advice: the run that it requests decides by claiming.
+new records of the coordination log, queries Dagster for the runs concerned, and ends. It starts no JVM. A sensor only
+requests runs. Whether a claim is stale is decided when the run claims.
 """

@@ -1,6 +1,6 @@
-"""The cursor of a sensor: its memory from tick to tick.
+"""The cursor of a sensor, which Dagster stores from one tick to the next.
 
-A cursor that another version of this library wrote never stops a sensor.
+A sensor ignores what it cannot read in a cursor, such as one that another version of this library wrote.
 """
 
 import json
@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Cursor(BaseModel):
-    """A sensor's memory as JSON.
+    """The cursor of a sensor, stored as JSON.
 
-    Every field has a safe default: if it is lost, the sensor may repeat a report, but never a run. `version` is
+    Every field has a safe default: if a value is lost, the sensor may repeat a report, but never a run. `version` is
     increased if a field changes its meaning. Added or removed fields need no new version.
     """
 

@@ -1,8 +1,8 @@
 """Detection of ranges that at-most-once runs possibly dropped.
 
 These are ranges that a run announced and committed, but did not record as processed. Announcements are observations in
-Dagster's event log (protocol.md, section 6, "At most once"). So they are found even if other members hold the
-partitions by now. Reports are observations too, so that no sensor repeats the report of another one.
+Dagster's event log (protocol.md, section 6, "At most once"), so they are found even if other members hold the
+partitions now. Reports are observations too, so no sensor repeats the report of another one.
 """
 
 import time
@@ -44,9 +44,9 @@ RUNS_A_TICK: Final = 20
 MOST_WATCHED: Final = 200
 """The maximum number of runs that a sensor watches."""
 TIME_TO_RECORD_S: Final = 60
-"""After this time without a claim, in seconds, an unfinished run counts as vanished.
+"""After this time without a claim, in seconds, an unfinished run counts as dead.
 
-A run records a batch after the batch has ended, so it briefly holds nothing.
+The time is needed because a run records a batch only after it has released the claims of the batch.
 """
 _PAGE: Final = 200
 _MOST_PAGES: Final = 10
@@ -182,13 +182,13 @@ class DroppedRangeWatcher:
     instance: DagsterInstance
     group: str
     looked_at: dict[str, int]
-    """For each data topic, the last observation (Dagster's storage id) that was searched for announcements."""
+    """For each data topic, Dagster's storage id of the last observation that was searched for announcements."""
     looked_at_runs: dict[str, str]
-    """For each data topic, the id of the run of that observation."""
+    """For each data topic, the id of the run that made this observation."""
     watched: dict[str, int]
-    """The ids of runs that announced ranges and are not examined yet.
+    """The runs that announced ranges and are not examined yet, by their ids.
 
-    The value is the time since which the run holds nothing, in unix seconds; 0 if it still holds something.
+    The value is the time at which the run was first seen without a claim, in unix seconds; 0 if it holds a claim.
     """
     given_up: list[str] = field(default_factory=list)
     """The ids of unfinished runs that are no longer watched, because too many newer ones are."""
@@ -237,7 +237,7 @@ class DroppedRangeWatcher:
         return self.instance.fetch_observations(wanted, most, ascending=True).records
 
     def _over(self, view: KeysView) -> list[DagsterRun]:
-        """Return the watched runs that have ended; forget those that Dagster has deleted with their announcements."""
+        """Return the watched runs that have ended. Runs that Dagster has deleted are no longer watched."""
         if not self.watched:
             return []
         known = {run.run_id: run for run in self.instance.get_runs(RunsFilter(run_ids=list(self.watched)))}
@@ -245,7 +245,7 @@ class DroppedRangeWatcher:
         return [known[run_id] for run_id in list(self.watched) if self._is_over(known[run_id], view)]
 
     def _is_over(self, run: DagsterRun, view: KeysView) -> bool:
-        """Return whether the run has ended, by Dagster or by the log, because Dagster may miss that a run died."""
+        """Return whether the run has ended. Besides Dagster the log decides it, because Dagster may miss a dead run."""
         if run.run_id in view.live:
             self.watched[run.run_id] = 0
             return False

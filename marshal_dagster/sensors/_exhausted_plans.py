@@ -38,7 +38,7 @@ _PAGE: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class ExhaustedPlan:
-    """A partition, or a range of one, for which the sensor requests no more runs."""
+    """A partition, or a range of one, for which the sensor requests no more runs. `ExhaustedPlans` lists them."""
 
     partition: int
     """The partition of the data topic."""
@@ -63,7 +63,14 @@ class ExhaustedPlan:
 
 @dataclass(frozen=True, slots=True)
 class ExhaustedPlans:
-    """The exhausted plans of a topic that are new since the last report."""
+    """The exhausted plans of a topic that are new since the last report. An `AlertHook` receives them.
+
+    Example:
+        ```python
+        def page(found: ExhaustedPlans) -> None:
+            send_to_pager(f"topic {found.topic}: partitions {[plan.partition for plan in found.partitions]}")
+        ```
+    """
 
     group: str
     """The group."""
@@ -82,9 +89,9 @@ class ExhaustedPlans:
 class AlertHook(Protocol):
     """The user's function that the stale-claim sensor calls for new exhausted plans.
 
-    The sensor calls it once for each partition, generation and offset. It calls the function again if the function
-    raised, and rarely otherwise. The call is part of a tick, so the function should be quick. An exception is logged
-    and does not fail the tick.
+    The sensor calls it once for each partition, generation and offset. If the function raises, the sensor calls it
+    again at the next tick. In rare cases it repeats a successful call too. The call is part of a tick, so the function
+    should be quick. An exception is logged and does not fail the tick.
 
     Example:
         ```python
@@ -132,7 +139,10 @@ def evaluation(key: AssetCheckKey, group: str, plans: Sequence[ExhaustedPlan]) -
     description = "There are no exhausted plans."
     if plans:
         metadata["given_up"] = table(_COLUMNS, plans[:_MOST_SHOWN])
-        description = f"No more runs are requested for {len(plans)} partitions or ranges: an operator must act."
+        description = (
+            f"The sensor requests no more runs for {len(plans)} partitions or ranges: an operator must act. The table "
+            "shows what to do."
+        )
     return AssetCheckEvaluation(
         asset_key=key.asset_key,
         check_name=key.name,
@@ -162,6 +172,11 @@ def build_exhausted_plans_check(
 
     Raises:
         ConfigurationError: `group` or `topic` is not a valid name.
+
+    Example:
+        ```python
+        check = build_exhausted_plans_check("orders", group="shops")
+        ```
     """
     require_group(group)
     require_topic_name("topic", topic)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of the group in one partition, and what keeps runs from processing it."""
+    """The position of the group in one partition, and why runs may not be able to process the partition."""
 
     offset: int | None
     generation: int
     passed_over: Ranges
-    """Ranges after the offset that no run takes: they are done, or their plan is exhausted."""
+    """Ranges after the offset that no run claims, because they are done or their plan is exhausted."""
     data_topic_id: str | None
     is_claimed: bool
     is_given_up: bool
@@ -51,10 +51,10 @@ class UnreadRecords:
 
 @dataclass(frozen=True, slots=True)
 class TopicLag:
-    """The lag of a topic. All fields except `records` leave out exhausted plans, which need an operator."""
+    """The lag of a topic. `unread`, `old` and `hidden` leave out exhausted plans, which need an operator."""
 
     records: int
-    """The number of all unread records (offsets)."""
+    """The number of all unread records (offsets), including those of exhausted plans."""
     unread: Sequence[UnreadRecords]
     old: Collection[int]
     """The partitions whose oldest unread record is older than the limit, or counts as old; empty without a limit."""
@@ -98,9 +98,9 @@ def read_lag(topics: "Topics", topic: str, positions: GroupPositions, older_than
     """Read the topic's offsets from the broker; return the lag, and the partitions with unread records of that age.
 
     The limit `older_than_ms` is a time in unix ms. The function needs DESCRIBE on the topic, reads no record and joins
-    no consumer group. It looks up the first offset with that time or later: if it is above the first unread offset, an
-    older record is unread. A record with a time in the future makes that look-up useless. Unread records then count as
-    old, because otherwise no run would be requested for them. Raises the errors of `Topics`.
+    no consumer group. It looks up the first offset with that time or later. If this offset is above the first unread
+    one, an older record is unread. A record with a time in the future makes that look-up useless: the unread records
+    then count as old, because otherwise no run would be requested for them. Raises the errors of `Topics`.
     """
     described = topics.describe(topic)
     bounds = topics.offsets(topic, described.partitions)

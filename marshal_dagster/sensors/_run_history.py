@@ -29,12 +29,12 @@ ASKED_AT_TAG: Final = "marshal/asked_at"
 OPEN_RUN_PATIENCE_S: Final = 600.0
 """After this time, in seconds, an unfinished run that claimed nothing and is not queued no longer blocks a new run."""
 FIRST_WAIT_S: Final = 30.0
-"""How long no run is requested after one that failed, changed nothing or could not claim, in seconds.
+"""How long no run is requested after a run that failed, changed nothing or could not claim, in seconds.
 
-The time is doubled with each of these runs.
+Each further run of this kind doubles the time.
 """
 LONGEST_WAIT_S: Final = 3_600.0
-"""The maximum of that time, in seconds."""
+"""The maximum waiting time, in seconds."""
 
 _KEY_LENGTH: Final = 13
 _RUNS_LOOKED_AT: Final = 200
@@ -80,8 +80,8 @@ class PreviousRun:
     def may_still_run(self, left: AbandonedPartition, now_s: float) -> bool:
         """Return whether the run may still process the partition: it has not ended, and shows no sign of being dead.
 
-        Dagster alone cannot decide it, because without run monitoring a run whose host died stays STARTED. A run that
-        claimed the partition and went stale has left another epoch than it expected.
+        Dagster's status alone does not decide it, because without run monitoring a run whose host died stays STARTED.
+        If the run claimed the partition before it died, the epoch has changed, so the run no longer saw the same state.
         """
         return self.status not in FINISHED and self.saw_same_state(left) and may_begin(self.record, now_s)
 
@@ -130,8 +130,8 @@ class PreviousRuns:
     def wait_s(self, left: AbandonedPartition, first_wait_s: float) -> float:
         """Return how many seconds to wait before the next request, because of unsuccessful runs; 0 or less if none.
 
-        The cause of a failure may take time to pass. A run that could not claim may only mean that the sensor's clock
-        is fast.
+        The wait gives the cause of a failure time to pass. It also helps if a run could not claim because the sensor's
+        clock is fast.
         """
         vain = [run.record for run in self._of(left) if run.was_blocked(left) or run.was_futile(left, self.now_s)]
         if not vain:
@@ -149,9 +149,9 @@ class PreviousRuns:
 def next_key(instance: DagsterInstance, digest: str) -> str:
     """Return the last part of the next run key for `digest`: the start of the id of its newest run, or "0".
 
-    Dagster never starts a run whose key is that of an existing run. A key that counts runs would repeat after some of
-    them were deleted, and then no run would start any more. A run with the key returned here would be newer than the
-    newest run. So that run does not exist yet, even if runs were deleted, and the key stays the same until it does.
+    Dagster starts no run whose key an existing run already has. A key that counts runs would repeat after some runs
+    were deleted, and then no run would start any more. The key returned here names the newest run. It changes as soon
+    as a newer run exists, and it was never used before, even if runs were deleted.
     """
     newest = instance.get_run_records(RunsFilter(tags={ASKED_TAG: digest}), limit=1)
     return newest[0].dagster_run.run_id[:_KEY_LENGTH] if newest else "0"

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class MemberCursor(Cursor):
-    """The sensor's memory: the partitions assigned at the last tick, by topic."""
+    """The sensor's cursor: the partitions assigned at the last tick, by topic."""
 
     had: dict[str, list[int]] = Field(default_factory=dict)
 
@@ -70,13 +70,19 @@ def build_group_member_sensor(
         minimum_interval_s: The minimum time between two ticks, in seconds. The member leaves after six intervals
             without a tick, but not before 60 s.
         claimer_key: The key of the `ClaimerResource`, which must have a `member`.
-        default_status: Whether the sensor runs without being started on Dagster's pages.
+        default_status: `RUNNING` starts the sensor with the code location, `STOPPED` leaves that to Dagster's UI.
 
     Returns:
         The sensor, for `Definitions(sensors=[...])`.
 
     Raises:
         ConfigurationError: There is no topic, or `capacity` is below 1.
+
+    Example:
+        ```python
+        claimer = ClaimerResource(connection=connection, group="shops", member="east")
+        sensor = build_group_member_sensor(job, default_status=DefaultSensorStatus.RUNNING)
+        ```
     """
     wanted = list(topics) or ([] if pattern else list(claimed_batch_ops(job)))
     if not wanted and pattern is None:
@@ -117,7 +123,9 @@ def build_group_member_sensor(
 def require_member(claimer: ClaimerResource, key: str) -> str:
     """Return the member's name. Raises `ConfigurationError` if the resource has none."""
     if claimer.member is None:
-        raise ConfigurationError(f"resource {key!r} has no member: set a name for this deployment, such as 'east'")
+        raise ConfigurationError(
+            f"resource {key!r} has no member: set its field `member` to a name for this deployment, such as 'east'"
+        )
     return claimer.member
 
 

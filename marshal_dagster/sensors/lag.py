@@ -47,7 +47,7 @@ _RUNS_LOOKED_AT: Final = 1_000
 
 
 class LagCursor(Cursor):
-    """The sensor's memory from tick to tick. The requested runs are in Dagster's run storage."""
+    """The sensor's cursor. The requested runs are not in it, because Dagster's run storage has them."""
 
     is_draining: bool = False
     """Whether the lag was above an upper threshold, and has not fallen to the lower ones since."""
@@ -84,8 +84,8 @@ def build_lag_sensor(
     """Build a sensor that requests runs of `job` if the lag of `group` in the job's topic is high.
 
     Partitions that no member holds are *unheld*. The sensor starts to request runs if their unread records (offsets)
-    exceed `max_lag_records`, or if the oldest of these records is older than `max_lag_age_s`. It then continues until
-    at most `rearm_records` are unread in the whole topic and none is older than `rearm_s`.
+    exceed `max_lag_records`, or if the oldest of these records is older than `max_lag_age_s`. It continues to request
+    runs until at most `rearm_records` are unread in the whole topic and none is older than `rearm_s`.
 
     A tick never requests more runs than there are unheld partitions with unread records. If runs moved no position, the
     sensor waits before the next request, twice as long each time, up to an hour. It requests nothing while the group is
@@ -107,7 +107,7 @@ def build_lag_sensor(
         allow_missing_topic: Skip a tick if the data topic does not exist. By default the tick fails.
         minimum_interval_s: The minimum time between two ticks, in seconds.
         rationalizer_key: The key of the `RationalizerResource`, which connects to the log and the data topics.
-        default_status: Whether the sensor runs without being started on Dagster's pages.
+        default_status: `RUNNING` starts the sensor with the code location, `STOPPED` leaves that to Dagster's UI.
 
     Returns:
         The sensor, for `Definitions(sensors=[...])`.
@@ -134,7 +134,9 @@ def build_lag_sensor(
     records = _threshold("max_lag_records", max_lag_records, "rearm_records", rearm)
     age_s = _threshold("max_lag_age_s", max_lag_age_s, "rearm_s", rearm_s)
     if records is None and age_s is None:
-        raise ConfigurationError("a lag sensor needs max_lag_records, max_lag_age_s, or both")
+        raise ConfigurationError(
+            f"the lag sensor of group {group!r} has no limit: pass max_lag_records, max_lag_age_s, or both"
+        )
 
     # Dagster also passes resources by keyword if a test calls the sensor directly.
     def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult:

@@ -46,13 +46,18 @@ def build_outbox_backlog_sensor(
         name: The name of the sensor.
         minimum_interval_s: The minimum time between two ticks, in seconds.
         outbox_key: The key of the `OutboxResource`.
-        default_status: Whether the sensor runs without being started on Dagster's pages.
+        default_status: `RUNNING` starts the sensor with the code location, `STOPPED` leaves that to Dagster's UI.
 
     Returns:
         The sensor, for `Definitions(sensors=[...])`.
 
     Raises:
         ConfigurationError: A limit is negative.
+
+    Example:
+        ```python
+        sensor = build_outbox_backlog_sensor(build_outbox_drain_job(), max_backlog_rows=1_000, max_backlog_age_s=60)
+        ```
     """
     if max_backlog_rows < 0 or (max_backlog_age_s is not None and max_backlog_age_s < 0):
         raise ConfigurationError(

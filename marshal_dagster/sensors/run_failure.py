@@ -50,8 +50,8 @@ def build_run_failure_sensors(
     the run are still alive, they are fenced: their next heartbeat or commit is refused. In `at_most_once` the sensors
     also report the ranges that the run possibly dropped.
 
-    In a group that Go consumers share nothing is revoked. There the claims become stale two minutes after the last
-    heartbeat.
+    In a group that Go consumers share, the sensors revoke nothing. There the claims become stale two minutes after the
+    last heartbeat.
 
     The sensors need WRITE on the coordination topic.
 
@@ -63,13 +63,19 @@ def build_run_failure_sensors(
         monitor_all_code_locations: Whether to watch the runs of all code locations.
         minimum_interval_s: The minimum time between two ticks, in seconds.
         claimer_key: The key of the `ClaimerResource`, which connects to the coordination topic.
-        default_status: Whether the sensors run without being started on Dagster's pages.
+        default_status: `RUNNING` starts the sensors with the code location, `STOPPED` leaves that to Dagster's UI.
 
     Returns:
         The sensor for failed runs and the sensor for canceled runs, for `Definitions(sensors=[...])`.
 
     Raises:
         ConfigurationError: `group` is not a valid name.
+
+    Example:
+        ```python
+        sensors = build_run_failure_sensors(group="shops", default_status=DefaultSensorStatus.RUNNING)
+        defs = Definitions(sensors=[*sensors], resources={"claimer": claimer})
+        ```
     """
     require_group(group)
 
@@ -83,7 +89,7 @@ def build_run_failure_sensors(
             run_status=status,
             run_status_sensor_fn=revoke,
             minimum_interval_seconds=minimum_interval_s,
-            description=f"Revokes the claims of {word} runs of group {group!r}, so that others can claim at once.",
+            description=f"Revokes the claims of {word} runs of group {group!r}, so that other runs can claim at once.",
             monitored_jobs=monitored_jobs,
             monitor_all_code_locations=monitor_all_code_locations,
             default_status=default_status,
@@ -96,7 +102,8 @@ def build_run_failure_sensors(
 def _revoke_run(context: RunStatusSensorContext, group: str, claimer: ClaimerResource) -> SensorResult | SkipReason:
     if claimer.group != group:
         raise ConfigurationError(
-            f"the sensor is for group {group!r}, but its claimer is for group {claimer.group!r}: use the same group"
+            f"the sensor is for group {group!r}, but its claimer is for group {claimer.group!r}: pass the claimer's "
+            "group to build_run_failure_sensors, or another claimer_key"
         )
     run_id = context.dagster_run.run_id
     revocation = claimer.revoke_runs([run_id])
@@ -143,14 +150,14 @@ def _revocation_texts(whose: str, revocation: Revocation, claimer: ClaimerResour
     if revocation.kept:
         texts.append(
             f"could not revoke the claims of {whose}: {_described(revocation.kept)}: {revocation.problem}. "
-            f"Unless processes of the run are alive, these claims become stale within "
-            f"{2 * claimer.heartbeat_interval_s:g} s of the last heartbeat"
+            f"They become stale {2 * claimer.heartbeat_interval_s:g} s after the last heartbeat, unless processes of "
+            "the run are alive"
         )
     if revocation.awaited:
         texts.append(
-            f"Go consumers share group {claimer.group!r}, or may because it has no settings, so the claims of {whose} "
-            f"are not revoked: {_described(revocation.awaited)}. They become stale within {_GO_STALE_S:g} s of the "
-            "last heartbeat"
+            f"the claims of {whose} are not revoked, because group {claimer.group!r} is shared with Go consumers or "
+            f"has no settings: {_described(revocation.awaited)}. They become stale {_GO_STALE_S:g} s after the last "
+            "heartbeat"
         )
     return texts
 

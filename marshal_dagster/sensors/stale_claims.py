@@ -85,14 +85,14 @@ class Grouping(StrEnum):
 
 
 class StaleClaimCursor(Cursor):
-    """The sensor's memory from tick to tick. Everything else is in the log and in Dagster's run storage."""
+    """The sensor's cursor. All other state is in the log and in Dagster's run storage."""
 
     reported: dict[str, int] = Field(default_factory=dict)
-    """The epoch of the dead at-most-once owner that was reported last, for each `topic/partition`."""
+    """For each `topic/partition`, the epoch of the dead at-most-once owner that was reported last."""
     looked_at: dict[str, int] = Field(default_factory=dict)
-    """For each topic, the last observation (Dagster's storage id) that was searched for announcements."""
+    """For each topic, Dagster's storage id of the last observation that was searched for announcements."""
     looked_at_runs: dict[str, str] = Field(default_factory=dict)
-    """For each topic, the id of the run of that observation."""
+    """For each topic, the id of the run that made this observation."""
     watched: dict[str, int] = Field(default_factory=dict)
     """At most 200 unfinished runs that announced ranges, see `DroppedRangeWatcher`."""
     checked: dict[str, str] = Field(default_factory=dict)
@@ -155,8 +155,8 @@ def build_stale_claim_sensor(
     Args:
         jobs: One or more jobs of `build_reprocess_job`, for different topics.
         group: The group.
-        name: The name of the sensor (default: `<group>_stale_claims`). In the default name, characters that Dagster
-            does not allow become `_`; if there are others than dashes, a digest follows.
+        name: The name of the sensor (default: `<group>_stale_claims`). In the default name `_` replaces characters that
+            Dagster does not allow. If it replaces any other than dashes, a digest is added.
         grouping: Whether one run is requested for each topic (`topic`) or for each partition (`partition`).
         max_runs_per_tick: The maximum number of runs that a tick requests.
         max_attempts: How often a plan is retried, or how many runs may fail, before an operator must act.
@@ -165,7 +165,7 @@ def build_stale_claim_sensor(
         translator: Defines the key of the topic's asset (default: `kafka/<topic>`), to which the check belongs.
         minimum_interval_s: The minimum time between two ticks, in seconds.
         rationalizer_key: The key of the `RationalizerResource`, which reads the coordination log.
-        default_status: Whether the sensor runs without being started on Dagster's pages.
+        default_status: `RUNNING` starts the sensor with the code location, `STOPPED` leaves that to Dagster's UI.
 
     Returns:
         The sensor, for `Definitions(sensors=[...])`.
@@ -316,7 +316,7 @@ class _Tick:
         cursor.watched = watcher.watched
 
     def _report_dead(self, cursor: StaleClaimCursor, dead: Sequence[AbandonedPartition]) -> None:
-        """Report once, for each dead at-most-once owner, why no run is requested; drops are reported for each run."""
+        """Report once, for each dead at-most-once owner, why no run is requested; `_report_drops` reports the drops."""
         new = [left for left in dead if not cursor.has_reported(left)]
         announced_by: dict[str, set[tuple[str, int, int]]] = {}
         for left in new:
@@ -354,8 +354,9 @@ class _Tick:
     def _bundles(self, wanted: Sequence[AbandonedPartition], previous: PreviousRuns) -> list[list[AbandonedPartition]]:
         """Return the partitions of each run to request.
 
-        A partition with a futile run gets a run of its own, because another partition may have caused the failure. Two
-        ranges of one partition are in different runs, because a batch has one range of a partition.
+        A partition with a failed or futile run gets a run of its own, because another partition may have caused the
+        failure. Two ranges of one partition are in different runs, because a batch has at most one range of a
+        partition.
         """
         together: list[dict[int, AbandonedPartition]] = []
         alone: list[list[AbandonedPartition]] = []
@@ -386,7 +387,11 @@ class _Tick:
             )
             self._give_up(left, len(futile_runs), futile_runs, reason)
         elif (wait_s := previous.wait_s(left, self.retry_wait_s)) > 0:
-            why = "the last run failed or changed nothing" if futile_runs else "the last run found it held or paused"
+            why = (
+                "the last run failed or changed nothing"
+                if futile_runs
+                else "the last run found it held by another member or paused"
+            )
             self._add_reason(f"{left}: {why}, next request in {wait_s:.0f} s")
         else:
             return True

@@ -36,8 +36,8 @@ class OutputGroups:
         """Raise `ConfigurationError` if both options are set."""
         if self.shared_by_groups and self.previous_group is not None:
             raise ConfigurationError(
-                "previous_group: cannot be combined with shared_by_groups, because groups that share an output do not "
-                "follow one another. Give one of the two"
+                f"{self.output}: previous_group cannot be combined with shared_by_groups, because groups that share an "
+                "output do not follow one another. Use one of the two"
             )
 
     def others(self, wanted: ClaimedRange, groups: Collection[str]) -> Sequence[str]:

@@ -29,7 +29,13 @@ _INTEGERS = frozenset({"byte", "short", "integer", "long"})
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """The result of `Sink.write`. The positions of all its ranges, taken or skipped, can be committed."""
+    """The result of `Sink.write`. The positions of all its ranges, taken or skipped, can be committed.
+
+    Example:
+        ```python
+        WriteResult(taken=(ranges[0],), skipped=(ranges[1],), rows={0: 250})
+        ```
+    """
 
     taken: tuple[ClaimedRange, ...]
     """The ranges that this call wrote."""
@@ -46,6 +52,20 @@ class Sink(Protocol):
 
     All ranges of one call belong to one group and one topic, with at most one range per partition. If a method raises,
     each range is either unchanged or completely written. docs/sinks.md, "A sink of your own", has a complete example.
+
+    Example:
+        ```python
+        class MySink:
+            supports_unordered_ranges = False
+
+            def verdicts(self, ranges):
+                return {range_: judge(self.stored_position(range_), range_) for range_ in ranges}
+
+            def can_replace(self, ranges):
+                return "this output cannot replace rows"
+
+            def write(self, frame, ranges, offsets_read, before_commit=lambda: None): ...
+        ```
     """
 
     @property
@@ -134,6 +154,11 @@ def check_columns(schema: "StructType", reserved: Collection[str], *, case_sensi
     Raises:
         ConfigurationError: If the column `partition` is missing, `partition` or `offset` is not an integer or is spelt
             in another case, or a reserved name is used.
+
+    Example:
+        ```python
+        check_columns(frame.schema, {"my_sink_range"})
+        ```
     """
     check_names(schema.names, (PARTITION_COLUMN, OFFSET_COLUMN), case_sensitive=case_sensitive)
     types = {column.name: column.dataType.typeName() for column in schema.fields}
@@ -183,6 +208,12 @@ def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[Claimed
 
     Raises:
         SinkRejectedError: If there are rows of a partition without a range.
+
+    Example:
+        ```python
+        counts = {row["partition"]: row["count"] for row in frame.groupBy("partition").count().collect()}
+        refuse_foreign_rows(counts.keys(), ranges)
+        ```
     """
     foreign = sorted(map(str, set(partitions) - {range_.partition for range_ in ranges}))
     if foreign:
@@ -204,6 +235,11 @@ def checked_after_read(offsets_read: OffsetsRead, before_commit: BeforeCommit) -
 
     Returns:
         A function that returns what `offsets_read` returns, or raises what `before_commit` raises.
+
+    Example:
+        ```python
+        offsets = checked_after_read(offsets_read, before_commit)()  # only if older rows must be replaced
+        ```
     """
 
     def read() -> Mapping[int, Intervals]:
@@ -255,8 +291,8 @@ def position_after(taken: ClaimedRange) -> StoredPosition:
 def newer_version(what: str, version: object, known: int) -> SinkRejectedError:
     """Return the error for data that a newer version of marshal-dagster has written."""
     return SinkRejectedError(
-        f"{what} has version {version}, this marshal-dagster knows {known}. Run a version that is at least as new as "
-        "the output's last writer"
+        f"{what} has version {version}, but this marshal-dagster supports only {known}. Run a version that is at least "
+        "as new as the output's last writer"
     )
 
 

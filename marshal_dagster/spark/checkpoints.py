@@ -64,9 +64,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     if len(lines) <= _HEAD_LINES:
-        raise ConfigurationError(f"{path} is truncated: it names no source")
+        raise ConfigurationError(
+            f"checkpoint file {path} is truncated: it has no source. Use another checkpoint, or set the position"
+        )
     if lines[0] != _VERSION:
-        raise ConfigurationError(f"{path} has version {lines[0]!r}, but only {_VERSION!r} is supported")
+        raise ConfigurationError(
+            f"checkpoint file {path} has version {lines[0]!r}, but only {_VERSION!r} is supported: set the position "
+            "yourself"
+        )
     later = max(begun)
     sources = tuple(_source(line, path) for line in lines[_HEAD_LINES:])
     return Checkpoint(folder, batch, later if later > batch else None, sources)
@@ -92,7 +97,8 @@ def _source(line: str, path: Path) -> SourceOffsets | None:
     negative = [f"{topic}/{number}" for topic, offsets in source.items() for number, at in offsets.items() if at < 0]
     if negative:
         raise ConfigurationError(
-            f"{path} has no offset for {', '.join(negative)}, only a marker for the start or the end"
+            f"{path} has no offset for {', '.join(negative)}, only a marker for the start or the end: set the position "
+            "of these partitions yourself"
         )
     return source
 

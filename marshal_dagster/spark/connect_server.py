@@ -1,4 +1,4 @@
-"""A Spark Connect server on this machine, which stays warm between runs.
+"""A Spark Connect server on this machine, which keeps running between runs, so they need not start a JVM.
 
 `SparkConnectResource` starts and stops it. Its folder has `server.json` (process, port and token, readable only by this
 user), the settings with which it was started, and its output: `server.log`, and `previous.log` of the server before.
@@ -126,7 +126,9 @@ class ConnectServer:
         deadline = time.monotonic() + _READY_WITHIN_S
         while not processes.listens(server.process, server.port):
             if not processes.is_alive(server.process):
-                raise UnavailableError(f"the Spark Connect server ended while it started: see {self._log}")
+                raise UnavailableError(
+                    f"the Spark Connect server ended during its start: its log {self._log} shows why"
+                )
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"the Spark Connect server did not answer within {_READY_WITHIN_S:g} s: see "

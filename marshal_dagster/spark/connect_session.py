@@ -85,5 +85,5 @@ def _target(url: str) -> tuple[str, int]:
         return host.strip("[]"), int(port)
     except Exception as error:
         raise ConfigurationError(
-            f"url: {url.partition(';')[0]!r} is not the URL of a server; use sc://host:port"
+            f"url is {url.partition(';')[0]!r}; it must be the URL of a Spark Connect server: sc://host:port"
         ) from error

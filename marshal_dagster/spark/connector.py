@@ -1,8 +1,8 @@
 """Download of the jars of Spark's Kafka connector.
 
-Spark can fetch them itself at each start (`spark.jars.packages`). That costs almost a second and forty lines of output
-each time. Two sessions that start at once with an empty cache may damage each other's download. So this module
-downloads the jars under a lock, and sessions get the files.
+Spark can fetch them itself at each start (`spark.jars.packages`), which takes almost a second and prints forty lines.
+If two sessions start at once with an empty cache, they may damage each other's download. Therefore this module
+downloads the jars under a lock, and sessions use the files.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Passing secrets to another process of the same user through a named pipe (FIFO), so they are never on a disk.
+"""Pass secrets to another process of the same user through a named pipe (FIFO), so they are never written to disk.
 
-A reader may first get the rest of a message that another reader left in the pipe. So each message has its length and a
-mark at both ends, and the writer repeats it until the reader has received a complete one.
+A reader may first receive the rest of a message that another reader left in the pipe. Therefore each message has its
+length and a mark at both ends, and the writer repeats it until a reader has received a complete message.
 """
 
 import contextlib

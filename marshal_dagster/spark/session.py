@@ -126,6 +126,11 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
     Raises:
         ConfigurationError: There is no suitable Java, or the session is not Spark 4.0 with the Kafka connector.
         UnavailableError: The connector cannot be downloaded, or Spark does not start.
+
+    Example:
+        ```python
+        session = start_session(spark_settings(app_name="shops"))
+        ```
     """
     from pyspark.sql import SparkSession
 
@@ -141,7 +146,9 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
     try:
         session = builder.getOrCreate()
     except Exception as error:  # PySpark, Py4J and the operating system have their own types
-        raise UnavailableError(f"Spark does not start: {first_line(error)}") from error
+        raise UnavailableError(
+            f"Spark does not start: {first_line(error)}. Check the settings of the session and its Java"
+        ) from error
     check_session(session)
     return session
 
@@ -263,11 +270,11 @@ def runs_tasks_once(spark: "SparkSession") -> bool:
 
 
 def shares_consumers(spark: "SparkSession") -> bool:
-    """Return whether a read may use the consumers of the read before.
+    """Return whether a read may use the consumers of the previous read.
 
-    The session must forget their fetched records soon. Otherwise a log that was truncated in the meantime would be read
-    as it was before. On a Connect server the answer is False: its consumers serve one client each, whose next batch
-    rarely comes in time.
+    The session must discard their fetched records soon. Otherwise it could return records that a truncation of the
+    topic has removed in the meantime. On a Connect server the answer is False: each client has its own consumers, and
+    its next batch rarely comes in time.
     """
     if connect.is_connect(spark):
         return False

@@ -72,9 +72,13 @@ class OutboxMetrics:
 
     def __init__(self, meter: "Meter") -> None:
         self.published = meter.create_counter("marshal.outbox.published", "{row}", "Rows published.")
-        self.parked = meter.create_counter("marshal.outbox.parked", "{row}", "Rows parked as not publishable.")
+        self.parked = meter.create_counter(
+            "marshal.outbox.parked", "{row}", "Rows set aside because they cannot be published."
+        )
         self.refused = meter.create_counter(
-            "marshal.outbox.refused", "{refusal}", "Rejections of rows and topics; each is retried or parked."
+            "marshal.outbox.refused",
+            "{refusal}",
+            "Rejections of rows and topics; each is retried, or its rows are set aside.",
         )
         self.sessions = meter.create_counter("marshal.outbox.sessions", "{session}", "Harvesting sessions started.")
         self.backlog = meter.create_gauge("marshal.outbox.backlog", "{row}", "Rows that wait to be published.")
@@ -130,7 +134,7 @@ def record_lag(group: str, topic: str, lag: int) -> None:
 def flush(timeout_s: float = FLUSH_TIMEOUT_S) -> None:
     """Export the metrics now, and wait up to `timeout_s` seconds for that. Never raises.
 
-    The process of a run may end without the exit handlers by which a provider exports the rest.
+    Without this call the last metrics of a run could be lost, because its process may end without exit handlers.
     """
     if not _is_in_use():
         return

@@ -140,7 +140,7 @@ def test_what_cannot_be_is_refused() -> None:
     one = Subscriber("a", frozenset({"orders"}))
     with pytest.raises(ConfigurationError, match="same id"):
         AssignmentInput({}, [one, one])
-    with pytest.raises(ConfigurationError, match="capacity of member 'a': 0"):
+    with pytest.raises(ConfigurationError, match="capacity of member 'a' is 0"):
         Subscriber("a", frozenset(), 0)
-    with pytest.raises(ConfigurationError, match="less than 0"):
+    with pytest.raises(ConfigurationError, match="below 0"):
         AssignmentInput({("orders", 0): -1.0}, [one])

@@ -46,7 +46,7 @@ def test_a_member_is_told_that_it_is_one() -> None:
     """With WRITE the principal can claim, and it controls every group in the log."""
     finding = acls.of_coordination_topic(topic_info(MEMBER), ASKER)
     assert finding.state is CheckState.OK
-    assert "Write: it can claim, and pause and reposition every group" in finding.found
+    assert "Write: it can claim, and pause and set the positions of every group" in finding.found
 
 
 def test_without_read_the_log_is_out_of_reach() -> None:

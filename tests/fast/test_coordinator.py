@@ -722,7 +722,7 @@ def test_a_new_coordinator_waits_for_members_as_long_as_their_sessions_last(sess
 )
 def test_rules_that_cannot_be_are_refused(fields: dict[str, float]) -> None:
     """The error shows which values are accepted."""
-    with pytest.raises(ConfigurationError, match=f"{next(iter(fields))}.*; give "):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(fields))}.*; it must be "):
         GroupRules(sticky_assignment, **fields)  # type: ignore[arg-type]
 
 

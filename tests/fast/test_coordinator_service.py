@@ -679,7 +679,7 @@ def test_what_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, caplog:
 @pytest.mark.parametrize("recovery_ms", [-5, math.nan, math.inf])
 def test_a_recovery_that_cannot_be_is_refused(recovery_ms: float) -> None:
     """The error shows which values are accepted."""
-    with pytest.raises(ConfigurationError, match=r"recovery_ms: .*; give 0 or more"):
+    with pytest.raises(ConfigurationError, match=r"recovery_ms is .*; it must be 0 or more"):
         CoordinatorOptions(recovery_ms=recovery_ms)
 
 

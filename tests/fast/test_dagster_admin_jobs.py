@@ -217,8 +217,8 @@ def test_a_pause_ends_at_a_time(stand: Stand) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({}, "set exactly one of until and duration"),
-        ({"until": "2100-01-01T00:00:00Z", "duration": "1h"}, "set exactly one of until and duration"),
+        ({}, "must have either until or duration"),
+        ({"until": "2100-01-01T00:00:00Z", "duration": "1h"}, "must have either until or duration"),
         ({"until": "2001-01-01T00:00:00Z"}, "until: this time has passed"),
         ({"duration": "soon"}, "duration: 'soon' is not a duration"),
     ],
@@ -357,7 +357,10 @@ def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: 
     monkeypatch.setattr(GroupAdmin, "set_positions", half)
     data = failure(stand.run("set_position", topic=TOPIC, to_offset="30")).step_failure_data
     assert data.user_failure_data is not None
-    assert data.user_failure_data.description == "the broker is gone. Positions were set in partitions [0]"
+    assert (
+        data.user_failure_data.description
+        == f"the broker is gone. Topic {TOPIC!r}: the position was set in partitions [0]"
+    )
     table = rows(data.user_failure_data.metadata["before_and_after"])
     assert [(row["partition"], row["set"]) for row in table] == [(0, True), (1, False), (2, False)]
 

@@ -346,7 +346,7 @@ def test_each_kafka_partition_may_be_a_dagster_partition(stand: Stand, own_insta
 
 def test_what_does_not_go_together_is_refused() -> None:
     """Arguments that contradict each other are refused at definition, with what to do."""
-    with pytest.raises(ConfigurationError, match="a run claims one partition"):
+    with pytest.raises(ConfigurationError, match="each run then claims one"):
         marshal_asset(topic=TOPIC, per_partition=True, claim_entire_topic=True)
     with pytest.raises(ConfigurationError, match="not a name that Kafka allows"):
         build_topic_asset("a/b")

@@ -93,12 +93,12 @@ def test_what_is_not_wanted_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"function": "process.py"}, r"write file\.py:name or package\.module:name"),
-        ({"function": "process.py:missing"}, "was not found"),
-        ({"function": "no_such_module:count"}, "was not found"),
-        ({"function": "missing.py:count"}, "was not found"),
-        ({"delivery": "effectively_once"}, "effectively_once needs output_folder or sink"),
-        ({"output_folder": "a", "sink": "process.py:sink"}, "not both"),
+        ({"function": "process.py"}, r"must have the form file\.py:name or package\.module:name"),
+        ({"function": "process.py:missing"}, "cannot be loaded"),
+        ({"function": "no_such_module:count"}, "cannot be loaded"),
+        ({"function": "missing.py:count"}, "cannot be loaded"),
+        ({"delivery": "effectively_once"}, "there is no output: set output_folder or sink"),
+        ({"output_folder": "a", "sink": "process.py:sink"}, "both set"),
         ({"output_folder": "a"}, "in at_least_once the function writes its results"),
         ({"sink": "process.py:sink", "delivery": "at_most_once"}, "in at_most_once the function writes its results"),
         ({"topic": "a/b"}, "not a name that Kafka allows"),

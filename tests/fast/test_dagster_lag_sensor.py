@@ -476,7 +476,7 @@ def _nothing() -> None: ...
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({}, "needs max_lag_records, max_lag_age_s, or both"),
+        ({}, "has no limit: pass max_lag_records, max_lag_age_s, or both"),
         ({"max_lag_records": -1}, "max_lag_records is -1; it must be 0 or more"),
         ({"max_lag_age_s": float("nan")}, "max_lag_age_s is nan; it must be 0 or more"),
         ({"max_lag_records": 5, "rearm_records": 6}, "rearm_records is 6; it must be between 0 and max_lag_rec"),

@@ -593,7 +593,7 @@ def test_what_failed_twice_is_tried_in_halves_until_only_the_bad_partition_is_le
     stand.scene.data.append(0, 5)
     third = stand.run()
     error = _error(third)
-    assert "partitions that failed before failed again, everything else is done. partitions [2, 3]: Zero" in error
+    assert "some partitions failed again, all others are processed. partitions [2, 3]: Zero" in error
     assert (_offsets(stand), _attempts(stand)) == ([15, 10, 0, 0], [None, None, 2, 2])
     assert [each.metadata["offsets"].value for each in stand.materializations(third)] == [20, 5]
     error = _error(stand.run())
@@ -620,7 +620,7 @@ def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: De
         assert not stand.run(**options).success
         assert (_offsets(stand), _range_attempts(stand)) == ([0] * 4, [[attempts]] * 4)
     error = _error(stand.run(**options))
-    assert "everything else is done. partitions [2, 3]: ZeroDivisionError" in error
+    assert "all others are processed. partitions [2, 3]: ZeroDivisionError" in error
     assert (_offsets(stand), _range_attempts(stand)) == ([10, 10, 0, 0], [[], [], [2], [2]])
     assert "partitions [2]: ZeroDivisionError" in _error(stand.run(**options))
     for attempts in (3, 4):
@@ -1096,7 +1096,7 @@ async def _waits(_context: object, _batch: object, _frame: object) -> None: ...
         ),
         (_four, "missing a required argument: '_more'"),
         (_named, "too many positional arguments"),
-        (_yields, "has a yield"),
+        (_yields, "is a generator"),
         (_waits, "is async"),
         ("rows", "'rows' is not a function"),
     ],
@@ -1122,7 +1122,7 @@ def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) ->
 def test_a_function_that_makes_no_sink_is_named(stand: Stand) -> None:
     """The function returns no sink: one line states that, before anything is claimed."""
     error = _error(stand.run(sink=lambda _: None))
-    assert "which must return the sink, returned None" in error
+    assert "is the option `sink`, but it returned None" in error
     assert "ClaimingPartition" not in "".join(stand.scene.values())
 
 

@@ -89,7 +89,7 @@ def test_a_key_with_a_password_is_taken() -> None:
         ({"rule_set": "go"}, "heartbeat_interval_s is 10; with rule_set 'go' it must be 60"),
         (
             {"rule_set": "go", "heartbeat_interval_s": 60, "delivery": "at_most_once"},
-            "delivery is at_most_once; with rule_set 'go' only at_least_once",
+            "delivery is at_most_once; with rule_set 'go' it must be at_least_once",
         ),
     ],
 )

@@ -43,14 +43,14 @@ def listener() -> Iterator[socket.socket]:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"brokers": 2}, "brokers: 2; a cluster on one machine has 1 or 3"),
-        ({"port": 70_000}, "port: 70000; give numbers from 1 to 65535"),
-        ({"port": -1}, "port: -1; give numbers"),
-        ({"port": [9092, 9092, 9093]}, "port: 9092, 9092, 9093; give numbers from 1 to 65535, each once"),
-        ({"port": []}, "port: ; give numbers"),
-        ({"heap_mb": 1}, "heap_mb: 1; a broker needs at least 128"),
+        ({"brokers": 2}, "brokers is 2; it must be 1 or 3"),
+        ({"port": 70_000}, "port is 70000; it must be numbers from 1 to 65535"),
+        ({"port": -1}, "port is -1; it must be numbers"),
+        ({"port": [9092, 9092, 9093]}, "port is 9092, 9092, 9093; it must be numbers from 1 to 65535, each once"),
+        ({"port": []}, "port is ; it must be numbers"),
+        ({"heap_mb": 1}, "heap_mb is 1; it must be at least 128"),
         ({"settings": {"node.id": "4"}}, "broker setting 'node.id' is chosen by the cluster itself"),
-        ({"directory": Path("/a,b")}, "directory: /a,b; give a path without commas"),
+        ({"directory": Path("/a,b")}, "directory is /a,b; use a path without commas"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_at_once(wrong: dict[str, object], words: str) -> None:
@@ -62,7 +62,9 @@ def test_a_value_that_cannot_be_is_named_at_once(wrong: dict[str, object], words
 
 def test_ports_must_match_the_brokers(tmp_path: Path) -> None:
     """A list of ports has one port for each broker."""
-    with pytest.raises(ConfigurationError, match=r"^port: 9092, 9093 for 3 broker\(s\); give one port for each"):
+    with pytest.raises(
+        ConfigurationError, match=r"^port is 9092, 9093, but there are 3 broker\(s\): pass one port for each"
+    ):
         KafkaCluster(tmp_path, brokers=3, port=[9092, 9093]).up()
 
 

@@ -22,14 +22,14 @@ from marshal_dagster.sinks.files.formats import as_nullable, check_writable, los
 )
 def test_options_that_would_lose_values_are_refused(format_name: str, name: str) -> None:
     """The error is raised when the sink is created, and has the option's name as given."""
-    with pytest.raises(ConfigurationError, match=f"^options: {name}: a file sink sets these itself"):
+    with pytest.raises(ConfigurationError, match=f"^options {name}: a file sink sets these itself"):
         FileSink("/nowhere", format_name, {name: "x"})
 
 
 @pytest.mark.parametrize("separator", ["", '"', "\n", "a\r"])
 def test_a_separator_cannot_be_a_quote_or_a_line_break(separator: str) -> None:
     """Rows and fields could not be distinguished."""
-    with pytest.raises(ConfigurationError, match="give a separator without quotes and line breaks"):
+    with pytest.raises(ConfigurationError, match="must be a separator without quotes and line breaks"):
         FileSink("/nowhere", "csv", {"sep": separator})
 
 

@@ -743,19 +743,19 @@ def test_a_lane_is_free_again_once_its_row_is_set_aside() -> None:
 @pytest.mark.parametrize("patience_s", [-1, math.inf, math.nan])
 def test_a_patience_that_cannot_be_is_refused(patience_s: float) -> None:
     """An impossible patience is rejected with the accepted values."""
-    with pytest.raises(ConfigurationError, match=r"topic_patience_s: .*; give 0 or more"):
+    with pytest.raises(ConfigurationError, match=r"topic_patience_s is .*; it must be 0 or more"):
         HarvestLimits(topic_patience_s=patience_s)
 
 
 @pytest.mark.parametrize("name", ["max_in_flight_records", "max_in_flight_bytes", "max_attempts"])
 def test_limits_are_at_least_one(name: str) -> None:
     """Each limit must be at least 1, because with 0 no row would ever be taken or tried."""
-    with pytest.raises(ConfigurationError, match=f"{name}: 0"):
+    with pytest.raises(ConfigurationError, match=f"{name} is 0"):
         HarvestLimits(**{name: 0})
     assert getattr(HarvestLimits(**{name: 1}), name) == 1
 
 
 def test_a_batch_has_no_more_rows_than_a_note_can_have() -> None:
     """A batch is limited to the rows that a note can contain, because readers ignore a larger note."""
-    with pytest.raises(ConfigurationError, match="max_in_flight_records: 1000001; give 1 to 1000000"):
+    with pytest.raises(ConfigurationError, match="max_in_flight_records is 1000001; it must be from 1 to 1000000"):
         HarvestLimits(max_in_flight_records=1_000_001)

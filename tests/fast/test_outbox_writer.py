@@ -17,8 +17,8 @@ Make = Callable[..., object]
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"max_bytes": 0}, "max_bytes: 0; give 1 to 100000000"),
-        ({"max_bytes": 100_000_001}, "max_bytes: 100000001; give 1 to"),
+        ({"max_bytes": 0}, "max_bytes is 0; it must be from 1 to 100000000"),
+        ({"max_bytes": 100_000_001}, "max_bytes is 100000001; it must be from 1 to"),
         ({"name": "marshal_outboxes"}, "lists the outboxes"),
         ({"name": ""}, "name: ''; give a name of 1 to"),
         ({"name": "o" * 60}, "give a name of 1 to"),
@@ -81,17 +81,26 @@ HALF = "half \ud83d"
         (OutboxRecord("t", "v", headers={HALF: "v"}), "headers: the name: character 5 is half"),
         (OutboxRecord("t", "v", headers={"h": HALF}), "header 'h': character 5 is half"),
         (OutboxRecord(HALF, "v"), "topic: .*is not a name that Kafka allows"),
-        (OutboxRecord(cast("Any", None), "v"), "topic: NoneType; give text"),
-        (OutboxRecord("t", cast("Any", 7)), "value: int; give bytes, text or None"),
-        (OutboxRecord("t", "v", headers=cast("Any", 7)), "headers: int; give a mapping, or pairs"),
-        (OutboxRecord("t", "v", headers=cast("Any", None)), "headers: NoneType; give a mapping, or pairs"),
-        (OutboxRecord("t", "v", headers=cast("Any", "ab")), "headers: str; give a mapping, or pairs"),
-        (OutboxRecord("t", "v", headers=cast("Any", ["ab"])), "headers: str; give pairs of name and content"),
-        (OutboxRecord("t", "v", headers=cast("Any", [("a", "b", "c")])), "headers: tuple; give pairs"),
-        (OutboxRecord("t", "v", headers=cast("Any", {7: "v"})), "headers: a name is of type int; give text"),
+        (OutboxRecord(cast("Any", None), "v"), "topic is of type NoneType; it must be text"),
+        (OutboxRecord("t", cast("Any", 7)), "value is of type int; it must be bytes, text or None"),
+        (OutboxRecord("t", "v", headers=cast("Any", 7)), "headers is of type int; it must be a mapping, or pairs"),
+        (
+            OutboxRecord("t", "v", headers=cast("Any", None)),
+            "headers is of type NoneType; it must be a mapping, or pairs",
+        ),
+        (OutboxRecord("t", "v", headers=cast("Any", "ab")), "headers is of type str; it must be a mapping, or pairs"),
+        (
+            OutboxRecord("t", "v", headers=cast("Any", ["ab"])),
+            "headers has an entry of type str; each must be a pair of name and content",
+        ),
+        (
+            OutboxRecord("t", "v", headers=cast("Any", [("a", "b", "c")])),
+            "headers has an entry of type tuple; each must be a pair",
+        ),
+        (OutboxRecord("t", "v", headers=cast("Any", {7: "v"})), "headers has a name of type int; it must be text"),
         (OutboxRecord("t", "v", headers={"a\0": "v"}), "headers: the name .* has a NUL"),
-        ({"topic": "t", "value": "v"}, "records: dict; give OutboxRecord objects"),
-        (None, "records: NoneType; give OutboxRecord objects"),
+        ({"topic": "t", "value": "v"}, "records has an entry of type dict; each must be an OutboxRecord"),
+        (None, "records has an entry of type NoneType; each must be an OutboxRecord"),
     ],
 )
 def test_an_invalid_record_is_refused(way: Callable[[Any], int], record: object, said: str) -> None:
@@ -104,7 +113,7 @@ def test_an_invalid_record_is_refused(way: Callable[[Any], int], record: object,
 def test_a_single_record_is_refused(way: Callable[[Any], int]) -> None:
     """The error for a single record advises to pass a sequence."""
     with pytest.raises(
-        ConfigurationError, match=r"records: a single OutboxRecord; give a sequence of them, such as \[record\]"
+        ConfigurationError, match=r"records is a single OutboxRecord; it must be a sequence of them, such as \[record\]"
     ):
         way(OutboxRecord("t", "v"))
 
@@ -113,5 +122,5 @@ def test_a_single_record_is_refused(way: Callable[[Any], int]) -> None:
 @pytest.mark.parametrize("name", ["poll_interval_s", "transaction_timeout_s"])
 def test_an_invalid_time_of_a_harvester_is_refused(name: str, seconds: float) -> None:
     """An invalid time is rejected, because the harvester's thread would fail with another error, or never wait."""
-    with pytest.raises(ConfigurationError, match=f"{name}: .*; give a time above 0"):
+    with pytest.raises(ConfigurationError, match=f"{name} is .*; it must be above 0"):
         HarvesterOptions(**{name: seconds})  # type: ignore[arg-type]

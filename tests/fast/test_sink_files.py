@@ -142,7 +142,7 @@ def test_a_newer_version_is_refused(output: FileOutput) -> None:
     newest = commit_files(output)[-1]
     newest.write_text(json.dumps(json.loads(newest.read_text()) | {"version": 3}))
     for use in (output.sink().committed_files, lambda: output.sink().verdicts([part(0, 2, 3)])):
-        with pytest.raises(SinkRejectedError, match=r"has version 3, this marshal-dagster knows 2"):
+        with pytest.raises(SinkRejectedError, match=r"has version 3, but this marshal-dagster supports only 2"):
             use()
 
 
@@ -170,7 +170,7 @@ def test_what_came_in_any_order_is_of_a_newer_version(output: FileOutput, monkey
     assert notes == [2, 1]
     assert versions(output) == [1, 2, 1, 1, 2, 1]
     monkeypatch.setattr(commit_log, "VERSION", 1)  # the version that an older marshal-dagster knows
-    with pytest.raises(SinkRejectedError, match="has version 2, this marshal-dagster knows 1"):
+    with pytest.raises(SinkRejectedError, match="has version 2, but this marshal-dagster supports only 1"):
         output.sink().verdicts([part(0, 8, 9)])
 
 
@@ -333,7 +333,7 @@ def test_another_format_is_refused(output: FileOutput) -> None:
 @pytest.mark.parametrize("path", ["file://host/x", "", "s3:x", Path("hdfs://host/x")])
 def test_paths_that_are_none_are_refused(path: str | Path) -> None:
     """A file URI of another host, or a URI that `Path` has changed, is not a local path. The error explains it."""
-    with pytest.raises(ConfigurationError, match="path: "):
+    with pytest.raises(ConfigurationError, match="path is "):
         FileSink(path)
 
 
@@ -357,7 +357,7 @@ def test_paths_and_formats(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
     assert FileSink(folder.as_uri()).path == FileSink(str(folder)).path == FileSink(folder).path == folder
     assert FileSink("some/where").path == Path.cwd() / "some" / "where"
-    with pytest.raises(ConfigurationError, match="format: 'delta'"):
+    with pytest.raises(ConfigurationError, match="format is 'delta'"):
         FileSink(folder, format="delta")
 
 

@@ -298,7 +298,7 @@ def test_another_that_listens_there_is_no_server(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)
         spawn = processes.spawn
         monkeypatch.setattr(processes, "spawn", lambda _, *others: spawn([sys.executable, "-c", "exit(1)"], *others))
-        with pytest.raises(UnavailableError, match="ended while it started"):
+        with pytest.raises(UnavailableError, match="ended during its start"):
             ConnectServer(tmp_path).start()
 
 
@@ -310,7 +310,7 @@ def test_what_a_server_printed_outlives_it(tmp_path: Path, monkeypatch: pytest.M
         script = f"print('{says}'); exit(1)"
         command = [sys.executable, "-c", script]
         monkeypatch.setattr(processes, "spawn", lambda _, *others, command=command: spawn(command, *others))
-        with pytest.raises(UnavailableError, match="ended while it started"):
+        with pytest.raises(UnavailableError, match="ended during its start"):
             ConnectServer(tmp_path).start()
     logs = [tmp_path / "previous.log", tmp_path / "server.log"]
     assert [log.read_text() for log in logs] == ["first\n", "second\n"]

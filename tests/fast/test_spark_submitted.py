@@ -108,7 +108,7 @@ def test_what_no_script_has_read_to_its_end_is_not_committed(
         with batch, handed_over(batch, CONNECTION) as submission:
             script(submission)
 
-    with pytest.raises(BatchAbortedError, match="no script has read it"):
+    with pytest.raises(BatchAbortedError, match="no script has processed the batch"):
         work()
     assert not batch.committed
 
@@ -144,7 +144,7 @@ def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: p
                 raise AssertionError
             monkeypatch.undo()
 
-    with pytest.raises(BatchAbortedError, match="no script has read it"):
+    with pytest.raises(BatchAbortedError, match="no script has processed the batch"):
         work()
 
 

@@ -142,13 +142,13 @@ MUTANTS: Final = (
     Mutant(
         "a commit that failed counts as done",
         PUBLISHER,
-        'raise BatchUnsettledError(f"whether a batch was published is unknown and is checked: {error}") from None',
+        'raise BatchUnsettledError(f"it is unknown whether rows were published: {error}") from None',
         "return",
     ),
     Mutant(
         "a commit that failed counts as a refusal",
         PUBLISHER,
-        'raise BatchUnsettledError(f"whether a batch was published is unknown and is checked: {error}") from None',
+        'raise BatchUnsettledError(f"it is unknown whether rows were published: {error}") from None',
         "self.begin(); raise RowRejectedError(str(error)) from None",
     ),
     Mutant(

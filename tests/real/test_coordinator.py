@@ -283,5 +283,5 @@ def test_what_is_missing_or_wrong_is_told(connection: KafkaConnection) -> None:
     nowhere = CoordinatorTopics("not-made")
     with pytest.raises(TopicNotFoundError, match="creates the coordinator's topics"):
         Coordinator(connection, nowhere).run()
-    with pytest.raises(ConfigurationError, match="registration of member 'a/b'"):
+    with pytest.raises(ConfigurationError, match="member 'a/b' of group 'etl' cannot register"):
         CoordinatedMember(connection, "etl", "a/b", start=print, stop=print)

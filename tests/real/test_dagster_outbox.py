@@ -63,7 +63,7 @@ def test_a_run_publishes_what_is_there_and_ends(
     failed = drain.execute_in_process(instance=instance, resources={"outbox": outbox}, raise_on_error=False)
     assert not failed.success
     (failure,) = [event.step_failure_data for event in failed.all_events if event.is_step_failure]
-    assert "1 rows of outbox 'outbox' were parked" in str(failure.error)
+    assert "outbox 'outbox': 1 rows cannot be published and are set aside" in str(failure.error)
     assert (outbox.status().rows, outbox.status().parked) == (0, 1)
 
 

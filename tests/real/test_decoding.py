@@ -363,7 +363,7 @@ def test_avro_of_several_schemas_is_read_by_one(spark: "SparkSession", registry:
     misfit = registry.register("misfit", json.dumps(record("Order", {"id": "string"})))
     one, two = {"id": 1, "note": "äö"}, {"id": -2, "note": None, "total": 0.5}
     whole = framed(first, encode(ORDER_1, one))
-    ends_early = f"it ends too early, or is not of schema id {first}, or that does not fit the schema to read by"
+    ends_early = f"it is truncated, or is not of schema id {first}, or does not fit the reader's schema"
     cases: list[tuple[bytes | None, Any]] = [
         (whole, {"total": -1.0, **one, "lines": []}),
         (framed(second, encode(ORDER_2, two)), {**two, "lines": []}),
@@ -397,7 +397,7 @@ def test_an_avro_record_of_nulls_alone_is_a_good_one(spark: "SparkSession", regi
     )
     found = outcome(decoded, 3)
     assert found[0] == {"note": None}
-    assert "ends too early" in found[1]
+    assert "is truncated" in found[1]
     assert found[2] is None
 
 
@@ -413,7 +413,7 @@ def test_an_avro_record_of_another_name_is_bad(spark: "SparkSession", registry: 
     frame = batch(spark, [framed(order, b"\x02"), framed(invoice, b"\x02"), framed(text, b"\x02a")])
     reader = record("Order", {"id": "long"}, defaults={"id": 0})
     bad = [
-        f"schema id {number} is of {told}, and the schema to read by is of Order, with no such alias"
+        f"schema id {number} is of {told}, but the reader's schema is of Order, without such an alias"
         for number, told in ((invoice, "record Invoice"), (text, "no record"))
     ]
     schemas = SchemaRegistry(url=registry.url)
@@ -473,7 +473,7 @@ def test_no_number_that_a_broken_avro_record_claims_takes_all_memory(spark: "Spa
         schema = json.dumps(record("Order", {name: of}))
         values = [long(size) + b"abc" for size in (2**31 - 20, 2**31 + 5, 2**62, -(2**31))]
         found = outcome(decode_avro(batch(spark, values), None, schema=schema), len(values))
-        assert found == ["it ends too early, or is not of the schema"] * len(values)
+        assert found == ["it is truncated, or does not match the schema"] * len(values)
     empty = {"type": "record", "name": "Empty", "fields": [{"name": "a", "type": {"type": "null"}}]}
     unbounded = [record("Order", {"a": {"type": "array", "items": each}}) for each in ("null", empty)]
     unbounded.append(record("Order", {"e": ["null", empty], "a": {"type": "map", "values": [unbounded_items()]}}))

@@ -320,7 +320,7 @@ def test_a_rollback_leaves_nothing(site: Site, way: Way) -> None:
         (OutboxRecord("..", "x"), "is not a name that Kafka allows"),
         (OutboxRecord("t" * 250, "x"), "is not a name that Kafka allows"),
         (OutboxRecord("t", "x", headers={ID_HEADER: "1"}), "is reserved for the harvester"),
-        (OutboxRecord("t", 7), "value: int; give bytes, text or None"),  # type: ignore[arg-type]
+        (OutboxRecord("t", 7), "value is of type int; it must be bytes, text or None"),  # type: ignore[arg-type]
     ],
     ids=["large", "space", "empty", "dots", "long", "header", "number"],
 )

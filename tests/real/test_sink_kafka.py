@@ -179,7 +179,7 @@ def test_a_zombie_that_believes_in_its_claim_is_fenced(output: KafkaOutput) -> N
     assert deliver(KafkaTarget(output), "new", part(0, 0, 3, epoch=11)).taken
     go_on.set()
     late.join(30)
-    assert "another run has taken the partition over; this one must stop" in str(failed[0])
+    assert "another run has taken the partition over; this run must stop" in str(failed[0])
     assert output.rows() == rows_of("new", mine)
 
 

@@ -263,7 +263,7 @@ def test_decoding(driver: Driver, work: Work, topic: MakeTopic) -> None:
         told = driver.call(decode, work, registry.url, avro, protobuf, dead)
 
     assert told.json == [expected for _, expected in JSONS]
-    told_early = [f"it ends too early, or is not of schema id {each}, or that does not fit" for each in (older, newer)]
+    told_early = [f"it is truncated, or is not of schema id {each}, or does not fit" for each in (older, newer)]
     assert told.avro[0] == {"id": 2, "note": "ä", "total": 0.5}
     assert [each[: len(told_early[0])] for each in told.avro[1:]] == [*told_early, "schema id 77 is not known"]
     assert (told.protobuf[0]["id"], told.protobuf[1]) == (7, "it is a shop.Other, not a shop.Order")

@@ -35,9 +35,11 @@ def of_coordination_topic(topic_info: TopicInfo, asker: Principal) -> Finding:
             asker.granting([Right.READ], topic_info.name),
         )
     if Right.WRITE in topic_info.rights:
-        can = "it can claim, and pause and reposition every group in this log"
+        can = "it can claim, and pause and set the positions of every group in this log"
     else:
-        can = "it can read (doctor, status, tail, sensors that only request runs), not claim, pause or reposition"
+        can = (
+            "it can read (doctor, status, tail, sensors that only request runs), but not claim, pause or set positions"
+        )
     return ok(NAME, f"on {_rights_text(topic_info)}: {can}")
 
 

@@ -122,7 +122,7 @@ def _clocks(view: WorldView, at_ms: int) -> Finding:
         "log time",
         f"log time {output.utc(view.log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock "
         f"(coordination partitions {listed(ahead)})",
-        "a broker's clock has jumped, or this machine's is slow: owners may be taken for stale too early (they are "
+        "a broker's clock has jumped, or this machine's is slow: owners may count as stale too early (they are "
         "fenced, and their work is repeated) or too late",
         "on the brokers that lead these partitions, and here: timedatectl status (the clock must be synchronised)",
     )

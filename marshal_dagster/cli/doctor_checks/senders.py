@@ -85,8 +85,8 @@ def check_senders(sent: Collection[SentRecord], world: World, at_ms: int) -> Ite
     yield warning(
         "members",
         first_few(differences, _SHOWN, "; "),
-        "a member with other settings than its group claims nothing; one whose heartbeats come too seldom is taken for "
-        "stale, and its partitions are taken over; a Go consumer continues to work on partitions that others took over",
+        "a member with other settings than its group claims nothing; if its heartbeats are too rare, it counts as "
+        "stale, and others take over its partitions; a Go consumer continues on partitions that others took over",
         "marshal-dagster status (shows the settings in force); configure all members of the group alike, and a group "
         "with Go consumers with the rule set go",
     )

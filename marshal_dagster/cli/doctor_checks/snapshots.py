@@ -22,7 +22,7 @@ class Retention:
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> "Retention":
-        """Return the retention in a topic's settings. A setting that is not known is taken for no limit."""
+        """Return the retention in a topic's settings. An unknown setting counts as no limit."""
         limits = (int(settings.get(name, "-1")) for name in ("retention.ms", "retention.bytes"))
         return cls(*(None if limit < 0 else limit for limit in limits))
 

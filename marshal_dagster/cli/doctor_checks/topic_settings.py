@@ -70,7 +70,7 @@ def check_snapshot_topic(topics: Topics, topic: str, servers: str, *, log_is_cut
     """Check the settings of the topic that holds the snapshots of coordination topic `topic`.
 
     `log_is_cut`: the coordination log has a limited retention, so nothing can be claimed after its snapshots are lost.
-    A setting that the brokers do not report is taken for right.
+    A setting that the brokers do not report counts as correct.
     """
     name = snapshot_topic_of(topic)
     try:

@@ -142,7 +142,7 @@ def check_column_types(
     ]
     if wrong:
         raise ConfigurationError(
-            f"table: {table} would store other values than the result has: {'; '.join(wrong)}. Or cast the column in "
+            f"table {table} would store other values than the result has: {'; '.join(wrong)}. Or cast the column in "
             "the result to a type that the table's column stores unchanged"
         )
 

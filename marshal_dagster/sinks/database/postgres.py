@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 _POSITIONS = "marshal_ranges"
 _TAKEN = "marshal_taken_ranges"
-_WITHOUT_POLICIES = "give the role BYPASSRLS, or disable row-level security on the sink's tables"
+_WITHOUT_POLICIES = "grant BYPASSRLS to the role, or disable row-level security on the sink's tables"
 
 _CREATE: tuple[LiteralString, ...] = (
     """
@@ -242,7 +242,7 @@ class PostgresSink(Steps):
             ("statement_timeout_s", statement_timeout_s),
         ):
             if seconds <= 0:
-                raise ConfigurationError(f"{name}: {seconds}; give a number of seconds above 0")
+                raise ConfigurationError(f"{name} is {seconds}; it must be above 0 (seconds)")
         self._database = Database(dsn, connect_timeout_s=connect_timeout_s)
         self._lock_timeout_s = lock_timeout_s
         self._statement_timeout_s = statement_timeout_s
@@ -578,11 +578,11 @@ class PostgresSink(Steps):
         names = column_names(schema.names)
         if not there:
             raise ConfigurationError(
-                f"table: {self._output} does not exist, or the role has no right to read it. Create it with "
+                f"table {self._output} does not exist, or the role has no right to read it. Create it with "
                 "`create_tables(frame.schema)`, or grant the right"
             )
         if missing := [name for name in names if name not in there]:
-            raise ConfigurationError(f"table: {self._output} lacks the columns {', '.join(missing)}: add them")
+            raise ConfigurationError(f"table {self._output} lacks the columns {', '.join(missing)}: add them")
         types = {RENAMED.get(column.name, column.name): column.dataType for column in schema.fields}
         own = {RANGE_COLUMN, *RENAMED.values()}
         check_column_types(self._output, {RANGE_COLUMN: t.LongType(), **types}, there, own)
@@ -595,7 +595,7 @@ class PostgresSink(Steps):
         )
         for (name,) in filtered:
             raise ConfigurationError(
-                f"table: {self.schema}.{name} has row-level security for this role, which could hide rows from the "
+                f"table {self.schema}.{name} has row-level security for this role, which could hide rows from the "
                 f"sink. To continue, {_WITHOUT_POLICIES}"
             )
         if self._companion is not None:

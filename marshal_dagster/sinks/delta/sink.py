@@ -87,13 +87,14 @@ class DeltaSink(Steps):
             ConfigurationError: If the path is empty, or `options` contains an option that the sink sets itself.
         """
         if not path:
-            raise ConfigurationError("path: empty; give the folder of the Delta table")
+            raise ConfigurationError("path is empty; it must be the folder of the Delta table")
         own = {option.lower() for option in options or ()} & {"usermetadata", "txnappid", "txnversion", "replacewhere"}
         if own:
             raise ConfigurationError(
-                f"options: {', '.join(sorted(own))}: the sink sets these itself for its commits. Leave them out"
+                f"options {', '.join(sorted(own))}: the sink sets these itself for its commits. Leave them out"
             )
         self.path = path
+        """The folder of the Delta table."""
         self._session = session or partial(active_session, "a Delta table")
         self._options = dict(options or {})
         self._groups = OutputGroups(f"table {path}", shared_by_groups, previous_group)

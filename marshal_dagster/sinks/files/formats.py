@@ -115,12 +115,14 @@ def check_options(format_name: str, options: Mapping[str, str]) -> None:
     wrong = sorted(name for name in options if name.lower() in own)
     if wrong:
         raise ConfigurationError(
-            f"options: {', '.join(wrong)}: a file sink sets these itself, so that {format_name} files are read back "
+            f"options {', '.join(wrong)}: a file sink sets these itself, so that {format_name} files are read back "
             "unchanged. Leave them out"
         )
     for name, value in options.items():
         if format_name == "csv" and name.lower() in _SEPARATORS and (not value or set(value) & set('"\r\n\0')):
-            raise ConfigurationError(f"options: {name} is {value!r}; give a separator without quotes and line breaks")
+            raise ConfigurationError(
+                f"option {name} is {value!r}; it must be a separator without quotes and line breaks"
+            )
 
 
 def check_writable(spark: "SparkSession | None", format_name: str, schema: "StructType") -> None:

@@ -62,15 +62,15 @@ def _apart(
 ) -> Callable[Concatenate["HadoopStorage", _P], _R]:
     """Run a method in the storage's own thread, and raise Java's errors as `OSError`.
 
-    If the calling thread talked to Java itself, an interrupt would leave a response in py4j's connection, which the
-    next call would take for its own.
+    If the calling thread called Java itself, an interrupt would leave a response in py4j's connection, and the next
+    call would receive it as its own.
     """
 
     @functools.wraps(method)
     def call(self: "HadoopStorage", /, *args: _P.args, **others: _P.kwargs) -> _R:
         if self._fs is None and self._spark is None:
             # In the caller's thread, because the active session belongs to a thread.
-            self._spark = self._session() if self._session else active_session(f"path: {self._output}; it")
+            self._spark = self._session() if self._session else active_session(f"output {self._output}")
         return self._thread().carry_out(lambda: _translated(method, self, *args, **others))
 
     return call
@@ -102,7 +102,7 @@ class HadoopStorage(Storage):
             ConfigurationError: If `exclusive` has another value.
         """
         if exclusive not in {None, "rename", "create"}:
-            raise ConfigurationError(f"exclusive: {exclusive!r}; give rename or create")
+            raise ConfigurationError(f"exclusive is {exclusive!r}; it must be 'rename' or 'create'")
         self._uri = uri
         self._output = uri.rpartition("/")[0]
         self._session = session
@@ -253,7 +253,7 @@ class HadoopStorage(Storage):
         if fs.hasPathCapability(self._path(""), _CONDITIONAL):
             return self._by_conditional_create
         raise ConfigurationError(
-            f"path: {self._output}; this file system ({fs.getClass().getName()}) does not declare that only one of "
+            f"output {self._output}: its file system ({fs.getClass().getName()}) does not declare that only one of "
             "several writers can create a file, which commits need, so nothing was written. Use HDFS, a local path, or "
             "S3A of Hadoop 3.4.2 or newer; or declare it yourself with `exclusive` (docs/sinks.md)"
         )
@@ -295,13 +295,13 @@ class HadoopStorage(Storage):
         self._opened().delete(self._path(name), _ONE)
         if not refused or content != b"first":
             declared = (
-                f"path: the file system declares {_CONDITIONAL}"
+                f"its file system declares {_CONDITIONAL}"
                 if self._vouched is None
-                else f"exclusive: {self._vouched}"
+                else f"exclusive is {self._vouched!r}"
             )
             raise ConfigurationError(
-                f"{declared}; in a test on {self._output} a second file replaced the first, as a second commit would "
-                "do, so nothing was written. Use another file system"
+                f"output {self._output}: {declared}, but in a test a second file replaced the first, as a second "
+                "commit would do, so nothing was written. Use another file system"
             )
         self._tried = True
 
@@ -344,8 +344,8 @@ class HadoopStorage(Storage):
         assert spark is not None  # noqa: S101 - set by `_apart`
         if connect.is_connect(spark):
             raise ConfigurationError(
-                f"path: {self._output}; over Spark Connect there is no JVM here to access Hadoop file systems. Use a "
-                "session in the run's process or spark-submit, or mount the file system and give a local path"
+                f"output {self._output}: over Spark Connect there is no JVM here to access Hadoop file systems. Use a "
+                "session in the run's process or spark-submit, or mount the file system and use a local path"
             )
         from py4j.protocol import Py4JJavaError
 
@@ -357,7 +357,7 @@ class HadoopStorage(Storage):
             if not any(name in str(error) for name in ("UnsupportedFileSystem", "ClassNotFound")):
                 raise
             raise ConfigurationError(
-                f"path: {self._output}; this session's Hadoop does not support this file system. Add its jars and "
+                f"output {self._output}: this session's Hadoop does not support its file system. Add its jars and "
                 "settings to the session"
             ) from error
         self._root = self._named(fs.makeQualified(root))

@@ -129,8 +129,8 @@ class FileSink(Steps):
             options: Options of Spark's writer and reader for `format`. Options that the sink sets itself, so that
                 rows are read back as they were written, are refused.
             session: For Hadoop file systems: returns the Spark session to use, by default the active one.
-            exclusive: For Hadoop file systems: states that this one lets only one of several writers create a file,
-                if that is not known of it (docs/sinks.md, "Files").
+            exclusive: For Hadoop file systems that do not declare it themselves: how this one lets only one of several
+                writers create a file (docs/sinks.md, "Files").
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
                 is refused if another group has ranges in the output.
             previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
@@ -141,9 +141,11 @@ class FileSink(Steps):
         """
         self.path, self._storage = _opened(path, session, exclusive)
         if format not in formats.FORMATS:
-            raise ConfigurationError(f"format: {format!r} is not supported; give one of {', '.join(formats.FORMATS)}")
+            raise ConfigurationError(f"format is {format!r}; it must be one of {', '.join(formats.FORMATS)}")
         self.format = format
+        """The format of the files, such as `parquet`."""
         self.options = dict(options or {})
+        """The options of Spark's writer and reader, as passed."""
         formats.check_options(format, self.options)
         self._log = CommitLog(self._storage)
         self._groups = OutputGroups(str(self.path), shared_by_groups, previous_group)
@@ -274,7 +276,7 @@ class FileSink(Steps):
             view = self._log.refresh()
             if not view.number:
                 raise ConfigurationError(
-                    f"path: {self.path} holds no commit yet, so its columns are not known. Read it after the first "
+                    f"output {self.path} holds no commit yet, so its columns are not known. Read it after the first "
                     "batch"
                 )
             self._refuse_lossy(view, "read")
@@ -294,7 +296,7 @@ class FileSink(Steps):
             SinkRejectedError: If the output is damaged or was written by a newer version.
         """
         if not isinstance(self.path, Path):
-            raise ConfigurationError(f"path: {self.path} is not local; call `committed_uris` instead")
+            raise ConfigurationError(f"output {self.path} is not local; call `committed_uris` instead")
         return tuple(map(Path, self.committed_uris()))
 
     def committed_uris(self) -> tuple[str, ...]:
@@ -335,8 +337,8 @@ class FileSink(Steps):
         verdicts = {wanted: judge_ranges(view.stored(wanted), wanted) for wanted in ranges}
         if view.commits and view.commits[-1].format != self.format:
             raise SinkRejectedError(
-                f"format: {self.path} holds {view.commits[-1].format} files, not {self.format}, so nothing was "
-                "written. Give the sink the format of the output, or another path"
+                f"output {self.path} holds {view.commits[-1].format} files, not {self.format}, so nothing was "
+                "written. Set the sink's format to that of the output, or use another path"
             )
         self._refuse_lossy(view, "written")
         undone = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
@@ -350,8 +352,8 @@ class FileSink(Steps):
         for commit in view.commits:
             if reason := formats.lost_in(commit.format, commit.schema, commit.options):
                 raise SinkRejectedError(
-                    f"path: {self.path} holds {commit.format} files of an older marshal-dagster, {reason}: nothing was "
-                    f'{done}. Continue in a new folder (docs/sinks.md, "A new folder"), and read the files that '
+                    f"output {self.path} holds {commit.format} files of an older marshal-dagster, {reason}: nothing "
+                    f'was {done}. Continue in a new folder (docs/sinks.md, "A new folder"), and read the files that '
                     "committed_files() returns for the old one with Spark's own reader"
                 )
 
@@ -405,8 +407,8 @@ class FileSink(Steps):
         files = self._storage.files_below(folder)
         if files is None:
             raise SinkRejectedError(
-                f"path: Spark has written the rows to another place than {self._storage.full(folder)}, so nothing was "
-                "committed. Give a path that this process and Spark resolve to the same folder"
+                f"Spark has written the rows to another place than {self._storage.full(folder)}, so nothing was "
+                "committed. Use a path that this process and Spark resolve to the same folder"
             )
         places: dict[str, list[str]] = {}
         for name in sorted(files):
@@ -558,15 +560,16 @@ def _opened(
         return uri, HadoopStorage(f"{uri}/{_FOLDER}", session, exclusive)
     if exclusive is not None:
         raise ConfigurationError(
-            f"exclusive: {exclusive!r} is only for Hadoop file systems, and {text} is a local path. Leave it out"
+            f"exclusive is {exclusive!r}, which is only for Hadoop file systems, but {text} is a local path: leave it "
+            "out"
         )
     if scheme.scheme == "file" and scheme.netloc in {"", "localhost"}:
         text = unquote(scheme.path)
     elif "://" in text or (scheme.scheme and ":" in text.split("/", 1)[0]):
         raise ConfigurationError(
-            f"path: {text} is not supported; give a local path, a file: URI, or a URI with :// that Hadoop supports"
+            f"path is {text!r}; it must be a local path, a file: URI, or a URI with :// that Hadoop supports"
         )
     if not text:
-        raise ConfigurationError("path: empty; give the folder of the output")
+        raise ConfigurationError("path is empty; it must be the folder of the output")
     local = Path(text).expanduser().absolute()
     return local, LocalStorage(local / _FOLDER)

@@ -186,7 +186,7 @@ class LocalStorage(Storage):
             except OSError as error:
                 if error.errno in {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}:
                     raise ConfigurationError(
-                        f"path: the file system of {target.parent} has no hard links, which a file sink needs for its "
+                        f"the file system of {target.parent} has no hard links, which a file sink needs for its "
                         "commits. Use another file system"
                     ) from error
                 raise

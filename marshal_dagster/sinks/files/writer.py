@@ -88,7 +88,7 @@ def check_all_see(spark: "SparkSession", path: Path) -> None:
     blind = sorted({host for host, sees in context.parallelize(range(tasks), tasks).map(look).collect() if not sees})
     if blind:
         raise ConfigurationError(
-            f"path: executors on {', '.join(blind)} do not see {path.parent}. Use a folder that the driver and all "
+            f"executors on {', '.join(blind)} do not see {path.parent}. Use a folder that the driver and all "
             "executors mount under the same path, or a URI of a Hadoop file system"
         )
 
@@ -105,6 +105,6 @@ def _check_server_sees(spark: "SparkSession", path: Path) -> None:
         if not any(word in str(error) for word in _NOT_SEEN):
             raise
         raise ConfigurationError(
-            f"path: the Spark Connect server or one of its executors does not see {path.parent}. Use a folder that "
+            f"the Spark Connect server or one of its executors does not see {path.parent}. Use a folder that "
             "this process, the server and all executors mount under the same path"
         ) from error

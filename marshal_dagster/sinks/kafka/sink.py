@@ -183,19 +183,24 @@ class KafkaSink(Steps):
             ConfigurationError: If a value is not valid.
         """
         if not topic:
-            raise ConfigurationError("topic: empty; give the name of the output topic")
+            raise ConfigurationError("topic is empty; it must be the name of the output topic")
         if transaction_timeout_s < connection.timeout_s + 1:
             raise ConfigurationError(
-                f"transaction_timeout_s: {transaction_timeout_s:g} is too short. Give at least one second more than "
-                f"the connection's timeout_s, which is {connection.timeout_s:g}"
+                f"transaction_timeout_s is {transaction_timeout_s:g}; it must be at least one second longer than the "
+                f"connection's timeout_s, which is {connection.timeout_s:g}"
             )
         if topic == notes_topic:
-            raise ConfigurationError(f"notes_topic: {topic!r} is the output topic itself; give another topic")
+            raise ConfigurationError(f"notes_topic is {topic!r}, which is the output topic itself: use another topic")
         self.topic = topic
+        """The output topic."""
         self.notes_topic = notes_topic or f"{topic}{NOTES_SUFFIX}"
+        """The topic in which the sink records the ranges that it has taken."""
         self.transaction_timeout_s = transaction_timeout_s
+        """The maximum time to send the records of one range, in seconds."""
         self.partitioner = Partitioner.of(partitioner)
+        """The librdkafka partitioner that selects the partition of a key."""
         self.on_new_generation = enum_member(NewGeneration, "on_new_generation", on_new_generation)
+        """Whether records of a new generation are refused, or appended after older ones."""
         self._groups = OutputGroups(f"Kafka topic {topic}", shared_by_groups, previous_group)
         self._connection = connection
         self._id_prefix = f"{ID_PREFIX}{topic}/"
@@ -479,7 +484,7 @@ class KafkaSink(Steps):
                 f"{nothing}, because its records were not sent within transaction_timeout_s="
                 f"{self.transaction_timeout_s:g}. Use smaller batches or a longer timeout"
             )
-        return SinkRejectedError(f"{nothing}: another run has taken the partition over; this one must stop")
+        return SinkRejectedError(f"{nothing}, because another run has taken the partition over; this run must stop")
 
     def _judge_all(self, place: _Place, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Judge all ranges by the newest notes, and abort transactions that dead writers of their partitions left."""
@@ -637,7 +642,7 @@ class KafkaSink(Steps):
 
 
 def _entry_of(wanted: ClaimedRange) -> ClaimedRange:
-    """Return a range whose key stands for the groups of a topic: its empty group and partition -1 never occur."""
+    """Return the range whose key is that of the note of a topic's groups; no real range has its group and partition."""
     return replace(wanted, group="", partition=-1)
 
 

@@ -74,21 +74,21 @@ def decode_avro(
     check_settings(frame.sparkSession, AVRO_VALUES, "decode_avro")
     reader = _reader(schemas, schema, subject)
     if schemas is None and _is_unbounded(reader):
-        raise ConfigurationError(f"schema: it {_UNBOUNDED}")
+        raise ConfigurationError(f"the schema {_UNBOUNDED}")
     if schemas is None:
         schemas_by_id: Mapping[int, Schema | str] = {}
         value = _read(f.col("value"), reader, reader)
         reason = missing_value(nulls)
-        not_whole: Column = f.lit("it ends too early, or is not of the schema")
+        not_whole: Column = f.lit("it is truncated, or does not match the schema")
     else:
         known = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.AVRO)
         schemas_by_id = {number: _if_of_reader(number, schema, reader) for number, schema in known.items()}
         value = _read_by_id(schemas_by_id, reader)
         reason = confluent_wire_format.frame_reason(schemas_by_id, nulls)
         not_whole = f.concat(
-            f.lit("it ends too early, or is not of schema id "),
+            f.lit("it is truncated, or is not of schema id "),
             confluent_wire_format.schema_id().cast("string"),
-            f.lit(", or that does not fit the schema to read by"),
+            f.lit(", or does not fit the reader's schema"),
         )
     try:
         read, value = read_once(frame, value)
@@ -144,7 +144,7 @@ def _if_of_reader(number: int, schema: Schema | str, reader: Mapping[str, Any]) 
     if name in {wanted, *map(_short, reader.get("aliases", ()))}:
         return f"schema id {number} {_UNBOUNDED}" if _is_unbounded(json.loads(whole(schema))) else schema
     what = f"is of record {name}" if name else "is of no record"
-    return f"schema id {number} {what}, and the schema to read by is of {wanted}, with no such alias"
+    return f"schema id {number} {what}, but the reader's schema is of {wanted}, without such an alias"
 
 
 def _short(name: object) -> str:

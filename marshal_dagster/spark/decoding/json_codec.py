@@ -75,7 +75,7 @@ def decode_json(
     wrong = [name for name in given if name.lower() in _OURS]
     if wrong:
         raise ConfigurationError(
-            f"options: {', '.join(wrong)} cannot be set, because decode_json separates bad records itself: remove them"
+            f"options {', '.join(wrong)} cannot be set, because decode_json separates bad records itself: remove them"
         )
     new = sorted(_new_fields(infer_json_schema(frame), declared)) if new_fields == "fail" else []
     if new:
@@ -122,6 +122,11 @@ def infer_json_schema(frame: "DataFrame") -> "StructType":
 
     Raises:
         ConfigurationError: The session has settings with which Spark would read other values.
+
+    Example:
+        ```python
+        infer_json_schema(batch.read(spark)).printTreeString()
+        ```
     """
     check_settings(frame.sparkSession, JSON_SCHEMAS, "infer_json_schema")
     text = f.try_validate_utf8(f.col("value").cast("string"))
@@ -142,7 +147,7 @@ def _declared(schema: "StructType | str") -> "StructType":
     try:
         declared = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
     except PySparkException as error:
-        raise ConfigurationError(f"schema: {schema!r} is not valid DDL ({first_line(error)})") from error
+        raise ConfigurationError(f"schema is {schema!r}, which is not valid DDL ({first_line(error)})") from error
     if not isinstance(declared, t.StructType) or not declared.fields:
         raise ConfigurationError(f"schema is {schema!r}; pass the fields of an object, as a StructType or as DDL")
     if _holds(declared, t.ByteType):
@@ -186,9 +191,9 @@ def _is_huge(
 def _is_far(
     text: "Column", wrapped: "Column", end: str, declared: "StructType", options: Mapping[str, str]
 ) -> "Column":
-    """Return whether a timestamp is a number of seconds after the year 5138, so probably in another unit.
+    """Return whether a timestamp is a number of seconds after the year 5138, so it is probably in another unit.
 
-    Spark would read milliseconds as a far year, and microseconds as an arbitrary time, because the product overflows.
+    Spark would read milliseconds as a year far in the future. Microseconds overflow and become an arbitrary time.
     """
     if not _holds(declared, t.TimestampType):
         return f.lit(False)  # noqa: FBT003

@@ -51,7 +51,20 @@ class Schema:
 
 
 class Schemas(Protocol):
-    """A source of schemas, by the ids in messages."""
+    """A source of schemas, by the ids in messages. `SchemaRegistry` and `SchemaFiles` are sources.
+
+    Example:
+        ```python
+        class MySchemas:
+            largest_id = 100
+
+            def by_id(self, number):
+                return Schema(SchemaKind.AVRO, read_my_schema(number))
+
+            def latest(self, subject):
+                return self.by_id(newest_id_of(subject))
+        ```
+    """
 
     @property
     def largest_id(self) -> int:
@@ -128,7 +141,7 @@ class SchemaFiles:
         return Schema(SchemaKind.PROTOBUF, _last_file(path))
 
     def latest(self, subject: str, /) -> Schema:
-        """Raise an error, because files have no subjects.
+        """Return nothing and raise an error, because files have no subjects.
 
         Args:
             subject: Any subject.
@@ -173,11 +186,18 @@ class SchemaRegistry:
 
         parts = urlsplit(self.url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigurationError("url must start with http:// or https:// and have a host")
+            raise ConfigurationError(
+                "the url of the schema registry must start with http:// or https:// and have a host"
+            )
         if parts.username is not None or parts.query or parts.fragment:
-            raise ConfigurationError("url must have only the address: pass credentials as username and password")
+            raise ConfigurationError(
+                "the url of the schema registry must have only the address: pass credentials as username and password"
+            )
         if (self.username is None) != (self.password is None) or (self.token and self.username):
-            raise ConfigurationError("pass username and password, or token, or none of them")
+            raise ConfigurationError(
+                "the credentials of the schema registry are incomplete or contradictory: pass username and password, "
+                "or token, or none of them"
+            )
         if not 0 < self.largest_id <= _LARGEST_ID:
             raise ConfigurationError(f"largest_id is {self.largest_id}; it must be from 1 to {_LARGEST_ID}")
         if self.token and not (
@@ -257,9 +277,13 @@ class SchemaRegistry:
         try:
             status, body = within(self.timeout_s, lambda: self._exchange(path))
         except TimeoutError as error:
-            raise UnavailableError(f"schema registry {self.url} did not answer within {self.timeout_s:g} s") from error
+            raise UnavailableError(
+                f"schema registry {self.url} did not answer within {self.timeout_s:g} s; check it, or raise timeout_s"
+            ) from error
         except (OSError, ValueError, HTTPException) as error:  # unknown host, TLS, truncated answer
-            raise UnavailableError(f"schema registry {self.url} cannot be reached: {error}") from error
+            raise UnavailableError(
+                f"schema registry {self.url} cannot be reached: {error}; check the address and the network"
+            ) from error
         try:
             answer = json.loads(body)
         except ValueError:
