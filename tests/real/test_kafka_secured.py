@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -208,7 +209,7 @@ def refused(connection: KafkaConnection) -> str:
         clients.check_reachable(connection)
     assert time.monotonic() - start < connection.timeout_s + 2
     message = str(caught.value)
-    assert "; check " in message
+    assert re.search(r"; (check|set|install|use) ", message)
     assert "\n" not in message
     assert not any(secret in message for secret in SECRETS)
     return message
