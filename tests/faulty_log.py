@@ -64,7 +64,7 @@ class FaultyLog:
     after_append: Callable[[], None] = lambda: None
     """Called when records are in the log, before the sender hears of it."""
     after_bounds: Callable[[], None] = lambda: None
-    """Called when the bounds were looked up, before who asked is told."""
+    """Called after the bounds were looked up, before they are returned."""
     before_read: Callable[[], None] = lambda: None
     after_read: Callable[[], None] = lambda: None
     """Called when all that was wanted is read."""

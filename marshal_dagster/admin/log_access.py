@@ -43,12 +43,3 @@ def require_certain(world: World, topic: str) -> None:
             "shows is not sure, and nothing can be changed by it. Stop all members of the group, then see "
             "`marshal-dagster recover`"
         )
-
-
-def require_all_certain(world: World) -> None:
-    """Raise `IncompleteLogError` where the settings of a group in any coordination partition can only be observed."""
-    if unsure := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
-        raise IncompleteLogError(
-            f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: the settings there "
-            "are not known. Stop all members of the group, then see `marshal-dagster recover`"
-        )

@@ -477,7 +477,7 @@ def test_first_settings_are_not_written_if_a_coordination_partition_can_only_be_
 
 
 def test_a_log_truncated_as_a_failed_reading_goes_on_ends_every_claim(site: Site) -> None:
-    """The reading that goes on asks for the log's ends twice; simulator seed 13141."""
+    """The reading that continues looks up the log's end offsets twice; simulator seed 13141."""
     member = site.owner_of(0)
     log = faulty(member)
     site.say(Mark(instance="m.0", client="m", group="m", time_s=0))

@@ -89,7 +89,7 @@ class Cluster:
         self.about_to_append: Callable[[SimulatedLog, Process, Sequence[Append]], None] = lambda *_: None
         """Told the records of each append, before anything befalls them."""
         self.looking_again: Callable[[SimulatedLog], None] = lambda _: None
-        """Told a log, each time that its bounds are asked for between a reading that failed and the next."""
+        """Called with a log before each look-up of its bounds between a failed reading and the next one."""
         self.left_queue: Callable[[object, bytes], None] = lambda *_: None
         """Told what its process was at, and the value, for each record that leaves a sender's queue late."""
         self.faults_end_ms = float("inf")

@@ -396,7 +396,7 @@ class Nature:
         return True
 
     def _truncate(self, chance: random.Random) -> bool:
-        """Lose the newest records: now, as a reader goes on that failed, or as one appends that began a snapshot."""
+        """Lose the newest records: now, after a failed reading, or at an append after a start with a snapshot."""
         if chance.random() < 0.4:
             cluster = self._world.cluster
             cluster.failing_part = max(cluster.failing_part, 0.3)
@@ -412,7 +412,7 @@ class Nature:
         return True
 
     def _truncate_before_a_look(self, chance: random.Random, log: SimulatedLog) -> None:
-        """Lose what that log's reader has read, before one of the looks with which it goes on."""
+        """Lose what the reader of that log has read, before a look-up of bounds after its failed reading."""
         world = self._world
         read = log.read.get(world.home, 0)
         if not read or world.scheduler.now_ms > world.scenario.faulty_ms or chance.random() < 0.5:
