@@ -10,12 +10,12 @@ from operator import itemgetter
 
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.admin.go_groups import require_settings_allowed
-from marshal_dagster.admin.log_access import LogUser, require_all_certain
+from marshal_dagster.admin.log_access import LogUser
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.group_settings import check_settings
+from marshal_dagster.coordination.group_settings import check_settings, require_all_certain
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS, DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import RANGES, DataPartitionId, Owner, Ranges, without_ranges

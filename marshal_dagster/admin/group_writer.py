@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from marshal_dagster.admin.log_access import require_all_certain
 from marshal_dagster.coordination.appender import Sender
 from marshal_dagster.coordination.claims import Member, new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.group_settings import require_all_certain
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol.messages import ReleaseGroup

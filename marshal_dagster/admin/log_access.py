@@ -43,12 +43,3 @@ def require_certain(world: World, topic: str) -> None:
             "so its state is uncertain and nothing can be changed. Stop all members of all groups, then run "
             "`marshal-dagster recover`"
         )
-
-
-def require_all_certain(world: World) -> None:
-    """Raise `IncompleteLogError` if any coordination partition is incomplete, so that settings there are uncertain."""
-    if unsure := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
-        raise IncompleteLogError(
-            f"coordination partitions {unsure} no longer begin at offset 0 and have no usable snapshot, so the "
-            "settings there are unknown. Stop all members of all groups, then run `marshal-dagster recover`"
-        )

@@ -102,7 +102,8 @@ def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Mem
     """
     if settings == WITHOUT_SETTINGS:
         return
-    world = _require_certain(rationalizer.follow_all())
+    world = rationalizer.follow_all()
+    require_all_certain(world)
     require_no_go_consumers(world, member.group)
     message = GroupSettingsRecord(**{**sender.signed(member), "topic": ""}, settings=settings)
     unsent = _without_settings(world, member, settings)
@@ -111,7 +112,8 @@ def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Mem
         unconfirmed = [number for number, outcome in zip(unsent, sent.outcomes, strict=True) if outcome is None]
         if not unconfirmed:
             return
-        world = _require_certain(rationalizer.catch_up())
+        world = rationalizer.catch_up()
+        require_all_certain(world)
         unsent = [number for number in _without_settings(world, member, settings) if number in unconfirmed]
     raise UnavailableError(
         f"the settings of group {member.group!r} could not be written to coordination partitions {unsent}, because the "
@@ -119,15 +121,13 @@ def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Mem
     )
 
 
-def _require_certain(world: World) -> World:
-    """Return `world`; raise `IncompleteLogError` unless it shows whether Go consumers use the group."""
-    if uncertain := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
+def require_all_certain(world: World) -> None:
+    """Raise `IncompleteLogError` if any coordination partition is incomplete, so that settings there are uncertain."""
+    if unsure := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
         raise IncompleteLogError(
-            f"coordination partitions {uncertain} no longer begin at offset 0 and have no snapshot: it is not known "
-            "whether Go consumers use the group, so its settings were not written. Stop all members of all groups, "
-            "then see `marshal-dagster recover`"
+            f"coordination partitions {unsure} no longer begin at offset 0 and have no usable snapshot, so the "
+            "settings there are unknown. Stop all members of all groups, then run `marshal-dagster recover`"
         )
-    return world
 
 
 def require_no_go_consumers(world: World, name: str) -> None:

@@ -245,7 +245,7 @@ def test_a_coordinator_heard_in_the_future_limits_nobody(caplog: pytest.LogCaptu
     """One clock is wrong then, so nothing is known about the coordinator's silence; a small difference is accepted."""
     ahead = GroupAssignments("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS + 1)
     assert assigned_partitions(ahead, "east", "parcels", SESSION_MS, NOW_MS) is None
-    assert "heard 6 s in the future" in caplog.text
+    assert "message is 6 s in the future" in caplog.text
     little = GroupAssignments("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS)
     assert assigned_partitions(little, "east", "parcels", SESSION_MS, NOW_MS) is not None
 

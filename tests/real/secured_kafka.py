@@ -7,6 +7,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its type hints lack these exports
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -62,8 +63,8 @@ class SecuredKafka:
     early: Path
 
     def grant(self, user: str, operation: str, kind: str, name: str, *, pattern: str = "LITERAL") -> None:
-        """Grant a user one operation on a topic or a group. The broker applies it after a moment."""
-        binding = AclBinding(
+        """Grant a user one operation on a topic or a group, and wait until the broker itself applies it."""
+        acl = (
             ResourceType[kind],
             name,
             ResourcePatternType[pattern],
@@ -73,8 +74,13 @@ class SecuredKafka:
             AclPermissionType.ALLOW,
         )
         admin = self._admin()
-        for future in admin.create_acls([binding]).values():
+        for future in admin.create_acls([AclBinding(*acl)]).values():
             future.result(WITHIN_S)
+        # The controller answers when it has stored the right; the broker's authorizer gets it a moment later.
+        wanted = AclBindingFilter(*acl)
+        wait_until(
+            lambda: admin.describe_acls(wanted).result(WITHIN_S), f"the broker knows {operation} on {name}", WITHIN_S
+        )
 
     def make_user(self, name: str = SCRAM_USER, password: str = SCRAM_PASSWORD) -> None:
         """Create a user with a password for both SCRAM mechanisms."""

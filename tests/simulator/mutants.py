@@ -141,7 +141,7 @@ MUTANTS: Final = (
         "            if False:\n",
     ),
     Mutant(
-        "a log that was truncated as a reading goes on is read on",
+        "a log that was truncated after a failed reading is read further",
         "coordination/rationalizer.py",
         "        bounds = self.log.bounds(read.keys())\n        self._require_not_truncated(bounds)\n",
         "        bounds = self.log.bounds(read.keys())\n"
