@@ -126,7 +126,7 @@ class Difference:
 
     def __str__(self) -> str:
         """Return the difference in a few lines."""
-        return f"record {self.at}, {self.what}:\n  plain reader: {self.plain}\n  other reader: {self.other}"
+        return f"record {self.at}, {self.what}:\n  reference reader: {self.plain}\n  other reader: {self.other}"
 
 
 def parts_of(plain: dict[str, Any], other: dict[str, Any]) -> tuple[Any, Any]:

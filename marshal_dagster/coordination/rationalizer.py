@@ -452,6 +452,6 @@ def sender_timed_error(topic: str, where: tuple[int, int]) -> TimestampTypeError
     partition, offset = where
     return TimestampTypeError(
         f"coordination topic {topic!r} stored record {offset} of partition {partition} with its sender's timestamp, so "
-        "this member ignores the record. Set message.timestamp.type=LogAppendTime on the topic, or use a new topic, "
-        "then restart the members"
+        "the record claims, plans and commits nothing. Set message.timestamp.type=LogAppendTime on the topic, or use a "
+        "new topic, then restart the members"
     )

@@ -83,7 +83,7 @@ def test_the_fields_are_exactly_those_that_are_promised(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("rules", "profile"), [("native", "mixed"), ("native", "hostile"), ("go", "go")])
-def test_state_and_verdicts_are_those_of_the_plain_reader(
+def test_state_and_verdicts_are_those_of_the_reference_reader(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, rules: str, profile: str
 ) -> None:
     """For a generated log, the final state and every verdict equal those of the reference reader."""

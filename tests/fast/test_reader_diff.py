@@ -308,4 +308,4 @@ def test_the_command_says_what_it_compared(monkeypatch: pytest.MonkeyPatch, caps
     assert (result["records"], result["logs"], result["differences"]) == (250, 3, 0)
     monkeypatch.setattr(reader_diff, "LibraryReader", LateReader)
     assert reader_diff.main(["--records", "250", "--log-records", "100", "--profile", "go"]) == 1
-    assert "plain reader" in capsys.readouterr().out
+    assert "reference reader" in capsys.readouterr().out
