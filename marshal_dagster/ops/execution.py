@@ -466,11 +466,23 @@ class BatchExecution:
         if self.spec.count_records:
             self.records = reader.count_records(frame)
 
+    def _session_of_resource(self, key: str) -> "SparkSession":
+        resource = getattr(self.context.resources, key)
+        try:
+            return resource.spark_session  # type: ignore[no-any-return]
+        except AttributeError as error:
+            if (error.obj, error.name) != (resource, "spark_session"):
+                raise
+            raise ConfigurationError(
+                f"resource {key!r} of op {self.context.op.name!r} is a {type(resource).__name__}, which has no "
+                "spark_session: use a LazyPySparkResource or a SparkConnectResource"
+            ) from None
+
     def _session(self, batch: ClaimedBatch) -> "SparkSession":
         if self.spark is None:
             began_s = time.monotonic()
             if self.spec.spark_key is not None:
-                self.spark = getattr(self.context.resources, self.spec.spark_key).spark_session
+                self.spark = self._session_of_resource(self.spec.spark_key)
             else:
                 single = SINGLE_EXECUTION if batch.mode is DeliveryMode.AT_MOST_ONCE else {}
                 extra = {**single, **(self.spec.spark_config or {})}

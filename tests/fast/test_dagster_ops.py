@@ -1015,6 +1015,20 @@ _MISTAKES = {
 }
 
 
+def test_a_resource_without_a_spark_session_is_refused_by_name(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the resource and its type. Nothing is planned, so the failure is not an attempt."""
+    monkeypatch.setattr(Stand, "spark", lambda _: dg.ResourceDefinition.hardcoded_resource({}))
+    failed = stand.run().failure_data_for_node("work")
+    assert failed is not None
+    assert failed.error is not None
+    cause = failed.error.cause or failed.error
+    assert (
+        "resource 'spark' of op 'work' is a dict, which has no spark_session: use a LazyPySparkResource"
+        in cause.message
+    )
+    assert [stand.scene.key(number).plan_attempts for number in range(3)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("mistake", _MISTAKES)
 def test_a_result_that_no_sink_can_take_is_no_attempt(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, mistake: str
