@@ -35,7 +35,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("this user is not allowed to mount a file system")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # Spark may still have it open
 
 
 def values(_: dg.OpExecutionContext, __: ClaimedBatch, frame: "DataFrame") -> "DataFrame":
