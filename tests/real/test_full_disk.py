@@ -51,7 +51,7 @@ def test_a_full_disk_fails_the_run_with_one_line(  # noqa: PLR0917 - fixtures
     coordination_topic: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The line names group and topic and says what to do. With more space, each message is written once."""
+    """The line names group and topic, and what to do. With more space, each message is written once."""
     monkeypatch.setattr(execution, "start_session", lambda _: spark)
     name = topic(PARTITIONS)
     producer = Producer({"bootstrap.servers": kafka})
