@@ -1,5 +1,6 @@
 """The harvester's loop: it starts a new session after each failure while it leads, with pauses in between."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import psycopg
@@ -194,27 +195,64 @@ def test_only_what_a_person_must_mend_is_of_the_configuration(error: type[psycop
     assert type(raised.value) is kind
 
 
+class Backlog:
+    """The waiting rows of a scene. `is_empty` returns whether those that existed at first are gone."""
+
+    is_empty: Callable[[], bool] = staticmethod(lambda: False)
+
+    def __init__(self, _: object) -> None:
+        """Accept any tables."""
+
+    def last_id(self) -> int:
+        """Return an id."""
+        return 7
+
+    def is_empty_up_to(self, _: int) -> bool:
+        """Return whether no row remains."""
+        return self.is_empty()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class BusyHarvest:
+    """A session in which each turn takes rows, because others are written all the time."""
+
+    def __init__(self, harvester: Harvester) -> None:
+        self.turns = 0
+        self.has_finished = False
+        self._harvester = harvester
+
+    def begin(self) -> None:
+        """Start the session."""
+
+    def turn(self) -> int:
+        """Return one row; after 100 turns stop the harvester."""
+        self.turns += 1
+        if self.turns >= 100:
+            self._harvester.stop()
+        return 1
+
+    def finish(self) -> None:
+        """Record the call."""
+        self.has_finished = True
+
+
+def test_a_drain_of_a_busy_outbox_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain ends once the rows that existed at its start are gone, although each turn takes newer ones."""
+    monkeypatch.setattr(harvester, "OutboxInspector", Backlog)
+    monkeypatch.setattr(harvester, "_LOOK_S", 0.0)
+    scene = Scene()
+    busy = BusyHarvest(scene.harvester)
+    monkeypatch.setattr(scene.harvester, "_harvest", lambda *_: busy)
+    monkeypatch.setattr(Backlog, "is_empty", staticmethod(lambda: busy.turns >= 3))
+    scene.harvester.drain()
+    assert (busy.turns, busy.has_finished) == (3, True)
+
+
 def test_a_drain_that_fails_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain that keeps failing raises the error, so its caller can decide what to do."""
-
-    class Rows:
-        """A backlog that is never empty."""
-
-        def __init__(self, _: object) -> None:
-            """Accept any tables."""
-
-        def last_id(self) -> int:
-            """Return an id."""
-            return 7
-
-        def is_empty_up_to(self, _: int) -> bool:
-            """Return that rows remain."""
-            return False
-
-        def close(self) -> None:
-            """Do nothing."""
-
-    monkeypatch.setattr(harvester, "OutboxInspector", Rows)
+    monkeypatch.setattr(harvester, "OutboxInspector", Backlog)
     monkeypatch.setattr(harvester, "_HAND_OVER_AFTER_S", -1.0)
     scene = Scene(AWAY, AWAY)
     monkeypatch.setattr(scene, "step_down", lambda *_: None)
