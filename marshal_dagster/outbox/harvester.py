@@ -4,6 +4,7 @@ It runs a `harvest.Harvest` per session, and starts a new session after each fai
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -40,6 +41,12 @@ _HAND_OVER_AFTER_S: Final = 10.0
 """After failing for this long, a leader steps down, because another process may reach the services."""
 _ASIDE_S: Final = 10.0
 _LOOK_AT_ENDS_S: Final = 10.0
+_CALM_S: Final = 120.0
+"""How long a failed term counts as the present failure if no later turn succeeds.
+
+This must be longer than the time until this harvester leads again. The checks of a standby do not find everything that
+can fail while it leads, such as a missing right.
+"""
 _DRAIN_PATIENCE_S: Final = 300.0
 _STOPPED_WITHIN_S: Final = 0.1
 
@@ -132,7 +139,8 @@ class Harvester:
         self._clock = clock or SystemClock()
         self._is_stopped = False
         self._alive_at_s = time.monotonic()
-        self._failing_from_s = 0.0
+        self._failing_from_s = self._failed_at_s = 0.0
+        self._failed_term_at_s = -math.inf
         self._looked_at_s = time.monotonic()
 
     @property
@@ -142,8 +150,8 @@ class Harvester:
 
     @property
     def failing_s(self) -> float:
-        """How long the harvester has failed, in seconds; 0 if it does not fail."""
-        return 0.0 if self.failure is None else time.monotonic() - self._failing_from_s
+        """The time from the first to the last of its failures without a success between, in seconds; 0 without one."""
+        return 0.0 if self.failure is None else self._failed_at_s - self._failing_from_s
 
     @property
     def idle_s(self) -> float:
@@ -159,8 +167,9 @@ class Harvester:
         Returns:
             A report of JSON values. `healthy` is false if the thread hangs or the harvester has failed for too long.
             `outbox` is the outbox's name, and `role` is `leader` or `standby`. `failure` is the text of the present
-            failure, or None. `failing_s` is how long it has failed, and `idle_s` how long its thread has done nothing,
-            in seconds. `published`, `parked` (rows set aside) and `sessions` are counts since the start.
+            failure, or None. `failing_s` is the time between the first and the last failed attempt, and `idle_s` how
+            long its thread has done nothing, in seconds. `published`, `parked` (rows set aside) and `sessions` are
+            counts since the start.
         """
         idle_s, failing_s, failure = self.idle_s, self.failing_s, self.failure
         return {
@@ -248,7 +257,10 @@ class Harvester:
             ) from None
 
     def _look_at_ends(self, elector: Elector) -> None:
-        """On standby, check every 10 s whether this harvester could take over."""
+        """On standby, check every 10 s whether this harvester could take over.
+
+        If that succeeds, the failure of a recent term remains.
+        """
         if time.monotonic() - self._looked_at_s < _LOOK_AT_ENDS_S:
             return
         try:
@@ -258,7 +270,8 @@ class Harvester:
         except MarshalError as error:
             self._note(error)
         else:
-            self._note(elector.failure)
+            if elector.failure is not None or time.monotonic() - self._failed_term_at_s > _CALM_S:
+                self._note(elector.failure)
         self._looked_at_s = time.monotonic()
 
     def _look_up(self) -> OutboxRegistration:
@@ -320,7 +333,7 @@ class Harvester:
                     pass
                 except (SessionSupersededError, PublisherFencedError, BatchUnsettledError, UnavailableError) as error:
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
-                    self._note(error)
+                    self._note_of_term(error)
                     if self.failing_s > _HAND_OVER_AFTER_S:
                         elector.step_down(term, str(error), _ASIDE_S)
                         return
@@ -328,7 +341,7 @@ class Harvester:
         except ConfigurationError:
             raise
         except MarshalError as error:
-            self._note(error)
+            self._note_of_term(error)
             elector.step_down(term, str(error), _ASIDE_S)
         finally:
             publisher.close()
@@ -339,7 +352,7 @@ class Harvester:
         while leads():
             self._alive_at_s = time.monotonic()
             taken = harvest.turn()
-            self.failure = None
+            self.failure, self._failed_term_at_s = None, -math.inf
             # On a busy outbox each turn takes rows, so a drain must also end between two of them.
             if taken and time.monotonic() < asks_next_s:
                 continue
@@ -356,9 +369,14 @@ class Harvester:
         while not self._is_stopped and (left_s := until_s - time.monotonic()) > 0:
             time.sleep(min(left_s, _STOPPED_WITHIN_S))
 
+    def _note_of_term(self, error: MarshalError) -> None:
+        self._note(error)
+        self._failed_term_at_s = time.monotonic()
+
     def _note(self, error: MarshalError | None) -> None:
         if error is not None and str(error) != str(self.failure):
             logger.warning("outbox %r: %s", self._tables.name, error)
+        self._failed_at_s = time.monotonic()
         if self.failure is None:
-            self._failing_from_s = time.monotonic()
+            self._failing_from_s = self._failed_at_s
         self.failure = error

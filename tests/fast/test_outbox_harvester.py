@@ -1,6 +1,8 @@
 """The harvester's loop: it starts a new session after each failure while it leads, with pauses in between."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, Self
 
 import psycopg
@@ -147,6 +149,19 @@ def test_what_lasts_ends_the_term_and_is_told() -> None:
     assert scene.harvester.failure is LASTING
     assert scene.harvester.term is None
     assert scene.closed == 2
+
+
+def test_a_failed_term_is_a_failure_on_standby_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby's checks find nothing wrong, yet the harvester cannot lead: it must not count as healthy."""
+    for error in (LASTING, AWAY):
+        monkeypatch.setattr(harvester, "_HAND_OVER_AFTER_S", -1.0)
+        monkeypatch.setattr(harvester, "_LOOK_AT_ENDS_S", 0.0)
+        monkeypatch.setattr(harvester, "Topics", lambda _: nullcontext(SimpleNamespace(require=lambda _: None)))
+        scene = Scene(error)
+        scene.harvester.run()
+        elector: Any = SimpleNamespace(topic="t", failure=None)
+        scene.harvester._look_at_ends(elector)
+        assert scene.harvester.failure is error
 
 
 def test_who_fails_for_long_leaves_it_to_another(monkeypatch: pytest.MonkeyPatch) -> None:

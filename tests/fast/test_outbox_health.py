@@ -14,7 +14,7 @@ from marshal_dagster._internal import health_server
 from marshal_dagster._internal.health_server import HealthServer, address_of
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.election.rules import Term
-from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester as harvester_module
 from marshal_dagster.outbox.harvester import Harvester
@@ -208,6 +208,28 @@ def test_a_standby_knows_whether_it_could_take_over(harvester: Harvester, ends: 
     elector.failure = None
     harvester._look_at_ends(elector)
     assert harvester.failure is None
+
+
+def test_a_standby_that_failed_to_lead_has_not_recovered(harvester: Harvester, ends: Ends) -> None:
+    """What made its terms fail, such as a missing right, is no longer a failure only once it can have led again."""
+    elector: Any = SimpleNamespace(topic="t", failure=None)
+    for attempts in range(1, 6):
+        harvester._note_of_term(AuthorizationError("no right on transactional ids"))
+        harvester._look_at_ends(elector)
+        assert ends.asked == attempts
+        assert harvester.health()["failure"] == "no right on transactional ids"
+        harvester._failing_from_s -= 15
+    assert harvester.health()["healthy"] is False
+    harvester._failed_term_at_s -= harvester_module._CALM_S
+    harvester._look_at_ends(elector)
+    assert harvester.health()["healthy"] is True
+
+
+def test_one_failed_term_makes_no_standby_unhealthy(harvester: Harvester) -> None:
+    """The time since a failure is over does not count as time of failing."""
+    harvester._note_of_term(UnavailableError("away"))
+    harvester._failing_from_s, harvester._failed_at_s = time.monotonic() - 90, time.monotonic() - 80
+    assert (harvester.health()["healthy"], harvester.health()["failing_s"]) == (True, 10.0)
 
 
 def test_a_standby_looks_now_and_then(harvester: Harvester, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
