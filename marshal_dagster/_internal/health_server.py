@@ -70,9 +70,10 @@ class HealthServer:
         """
         try:
             self._server = _server_class(self._wanted[0])(self._wanted, _handler(self._health))
-        except OSError as error:
+        except (OSError, ValueError, TypeError, OverflowError) as error:  # a host or port that no address can have
+            reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(
-                f"health: cannot listen on {self.address}: {error.strerror or error}; give another address"
+                f"health: cannot listen on {self.address}: {reason}; give another address"
             ) from None
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True).start()
         return self

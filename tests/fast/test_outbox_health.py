@@ -127,6 +127,13 @@ def test_an_address_in_use_is_an_error_that_names_it(harvester: Harvester) -> No
     assert kept is not None
 
 
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("\0", 80), ("a" * 70 + ".x", 80)])
+def test_an_address_that_cannot_be_is_an_error(harvester: Harvester, host: str, port: int) -> None:
+    """It is an error of the configuration, whatever error the socket raises."""
+    with pytest.raises(ConfigurationError, match="health: cannot listen on"):
+        HealthServer(harvester.health, host, port).__enter__()
+
+
 @pytest.mark.parametrize(
     ("given", "address"),
     [
@@ -211,7 +218,7 @@ def test_a_standby_knows_whether_it_could_take_over(harvester: Harvester, ends: 
 
 
 def test_a_standby_that_failed_to_lead_has_not_recovered(harvester: Harvester, ends: Ends) -> None:
-    """What made its terms fail, such as a missing right, is no longer a failure only once it can have led again."""
+    """A failed term, such as one that lacked a right, stays the failure until another term had time to succeed."""
     elector: Any = SimpleNamespace(topic="t", failure=None)
     for attempts in range(1, 6):
         harvester._note_of_term(AuthorizationError("no right on transactional ids"))
