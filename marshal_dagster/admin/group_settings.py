@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from typing import Final
 
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.admin.go_groups import require_settings_allowed
@@ -20,6 +21,10 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS, DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import RANGES, DataPartitionId, Owner, Ranges, without_ranges
 from marshal_dagster.protocol.world import World
+
+SHORTEST_INTERVAL_S: Final = 0.1
+LONGEST_INTERVAL_S: Final = 3_600.0
+"""The heartbeat intervals that `ClaimerResource` and the component accept, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class SettingsChange:
             delivery = enum_member(DeliveryMode, "--delivery", self.delivery)
         interval_ms = before.heartbeat_interval_ms
         if self.heartbeat_interval_s is not None:
-            interval_ms = round(self.heartbeat_interval_s * 1_000)
+            interval_ms = _interval_ms(self.heartbeat_interval_s)
         elif rules is RuleSet.GO:
             interval_ms = WITHOUT_SETTINGS.heartbeat_interval_ms
         elif before.rule_set is RuleSet.GO:
@@ -91,6 +96,16 @@ class SettingsChange:
         if self.ranges and RANGES not in features:
             features = (*features, RANGES)
         return GroupSettings(interval_ms, rules, delivery, features)
+
+
+def _interval_ms(interval_s: float) -> int:
+    """Return a heartbeat interval in milliseconds. Raises `ConfigurationError` if no member can be configured so."""
+    if not SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
+        raise ConfigurationError(
+            f"--heartbeat-interval: {interval_s:g} s; give {SHORTEST_INTERVAL_S:g} to {LONGEST_INTERVAL_S:g} seconds, "
+            "which members can be configured with"
+        )
+    return round(interval_s * 1_000)
 
 
 @dataclass(frozen=True, slots=True)

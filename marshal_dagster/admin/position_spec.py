@@ -178,6 +178,10 @@ def _shift(name: str, offsets: int, at: PartitionPosition) -> int:
         raise ConfigurationError(
             f"{name} is at offset {at.offset} and cannot be shifted by {offsets}: the smallest offset is 0"
         )
+    if at.offset + offsets > INT64_MAX:
+        raise ConfigurationError(
+            f"{name} is at offset {at.offset} and cannot be shifted by {offsets}: the largest offset is {INT64_MAX}"
+        )
     return at.offset + offsets
 
 

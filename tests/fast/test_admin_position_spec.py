@@ -16,6 +16,7 @@ from marshal_dagster.admin.position_spec import (
     resolve,
 )
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.messages import INT64_MAX
 from marshal_dagster.protocol.state import OffsetBounds
 
 EXTENT = OffsetBounds(20, 100)
@@ -127,6 +128,13 @@ def test_a_position_that_is_not_known_cannot_be_shifted(at: PartitionPosition, w
     """A position cannot be shifted if there is none, if the topic was re-created, or if the result is negative."""
     with pytest.raises(ConfigurationError, match=f"t/3 .*{why}"):
         resolve("t", ShiftBy(-10), {3: at})
+
+
+def test_no_position_is_beyond_what_kafka_has() -> None:
+    """No record could have such a position, whatever the operator allows."""
+    assert resolve("t", ShiftBy(INT64_MAX - 50), {3: HERE}) == {3: INT64_MAX}
+    with pytest.raises(ConfigurationError, match=f"t/3 .* the largest offset is {INT64_MAX}"):
+        resolve("t", ShiftBy(INT64_MAX - 49), {3: HERE})
 
 
 @pytest.mark.parametrize(
