@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, Message, TopicPartition
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.election.rules import Beat, Candidacy, Event, Term, Timing
 from marshal_dagster.errors import MarshalError, UnavailableError
@@ -32,9 +33,21 @@ LEADER_SETTINGS: Final = {
 
 _SESSION_MS: Final = 6_000
 """The shortest session time-out that brokers allow by default. The group keeps a dead leader's partition that long."""
-_LASTING: Final = frozenset({*MISSING, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED})
+_LASTING: Final = frozenset(
+    {
+        *MISSING,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_MAX_SIZE_REACHED,
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+        KafkaError.INVALID_SESSION_TIMEOUT,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    }
+)
 """Error codes that remain until an operator fixes their cause."""
+_LATE_AFTER_DEADLINES: Final = 2
+"""A member that owns a partition and leads only after more deadlines than this cannot write or read its beats."""
 _CLOSE_WITHIN_S: Final = 10.0
+_MOST_SHOWN: Final = 10
 
 _LOOK_AGAIN_S: Final = 1.0
 """While `is_alive` returns false, it is called again after this time."""
@@ -85,6 +98,8 @@ class Elector:
         self._is_alive = is_alive
         self._stop = threading.Event()
         self._aside_until_ms = 0.0
+        self._not_delivered: KafkaError | None = None
+        """Why the last beat was not stored; None if it was."""
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -181,7 +196,8 @@ class Elector:
                     self._take(message, log)
                 producer.poll(0)
                 for partition, beat in self._due():
-                    producer.produce(self.topic, beat.render(), partition=partition)
+                    producer.produce(self.topic, beat.render(), partition=partition, on_delivery=self._delivered)
+                self._note_if_late()
                 if log.fatal or producer_log.fatal:
                     raise UnavailableError(f"election {self.group!r}: {log.fatal or producer_log.fatal}")
         finally:
@@ -245,10 +261,11 @@ class Elector:
         if beat is None or partition is None or offset is None:
             return
         with self._lock:
-            self.failure = None
             candidacy = self._candidacies.get(partition)
             if candidacy is not None:
                 self._report(partition, candidacy.receive(beat, offset, self._clock.lease_ms()))
+            if not self._late():
+                self.failure = None
 
     def _due(self) -> list[tuple[int, Beat]]:
         """End the terms whose deadline has passed, and return the beats that are due."""
@@ -260,6 +277,28 @@ class Elector:
                 if beat is not None:
                     due.append((partition, beat))
         return due
+
+    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+        self._not_delivered = error
+
+    def _late(self) -> list[int]:
+        """Return the partitions that this member owns and should lead by now."""
+        now_ms, most_ms = self._clock.lease_ms(), _LATE_AFTER_DEADLINES * self._timing.receive_deadline_ms
+        return sorted(number for number, own in self._candidacies.items() if own.waited_ms(now_ms) > most_ms)
+
+    def _note_if_late(self) -> None:
+        with self._lock:
+            late = self._late()
+        if late:
+            reason = "" if self._not_delivered is None else f": {self._not_delivered.str()}"
+            numbers = first_few(late, _MOST_SHOWN)
+            self._note_failure(
+                UnavailableError(
+                    f"election {self.group!r}: this member cannot lead, because its records in topic {self.topic!r}, "
+                    f"partition {numbers}, are not stored or not read back{reason}. Check that each partition has a "
+                    "leader and as many in-sync replicas as min.insync.replicas requires"
+                )
+            )
 
     def _note_failure(self, error: MarshalError) -> None:
         if str(error) != str(self.failure):

@@ -119,6 +119,7 @@ class Candidacy:
         """The sending times of the beats that can still be read back in time, by number."""
         self._number = 0
         self._next_beat_ms = 0.0
+        self._candidate_from_ms = 0.0
         self._ends_ms = 0.0
         self.term: Term | None = None
         self._rivals: deque[int] = deque(maxlen=_MOST_RIVALS)
@@ -170,6 +171,11 @@ class Candidacy:
         """Return whether the term holds at `now_ms`, also if its deadline has passed since the last call of `tick`."""
         return self.term is not None and now_ms < self._ends_ms
 
+    def waited_ms(self, now_ms: float) -> float:
+        """Return how long this member has owned the partition without a term, in milliseconds."""
+        is_waiting = self.term is None and self._id is not None
+        return now_ms - self._candidate_from_ms if is_waiting else 0.0
+
     def may_have_successor(self, fence: int) -> bool:
         """Return whether another member may have started a term with this fence after this member's term.
 
@@ -200,7 +206,7 @@ class Candidacy:
         self._id = next(self._ids)
         self._sent_ms = {}
         self._number = 0
-        self._next_beat_ms = now_ms
+        self._next_beat_ms = self._candidate_from_ms = now_ms
         self._rivals.clear()
 
     def _resign(self, reason: str) -> list[Event]:

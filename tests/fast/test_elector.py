@@ -4,11 +4,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
 from marshal_dagster.election import elector as module
 from marshal_dagster.election.elector import Elector
-from marshal_dagster.election.rules import Candidacy, Term, Timing
+from marshal_dagster.election.rules import Beat, Candidacy, Term, Timing
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 
@@ -116,3 +116,32 @@ def test_who_stands_aside_is_out_of_the_group_for_a_while() -> None:
     assert elector._aside_s == 10
     now_ms = 10_000
     assert elector._aside_s == 0
+
+
+def test_a_member_that_should_lead_and_does_not_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """It is not a healthy standby, because no member leads. The failure ends once it reads back its own beats."""
+    now_ms = 0.0
+    clock = cast("Any", SimpleNamespace(lease_ms=lambda: now_ms))
+    elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group", clock=clock)
+    for partition in (0, 1):
+        elector._candidacies[partition] = Candidacy(Timing(receive_deadline_ms=5_000), iter(["id", "another"]))
+        elector._candidacies[partition].gain(now_ms)
+    elector._delivered(KafkaError(KafkaError._MSG_TIMED_OUT), cast("Any", None))
+    now_ms = 10_000
+    elector._note_if_late()
+    assert elector.failure is None
+    now_ms = 10_001
+    beats = dict(elector._due())
+    for _ in range(2):
+        elector._note_if_late()
+    assert "'topic', partition 0, 1, are not stored or not read back: Local: Message timed out" in str(elector.failure)
+    assert caplog.text.count("this member cannot lead") == 1
+    for partition, beat in beats.items():
+        assert elector.failure is not None
+        elector._take(message_of(beat, partition), cast("Any", None))
+    assert (elector.failure, elector.term(0)) == (None, Term(7, "id"))
+
+
+def message_of(beat: Beat, partition: int) -> Any:  # noqa: ANN401
+    """Return a record with a beat at offset 7."""
+    return SimpleNamespace(error=lambda: None, value=beat.render, partition=lambda: partition, offset=lambda: 7)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 
 from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Event, TermEnded, TermStarted, Timing
@@ -175,13 +176,40 @@ def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConne
             assert topics.has_consumers(elector.group)
         assert isinstance(events[1], TermEnded)
         assert events[1].reason == "read back none of its own beats of the last 1 s"
+        wait_until(lambda: elector.failure is not None, "the elector reports that it cannot lead", WITHIN_S)
+        assert "are not stored or not read back: Broker: Message size too large" in str(elector.failure)
         set_largest(connection, name, 10_000)
         second = elector.wait_for_term(WITHIN_S)
         assert second is not None
         assert second.fence > first.fence
         assert second.leader_id != first.leader_id
+        wait_until(lambda: elector.failure is None, "the failure is over", WITHIN_S)
     assert [type(event) for event in events] == [TermStarted, TermEnded, TermStarted, TermEnded]
     assert elector.term() is None
+
+
+def test_a_group_that_cannot_be_joined_is_told(connection: KafkaConnection, topic: MakeTopic) -> None:
+    """If another program uses the election's group, the member can never join, and reports that."""
+    name = topic(1, LEADER_SETTINGS)
+    group = f"group-{name}"
+    other = Consumer(
+        {
+            "bootstrap.servers": connection.bootstrap_servers,
+            "group.id": group,
+            "partition.assignment.strategy": "range",
+        }
+    )
+    other.subscribe([name])
+    try:
+        wait_until(lambda: other.poll(0.1) is None and bool(other.assignment()), "the other is a member", WITHIN_S)
+        with Elector(connection, name, group) as elector:
+            wait_until(
+                lambda: other.poll(0.1) is None and elector.failure is not None, "the elector reports it", WITHIN_S
+            )
+            assert f"cannot take part in election {group!r}" in str(elector.failure)
+            assert "\n" not in str(elector.failure)
+    finally:
+        other.close()
 
 
 def set_largest(connection: KafkaConnection, topic: str, size: int) -> None:
