@@ -21,7 +21,7 @@ from marshal_dagster.coordinator.messages import (
     render,
 )
 from marshal_dagster.election.elector import LEADER_SETTINGS
-from marshal_dagster.errors import ConfigurationError, TopicNotFoundError, UnavailableError
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
@@ -123,7 +123,8 @@ class CoordinatorTopics:
             partitions: The number of partitions that each topic had when the coordinator started.
 
         Raises:
-            ConfigurationError: The topics have different numbers of partitions, or not `partitions` each.
+            ConfigurationError: The topics have different numbers of partitions, or not `partitions` each. Or the topic
+                with the coordinators' messages is not compacted.
             TopicNotFoundError: A topic does not exist.
             AuthorizationError: The user may not read the members' messages, or read and write the other topics.
             UnavailableError: The brokers do not answer in time.
@@ -132,6 +133,7 @@ class CoordinatorTopics:
             topics.require(on_topic(self.member_messages, Right.READ))
             for topic in (self.coordinator_messages, self.leader):
                 topics.require(on_topic(topic, Right.READ, Right.WRITE))
+            self._check_keeps_shares(topics)
             if self._check_counts(topics) != partitions:
                 raise ConfigurationError(
                     f"topic {self.member_messages!r} had {partitions} partitions when this process started, and has "
@@ -152,6 +154,21 @@ class CoordinatorTopics:
         with Topics(connection) as topics:
             topics.require(on_topic(self.coordinator_messages, Right.READ))
             topics.require(on_topic(self.member_messages, Right.WRITE))
+
+    def _check_keeps_shares(self, topics: Topics) -> None:
+        """Raise `ConfigurationError` if the topic deletes the members' shares after some time.
+
+        Pass if this user may not see the topic's settings.
+        """
+        try:
+            policy = topics.settings(self.coordinator_messages).get("cleanup.policy")
+        except AuthorizationError:
+            return
+        if policy != "compact":
+            raise ConfigurationError(
+                f"topic {self.coordinator_messages!r} has cleanup.policy {policy}, so it deletes the shares of members "
+                "after some time, and their runs then claim no partition: set it to compact alone"
+            )
 
     def _check_counts(self, topics: Topics) -> int:
         """Return the number of partitions of each topic. Raises `ConfigurationError` if the topics differ."""

@@ -186,6 +186,18 @@ def test_topics_that_do_not_fit_each_other_are_told(
     topics_of.check(connection, 4)
 
 
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_topic_that_forgets_shares_is_told(
+    connection: KafkaConnection, topics: Topics, topic: MakeTopic, policy: str
+) -> None:
+    """A stable group gets no new shares. Once the old ones are deleted, the runs of its members claim nothing."""
+    made = CoordinatorTopics(topic(1))
+    topics.create(made.coordinator_messages, 1, 1, {"cleanup.policy": policy})
+    topics.create(made.leader, 1, 1)
+    with pytest.raises(ConfigurationError, match=f"'{made.coordinator_messages}' has cleanup.policy .* compact alone"):
+        made.check(connection, 1)
+
+
 def test_a_second_of_the_same_name_is_refused(
     connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
 ) -> None:
