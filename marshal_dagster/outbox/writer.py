@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 _ROWS_AT_ONCE: Final = 1_000
+_UNKNOWN: Final = -1
+"""The row count of a driver that does not report one."""
 
 _INSERT: Final[LiteralString] = "INSERT INTO {rows} (topic, key, value, header_keys, header_values) "
 
@@ -88,13 +90,15 @@ class Outbox:
             The number of records written.
 
         Raises:
-            ConfigurationError: A record cannot be published. It and the other records of its thousand are not written.
+            ConfigurationError: A record cannot be published; it and the other records of its thousand are not written.
+                Or a trigger of the table skips records: then roll the transaction back.
             psycopg.Error: The database refused the rows.
         """
         count = 0
         with connection.cursor() as cursor:
             for rows in self._batches(records):
                 cursor.executemany(self._statement(), rows)
+                self._check_written(len(rows), cursor.rowcount, connection)
                 count += len(rows)
         return count
 
@@ -109,13 +113,15 @@ class Outbox:
             The number of records written.
 
         Raises:
-            ConfigurationError: A record cannot be published. It and the other records of its thousand are not written.
+            ConfigurationError: A record cannot be published; it and the other records of its thousand are not written.
+                Or a trigger of the table skips records: then roll the transaction back.
             psycopg.Error: The database refused the rows.
         """
         count = 0
         async with connection.cursor() as cursor:
             for rows in self._batches(records):
                 await cursor.executemany(self._statement(), rows)
+                self._check_written(len(rows), cursor.rowcount, connection)
                 count += len(rows)
         return count
 
@@ -133,7 +139,8 @@ class Outbox:
             The number of records written.
 
         Raises:
-            ConfigurationError: A record cannot be published. It and the other records of its thousand are not written.
+            ConfigurationError: A record cannot be published; it and the other records of its thousand are not written.
+                Or a trigger of the table skips records: then roll the transaction back.
             sqlalchemy.exc.SQLAlchemyError: The database refused the rows.
         """
         from sqlalchemy import ARRAY, LargeBinary, String, column, insert, table
@@ -144,12 +151,30 @@ class Outbox:
         target = insert(table(self._tables.name, *columns, schema=self._tables.schema))
         count = 0
         for rows in self._batches(records):
-            session.execute(target, [dict(zip(names, row, strict=True)) for row in rows])
+            given = [dict(zip(names, row, strict=True)) for row in rows]
+            result = session.execute(target, given, execution_options={"preserve_rowcount": True})
+            self._check_written(len(rows), getattr(result, "rowcount", _UNKNOWN))
             count += len(rows)
         return count
 
     def _statement(self) -> Any:  # noqa: ANN401 - psycopg's
         return self._tables.named(_INSERT + "VALUES (%s, %s, %s, %s, %s)")
+
+    def _check_written(
+        self,
+        wanted: int,
+        written: int,
+        connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None" = None,
+    ) -> None:
+        """Raise `ConfigurationError` if fewer rows were written than wanted; pass if the number is not known yet."""
+        from psycopg.pq import PipelineStatus
+
+        is_known = connection is None or connection.info.pipeline_status is PipelineStatus.OFF
+        if is_known and _UNKNOWN < written < wanted:
+            raise ConfigurationError(
+                f"outbox {self._tables.name!r}: {wanted - written} of {wanted} records were not written, because a "
+                "trigger or rule of its table skips rows. Roll this transaction back, and remove the trigger or rule"
+            )
 
     def _batches(self, records: Iterable[OutboxRecord]) -> Iterator[list[tuple[Any, ...]]]:
         if isinstance(records, OutboxRecord):

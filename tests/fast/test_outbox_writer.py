@@ -49,10 +49,12 @@ def test_the_largest_record_there_may_be() -> None:
 class Cursor:
     """A cursor that accepts rows as psycopg's does, and stores nothing."""
 
+    rowcount = -1
+
     def __enter__(self) -> Self:
         return self
 
-    def nothing(self, *_: object) -> None:
+    def nothing(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
     cursor = __enter__
