@@ -98,6 +98,26 @@ class OutboxTopics:
             topics.create(self.notes, 1, copies, {**NOTES_SETTINGS, **safe})
 
 
+class _Progress:
+    """Whether the rows of a drain become fewer: each row is published or set aside after a while."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._first: int | None = None
+        self._since_s = time.monotonic()
+
+    def check(self, outbox: str, first: int | None) -> None:
+        """Raise `MarshalError` if `first`, the smallest id of the waiting rows, is the same for too long."""
+        if first is None or first != self._first:
+            self._first, self._since_s = first, time.monotonic()
+        elif time.monotonic() - self._since_s > self._patience_s:
+            raise MarshalError(
+                f"outbox {outbox!r}: row {first} was neither published nor set aside within {self._patience_s:g} s. "
+                "Look at the log of the harvester that leads (`marshal-dagster outbox status` names it), and at the "
+                "rows that are set aside, then drain again"
+            )
+
+
 class Harvester:
     """A harvester, which publishes the rows of an outbox to Kafka while it leads.
 
@@ -207,7 +227,8 @@ class Harvester:
         """Harvest until all rows that exist now are published or set aside, by this harvester or another leader.
 
         Args:
-            patience_s: After failing for this long, in seconds, the error is raised.
+            patience_s: After failing for this long, in seconds, the error is raised. It is also raised if the first row
+                waits for longer, although nothing fails; the patience of `HarvestLimits` for topics is added then.
 
         Returns:
             The number of rows that this harvester has published.
@@ -217,22 +238,25 @@ class Harvester:
             TopicNotFoundError: One of the outbox's topics does not exist.
             AuthorizationError: The user may not use one of these topics.
             UnavailableError: The database or the brokers do not answer.
-            MarshalError: Another error has lasted for `patience_s`.
+            MarshalError: Another error has lasted for `patience_s`, or a row waits without one.
         """
         self._alive_at_s = time.monotonic()
         registration, before = self._look_up(), self.counts.published
         with closing(OutboxInspector(self._tables)) as backlog:
             last = backlog.last_id()
+            progress = _Progress(patience_s + self._options.limits.topic_patience_s)
 
             def is_over() -> bool:
                 if self.failure is not None and self.failing_s > patience_s:
                     raise self.failure
                 try:
-                    return last is None or backlog.is_empty_up_to(last)
+                    first = None if last is None else backlog.first_id(last)
                 except UnavailableError as error:
                     self._note(error)
                     self._pause(_FIRST_PAUSE_S)
                     return False
+                progress.check(self.name, first)
+                return first is None
 
             self._stand(registration, is_over)
         return self.counts.published - before

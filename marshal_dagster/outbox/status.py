@@ -94,12 +94,12 @@ class OutboxInspector(OutboxConnection):
             found = connection.execute(self._tables.named("SELECT max(id) FROM {rows}"), ()).fetchone()
         return None if found is None else found[0]
 
-    def is_empty_up_to(self, last: int) -> bool:
-        """Return whether no row with an id up to `last` waits."""
+    def first_id(self, last: int) -> int | None:
+        """Return the smallest id of the waiting rows with an id up to `last`; None if there is none."""
         with self._asking() as connection:
-            statement = self._tables.named("SELECT EXISTS (SELECT FROM {rows} WHERE id <= %s)")
+            statement = self._tables.named("SELECT id FROM {rows} WHERE id <= %s ORDER BY id LIMIT 1")
             found = connection.execute(statement, (last,)).fetchone()
-        return found is not None and not found[0]
+        return None if found is None else found[0]
 
     def parked(self, limit: int = 100, ids: Sequence[int] | None = None) -> list[ParkedRow]:
         """Return at most `limit` rows that are set aside, sorted by id; with `ids`, only those."""

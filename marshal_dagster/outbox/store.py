@@ -1,11 +1,13 @@
 """The PostgreSQL side of a harvester: takes rows, deletes published rows and sets others aside, in one transaction."""
 
+import logging
 import os
 import socket
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster._internal.postgres import identifier
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.outbox.interfaces import (
     BatchTransaction,
     Row,
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
     from marshal_dagster._internal.postgres import Connection
 
+logger = logging.getLogger(__name__)
+
+_MOST_SHOWN: Final = 10
 _SETTINGS: Final = (
     "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=5s -c enable_seqscan=off"
 )
@@ -86,9 +91,13 @@ _PARK: Final[LiteralString] = """
         ON CONFLICT (id) DO NOTHING RETURNING id
     )
     SELECT (SELECT count(*) FROM kept), (SELECT count(*) FROM gone WHERE id NOT IN (SELECT id FROM kept)
-        AND NOT EXISTS (SELECT FROM {parked} AS p WHERE p.id = gone.id))
+        AND NOT EXISTS (SELECT FROM {parked} AS p WHERE p.id = gone.id)),
+        ARRAY(SELECT r.id FROM {rows} AS r JOIN wanted AS w ON {is_meant} WHERE r.id NOT IN (SELECT id FROM gone)
+        ORDER BY r.id)
     """
-"""SQL that sets rows aside. It returns the number of these rows, and the number of rows that are in neither table.
+"""SQL that sets rows aside.
+
+It returns the number of these rows, the number of rows that are in neither table, and the ids of those that wait.
 
 A row that is set aside already was copied back by hand. It is deleted from the outbox, and its first reason stays: the
 harvester has no right to change it. If a different row with the same id is set aside, the row waits, so that neither
@@ -103,6 +112,8 @@ class PostgresStore(OutboxConnection):
         """Use these tables; `leader` is the name that operators see, by default `HOST:PID` of this process."""
         super().__init__(tables)
         self._leader = leader or f"{socket.gethostname()}:{os.getpid()}"
+        self._waiting: list[int] = []
+        """The rows that could not be set aside in the last attempt."""
 
     def begin(self) -> int:
         """Start a session (`Store.begin`)."""
@@ -173,13 +184,27 @@ class PostgresStore(OutboxConnection):
             )
         if _count(struck) < len(turn.done.rows):
             self._check_struck(connection, turn)
-        set_aside, lost = (0, 0) if parking is None else parking.fetchone() or (0, 0)
+        set_aside, lost, waiting = (0, 0, []) if parking is None else parking.fetchone() or (0, 0, [])
         if lost:
             connection.rollback()
             raise self._tables.hindered(f"{lost} rows to set aside would be lost", "skips the insert")
+        if parking is not None:
+            self._warn_of(waiting)
         taken = [] if rows is None else [_row(found) for found in rows]
         connection.commit()
         return TransactionResult(taken, _count(struck), set_aside)
+
+    def _warn_of(self, waiting: list[int]) -> None:
+        """Log which rows can neither be published nor set aside, once while these are the same rows."""
+        before, self._waiting = self._waiting, waiting
+        if waiting and waiting != before:
+            logger.warning(
+                "outbox %r: rows %s can neither be published nor set aside, because other rows with the same ids are "
+                "set aside. Delete those with `marshal-dagster outbox parked delete`, or correct why these cannot be "
+                "published",
+                self._tables.name,
+                first_few(waiting, _MOST_SHOWN),
+            )
 
     def _check_struck(self, connection: "Connection", turn: BatchTransaction) -> None:
         """Raise `ConfigurationError` if a published row still exists.

@@ -222,9 +222,9 @@ class Backlog:
         """Return an id."""
         return 7
 
-    def is_empty_up_to(self, _: int) -> bool:
-        """Return whether no row remains."""
-        return self.is_empty()
+    def first_id(self, _: int) -> int | None:
+        """Return the first row that remains."""
+        return None if self.is_empty() else 3
 
     def close(self) -> None:
         """Do nothing."""
@@ -263,6 +263,19 @@ def test_a_drain_of_a_busy_outbox_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backlog, "is_empty", staticmethod(lambda: busy.turns >= 3))
     scene.harvester.drain()
     assert (busy.turns, busy.has_finished) == (3, True)
+
+
+def test_a_drain_in_which_a_row_stays_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that can neither be published nor be set aside is no failure of the harvester, yet the drain must end."""
+    monkeypatch.setattr(harvester, "OutboxInspector", Backlog)
+    monkeypatch.setattr(harvester, "_LOOK_S", 0.0)
+    scene = Scene()
+    busy = BusyHarvest(scene.harvester)
+    monkeypatch.setattr(scene.harvester, "_harvest", lambda *_: busy)
+    monkeypatch.setattr(scene, "step_down", lambda *_: None)
+    with pytest.raises(MarshalError, match=r"'outbox': row 3 was neither published nor set aside within -1 s"):
+        scene.harvester.drain(patience_s=-31.0)
+    assert busy.turns == 1
 
 
 def test_a_drain_that_fails_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:

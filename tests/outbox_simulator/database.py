@@ -84,7 +84,7 @@ class Database:
             return [(transaction.session,)]
         if "WITH wanted" in statement:
             removed = self._remove(transaction, transaction.parked, statement, parameters)
-            return [(len(removed), 0)]  # no trigger keeps parked rows
+            return [(len(removed), 0, [])]  # no trigger and no row with the same id keeps rows
         if "DELETE FROM {rows}" in statement:
             return self._remove(transaction, transaction.deleted, statement, parameters)
         if "SELECT count(*) FROM {rows}" in statement:
