@@ -44,6 +44,16 @@ _REGISTRY: Final[LiteralString] = """
     )
     """
 
+_TRIGGER: Final[LiteralString] = "marshal_wake"
+_TRIGGER_STATE: Final[LiteralString] = """
+    SELECT t.tgenabled::text FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = %s AND t.tgname = %s
+    """
+_ENABLED: Final = frozenset({"O", "A"})
+_LOCK_TIMEOUT: Final = "10s"
+"""How long the creation of tables waits for a lock. While it waits for a table, writers of that table wait too."""
+
 MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
     (
         """
@@ -176,9 +186,10 @@ class OutboxTables:
         Raises:
             ConfigurationError: The role lacks a right, the tables have a newer version, or they could lose committed
                 rows (such as unlogged tables).
-            UnavailableError: The database does not answer.
+            UnavailableError: The database does not answer, or an open transaction has locked a table for 10 s.
         """
         with self.telling(), self.database.connect(is_one_transaction=True) as connection:
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,))
             be_only_creator(connection)
             connection.execute(self.named(_REGISTRY), ())
             connection.execute(
@@ -189,11 +200,17 @@ class OutboxTables:
             for statements in MIGRATIONS[registration.version :]:
                 for statement in statements:
                     connection.execute(self.named(statement), ())
-            switch: LiteralString = "ENABLE" if notifies else "DISABLE"
-            connection.execute(self.named("ALTER TABLE {rows} " + switch + " TRIGGER marshal_wake"), ())
+            self._switch_trigger(connection, notifies=notifies)
             connection.execute(self.named("UPDATE {registry} SET version = %s WHERE name = %s"), (VERSION, self.name))
             self.check_rows_are_kept(connection)
             return self.registration(connection)
+
+    def _switch_trigger(self, connection: "Connection", *, notifies: bool) -> None:
+        """Enable or disable the trigger, unless it is in that state: the change waits for all open writers."""
+        found = connection.execute(_TRIGGER_STATE, (self.schema, self.name, _TRIGGER)).fetchone()
+        if found is None or (found[0] in _ENABLED) != notifies:
+            switch: LiteralString = "ENABLE" if notifies else "DISABLE"
+            connection.execute(self.named("ALTER TABLE {rows} " + switch + " TRIGGER " + _TRIGGER), ())
 
     def registration(self, connection: "Connection", *, is_any_version: bool = False) -> OutboxRegistration:
         """Return the outbox's entry in the registry.
@@ -252,6 +269,11 @@ class OutboxTables:
         said = self.database.error_text(error)
         if isinstance(error, errors.UndefinedTable):
             return self.missing()
+        if isinstance(error, errors.LockNotAvailable):
+            return UnavailableError(
+                f"outbox {self.name!r}: an open transaction has locked its tables for too long: {said}; end that "
+                "transaction (pg_stat_activity shows it), then try again"
+            )
         if isinstance(error, errors.InsufficientPrivilege):
             return ConfigurationError(
                 f"outbox {self.name!r}: PostgreSQL refused an operation: {said}; grant the missing right to this role"

@@ -1,15 +1,19 @@
 """Outbox tables with triggers that skip statements, on a real PostgreSQL."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from typing import LiteralString, NamedTuple
 
 import psycopg
 import pytest
+import sqlalchemy
 from psycopg import sql
+from sqlalchemy.orm import Session as OrmSession
 
 from marshal_dagster._internal.postgres import Database
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.outbox import schema as schema_module
 from marshal_dagster.outbox.interfaces import BatchTransaction, Parked, PublishedBatch, Row, RowReference
 from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector
@@ -64,6 +68,74 @@ def site(postgres: str) -> Iterator[Site]:
             yield Site(
                 connection, tables, store, session, store.turn(session, BatchTransaction(limit=10, limit_bytes=99)).rows
             )
+
+
+def test_tables_that_are_there_are_made_again_beside_open_writers(
+    site: Site, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each deployment may create the tables. A transaction that stays open must stop neither that nor other writers."""
+    monkeypatch.setattr(schema_module, "_LOCK_TIMEOUT", "300ms")
+    outbox = Outbox("outbox", schema=site.tables.schema)
+    with psycopg.connect(postgres) as idle:
+        outbox.stash(idle, [OutboxRecord("orders", "open")])
+        site.tables.create(notifies=False)
+        with pytest.raises(UnavailableError, match=r"'outbox': an open transaction has locked .* \(pg_stat_activity"):
+            site.tables.create(notifies=True)
+        site.connection.execute("SET statement_timeout = '5s'")
+        outbox.stash(site.connection, [OutboxRecord("orders", "beside")])
+        idle.rollback()
+    for notifies in (True, False, True):
+        site.tables.create(notifies=notifies)
+        state = site.connection.execute(
+            "SELECT tgenabled FROM pg_trigger WHERE tgrelid = 'outbox'::regclass"
+        ).fetchone()
+        assert state == ("O" if notifies else "D",)
+
+
+def test_a_trigger_that_drops_new_rows_is_an_error(site: Site, postgres: str) -> None:
+    """Otherwise the caller would commit its change without the record. In a pipeline the number is not known yet."""
+    outbox, records = (
+        Outbox("outbox", schema=site.tables.schema),
+        [OutboxRecord("orders", str(n)) for n in range(2_001)],
+    )
+    engine = sqlalchemy.create_engine(postgres.replace("postgresql://", "postgresql+psycopg://"))
+    assert outbox.stash(site.connection, records) == 2_001
+    with OrmSession(engine) as session:
+        assert outbox.stash_sqlalchemy(session, records) == 2_001
+    with site.connection.pipeline():
+        assert outbox.stash(site.connection, records) == 2_001
+
+    async def stash() -> int:
+        async with await psycopg.AsyncConnection.connect(postgres) as connection:
+            return await outbox.stash_async(connection, records)
+
+    assert asyncio.run(stash()) == 2_001
+    site.add_trigger("INSERT ON outbox", "new.value = '1500'")
+    said = "outbox 'outbox': 1 of 1000 records were not written, because a trigger"
+    with pytest.raises(ConfigurationError, match=said):
+        outbox.stash(site.connection, records)
+    with pytest.raises(ConfigurationError, match=said), OrmSession(engine) as session:
+        outbox.stash_sqlalchemy(session, records)
+    with pytest.raises(ConfigurationError, match=said):
+        asyncio.run(stash())
+    engine.dispose()
+
+
+def test_rows_that_cannot_be_set_aside_are_told(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """Other rows with their ids are set aside, so they wait in the outbox. The log shows that once."""
+    assert site.set_aside() == 3
+    site.connection.execute("TRUNCATE outbox RESTART IDENTITY")
+    Outbox("outbox", schema=site.tables.schema).stash(
+        site.connection, [OutboxRecord("orders", f"new {n}") for n in "123"]
+    )
+    rows = site.store.turn(site.session, BatchTransaction(limit=10, limit_bytes=99)).rows
+    again = BatchTransaction(parked=[Parked(RowReference.of(row), "too large") for row in rows])
+    assert [site.store.turn(site.session, again).parked for _ in range(2)] == [0, 0]
+    assert caplog.text.count("rows 1, 2, 3 can neither be published nor set aside") == 1
+    with closing(OutboxInspector(site.tables)) as inspector:
+        assert inspector.drop([1, 2, 3]) == [1, 2, 3]
+    assert site.store.turn(site.session, again).parked == 3
+    assert (site.values("outbox"), site.values("outbox_parked")) == ([], [b"new 1", b"new 2", b"new 3"])
 
 
 def test_a_trigger_that_keeps_published_rows_is_an_error(site: Site) -> None:
