@@ -206,7 +206,8 @@ class Candidacy:
         self._id = next(self._ids)
         self._sent_ms = {}
         self._number = 0
-        self._next_beat_ms = self._candidate_from_ms = now_ms
+        self._next_beat_ms = now_ms
+        self._candidate_from_ms = now_ms
         self._rivals.clear()
 
     def _resign(self, reason: str) -> list[Event]:
