@@ -118,6 +118,7 @@ _TYPES = """
     CREATE DOMAIN {schema}.packed AS bytea;
     CREATE DOMAIN {schema}.packed_again AS {schema}.packed CHECK (octet_length(VALUE) < 9);
     CREATE DOMAIN {schema}.named AS text;
+    CREATE DOMAIN {schema}.host AS inet;
     CREATE DOMAIN {schema}.listed AS integer[];
     CREATE TYPE {schema}.mood AS ENUM ('sad', 'glad');
     CREATE TYPE {schema}.pair AS (a integer, b bytea)
@@ -191,6 +192,10 @@ def event_of(output: PostgresOutput, kind: str, literal: str, **events: Any) -> 
         ("timestamptz", "-infinity", b"-infinity"),
         ("interval", "1 mon -2 days 03:00", b"1 mon -2 days +03:00:00"),
         ("jsonb", '{"a": [1]}', b'{"a": [1]}'),
+        ("inet", "10.0.0.1", b"10.0.0.1"),
+        ("inet", "10.1.0.0/16", b"10.1.0.0/16"),
+        ("host", "::1", b"::1"),
+        ("cidr", "10.0.0.0/8", b"10.0.0.0/8"),
         ("uuid", "00000000-0000-0000-0000-00000000000A", b"00000000-0000-0000-0000-00000000000a"),
     ],
 )
