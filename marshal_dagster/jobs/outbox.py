@@ -49,12 +49,14 @@ def build_outbox_drain_job(
         harvester, start_s = outbox.harvester(), time.monotonic()
         try:
             with logs_to_run(context):
-                context.log.info(backlog_text(outbox.status()))
+                before = outbox.status()
+                context.log.info(backlog_text(before))
                 published = harvester.drain()
                 after = outbox.status()
         except MarshalError as error:
             raise Failure(str(error)) from None  # without a traceback
-        parked = harvester.counts.parked
+        # Another harvester may lead meanwhile and set rows aside.
+        parked = max(harvester.counts.parked, after.parked - before.parked)
         context.add_output_metadata(
             {
                 "published": published,

@@ -1,7 +1,9 @@
 """Check the outbox in Dagster: the sensor, the check and the resource, with a fake backlog."""
 
+import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from dagster import (
@@ -20,6 +22,7 @@ from marshal_dagster.assets.checks import build_outbox_check
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs.outbox import build_outbox_drain_job
 from marshal_dagster.outbox.backoff import HarvestLimits
+from marshal_dagster.outbox.harvest import HarvestCounts
 from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.schema import OutboxRegistration
 from marshal_dagster.outbox.status import OutboxStatus
@@ -181,3 +184,30 @@ def test_another_resource_in_its_place_is_told() -> None:
     sensor = build_outbox_backlog_sensor(DRAIN)
     with pytest.raises(ConfigurationError, match="it must be OutboxResource"):
         sensor(build_sensor_context(resources={"outbox": "no"}))
+
+
+class HarvestedByAnother(FakeOutbox):
+    """An outbox of which another harvester sets a row aside while this one drains it."""
+
+    counts: ClassVar[HarvestCounts] = HarvestCounts()
+    statuses: ClassVar[list[int]] = []
+
+    def status(self) -> OutboxStatus:
+        """Return the next status."""
+        return dataclasses.replace(super().status(), parked=self.statuses.pop(0))
+
+    def harvester(self) -> Any:  # noqa: ANN401 - a stand-in
+        """Return a harvester that stands by while another one drains the outbox."""
+        return SimpleNamespace(drain=lambda: 0, counts=self.counts)
+
+
+@pytest.mark.parametrize(("parked", "fails"), [([2, 3], True), ([2, 2], False), ([2, 0], False)])
+def test_a_drain_in_which_another_sets_rows_aside_fails(parked: list[int], fails: bool) -> None:
+    """The rows need an operator, whichever harvester could not publish them."""
+    HarvestedByAnother.statuses[:] = parked
+    box = HarvestedByAnother(connection=KAFKA, dsn="postgresql://localhost/db")
+    result = DRAIN.execute_in_process(resources={"outbox": box}, raise_on_error=False)
+    assert result.success is not fails
+    if fails:
+        (failure,) = [event.step_failure_data for event in result.all_events if event.is_step_failure]
+        assert "1 rows cannot be published and are set aside" in str(failure.error)
