@@ -6,6 +6,7 @@ It compares the group's positions with the topic's offsets (`_lag_reader`), and 
 
 import hashlib
 import math
+import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Final
 
 from dagster import (
     DefaultSensorStatus,
+    Failure,
     RunRequest,
     RunsFilter,
     SensorDefinition,
@@ -20,12 +22,14 @@ from dagster import (
     SensorResult,
 )
 
+from marshal_dagster.admin.log_access import require_certain
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
-from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
+from marshal_dagster.errors import ConfigurationError, DataTopicChangedError, TopicNotFoundError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
+from marshal_dagster.protocol.open_plans import OpenPlan, exhausted, open_plans, retry_commands
 from marshal_dagster.resources.claimer import require_group, resource_of
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.runs.abandoned_work import first_ten, why_unclaimable
+from marshal_dagster.runs.abandoned_work import first_ten, why_paused
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name
 from marshal_dagster.runs.status import FINISHED, MAY_CLAIM
 from marshal_dagster.sensors._cursor import Cursor
@@ -91,6 +95,9 @@ def build_lag_sensor(
     sensor waits before the next request, twice as long each time, up to an hour. It requests nothing while the group is
     paused. Partitions with an exhausted plan do not count. A partition without a position counts from its first record.
     The sensor reports records with a time in the future; unread records of their partition count as old.
+
+    A tick fails if only an operator can make the group continue: the coordination log is incomplete. It also fails if
+    it requests no run and no member works, but a plan is exhausted or the data topic was re-created.
 
     The sensor needs DESCRIBE on the data topic. It reads no record and joins no consumer group.
 
@@ -188,10 +195,12 @@ class _Tick:
         cursor, now_s = LagCursor.read(self.context.cursor), time.time()
         wall_ms = round(now_s * 1_000)
         with rationalizer.world() as world:
-            barred = why_unclaimable(world, self.group, self.topic, wall_ms)
+            require_certain(world, self.topic)
+            paused = why_paused(world, self.group, self.topic, wall_ms)
             positions = positions_of(world, self.group, self.topic, max_attempts=self.max_attempts, wall_ms=wall_ms)
-        if barred is not None:
-            return self._skip(cursor, barred)
+            plans = exhausted(open_plans(world, wall_ms, group=self.group, topic=self.topic), self.max_attempts)
+        if paused is not None:
+            return self._skip(cursor, paused)
         limits = _Limits(*(None if limit is None else limit.active(cursor) for limit in (self.records, self.age_s)))
         older_than_ms = None if limits.age_s is None else round((now_s - limits.age_s) * 1_000)
         try:
@@ -208,10 +217,24 @@ class _Tick:
         if lag.hidden:
             self.context.log.warning(text)
         if not is_above:
+            if not positions.working:
+                self._require_no_operator(lag, plans, text)
             return self._skip(cursor, text)
         if not limits.are_exceeded(lag.due, lag.old):
             return self._skip(cursor, f"{text}; the members that hold partitions are processing them")
         return self._request_runs(cursor, lag.due, positions, text, now_s)
+
+    def _require_no_operator(self, lag: TopicLag, plans: Sequence[OpenPlan], text: str) -> None:
+        """Raise an error if the topic was re-created or plans are exhausted, because no run would be requested."""
+        where = f"group {self.group!r}, topic {self.topic!r}"
+        if lag.is_recreated:
+            raise DataTopicChangedError(
+                f"{where}: {text}. Check what was processed of the old topic, then set the position with "
+                f"`{shlex.join(['marshal-dagster', 'position', 'reset', self.group, self.topic])}`"
+            )
+        if plans:
+            tried = first_ten([plan.tried for plan in plans], "; ")
+            raise Failure(f"{tried}. Runs do not retry it. Fix the cause, then run: {retry_commands(plans)}")
 
     def _skip(self, cursor: LagCursor, reason: str) -> SensorResult:
         self.context.log.info(reason)

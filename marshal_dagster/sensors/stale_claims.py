@@ -27,12 +27,14 @@ from dagster import (
 from pydantic import Field
 
 from marshal_dagster._internal.enums import enum_member
+from marshal_dagster.admin.log_access import require_certain
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, IncompleteLogError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.ops.user_function import check_arguments
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.open_plans import retry_command
+from marshal_dagster.protocol.world import World
 from marshal_dagster.resources.claimer import require_group, resource_of
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.abandoned_work import (
@@ -42,7 +44,7 @@ from marshal_dagster.runs.abandoned_work import (
     abandoned_partitions,
     first_ten,
     listed,
-    why_unclaimable,
+    why_paused,
 )
 from marshal_dagster.runs.announcements import announced_ranges
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name
@@ -148,6 +150,9 @@ def build_stale_claim_sensor(
     plan in three places: the log of the tick, the failed asset check of `build_exhausted_plans_check`, and
     `on_exhausted_plans`.
 
+    A tick fails if the coordination log of a topic is incomplete, because only an operator can recover it. If there is
+    other work, that is requested first.
+
     In `at_most_once` committed work is never repeated. The sensor reports the ranges that a run possibly dropped, in
     the log of the tick and as an observation of the topic. If Go consumers share the group, or it has no settings, an
     owner is stale 121 s after its last heartbeat.
@@ -252,6 +257,8 @@ class _Tick:
     """The exhausted plans of each topic."""
     reasons: list[str] = field(default_factory=list)
     """Why no run is requested for some of the unfinished work."""
+    incomplete: IncompleteLogError | None = None
+    """The error of a topic whose coordination log is incomplete."""
 
     def run(self, rationalizer: RationalizerResource) -> SensorResult:
         """Examine every topic, and return the result of the tick."""
@@ -264,7 +271,7 @@ class _Tick:
                 topic = target.topic
                 if world.group_of(self.group, topic).settings.delivery is DeliveryMode.AT_MOST_ONCE:
                     at_most_once.add(topic)
-                barred = why_unclaimable(world, self.group, topic, wall_ms)
+                barred = self._why_barred(world, topic, wall_ms)
                 if barred is None:
                     found[target] = abandoned_partitions(world, self.group, topic, wall_ms)
                 else:
@@ -282,12 +289,27 @@ class _Tick:
                 self._request_runs(target, wanted)
         for target in found:
             self._report_exhausted_plans(cursor, target.topic)
+        if self.incomplete is not None and not self._has_news(cursor):
+            raise self.incomplete
         return SensorResult(
             run_requests=self.requests,
             skip_reason=None if self.requests else SkipReason(self._why_skipped()),
             cursor=cursor.model_dump_json(),
             asset_events=self.events,
         )
+
+    def _why_barred(self, world: World, topic: str, wall_ms: int) -> str | None:
+        """Return why no member can claim the topic now, or None. Remember the error of an incomplete log."""
+        try:
+            require_certain(world, topic)
+        except IncompleteLogError as error:
+            self.incomplete = error
+            return str(error)
+        return why_paused(world, self.group, topic, wall_ms)
+
+    def _has_news(self, cursor: StaleClaimCursor) -> bool:
+        """Return whether a failure of the tick would lose anything: requests, events or changes of the cursor."""
+        return bool(self.requests or self.events) or cursor != StaleClaimCursor.read(self.context.cursor)
 
     def _add_reason(self, reason: str, level: int = logging.INFO) -> None:
         self.reasons.append(reason)

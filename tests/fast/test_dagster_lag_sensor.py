@@ -11,7 +11,13 @@ from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOr
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, TopicNotFoundError, UnavailableError
+from marshal_dagster.errors import (
+    ConfigurationError,
+    DataTopicChangedError,
+    IncompleteLogError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode
@@ -245,7 +251,9 @@ def test_a_topic_that_was_made_anew_is_not_counted(watch: Watch) -> None:
     watch.settings = {"max_lag_records": 0}
     watch.scene.work(watch.scene.delivery())
     watch.data.make(messages=5)
-    assert "not counted because the topic was re-created: partitions 0, 1, 2" in watch.skipped()
+    named = "not counted because the topic was re-created: partitions 0, 1, 2"
+    with pytest.raises(DataTopicChangedError, match=f"{named}.*marshal-dagster position reset {GROUP} {TOPIC}"):
+        watch.tick()
 
 
 # Hysteresis
@@ -398,7 +406,8 @@ def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None
     watch.scene.work(watch.scene.delivery(), max_records=3)
     for partition in range(4):
         watch.scene.broker.retain_from(partition, 1)
-    assert "no member can claim" in watch.skipped()
+    with pytest.raises(IncompleteLogError, match="marshal-dagster recover"):
+        watch.tick()
 
 
 def test_plans_that_were_tried_too_often_are_left_to_a_person(watch: Watch) -> None:
@@ -410,6 +419,49 @@ def test_plans_that_were_tried_too_often_are_left_to_a_person(watch: Watch) -> N
     assert watch.scene.key(0).plan_attempts == 2
     assert "20 records are unread, 20 of them in 2 unheld partitions" in watch.skipped()
     assert watch.skipped().endswith("not counted because their plan failed too many times: partitions 0")
+
+
+def test_a_tick_that_finds_only_exhausted_plans_fails(watch: Watch) -> None:
+    """No run would be requested any more, so the tick names the plan and the command that retries it."""
+    watch.settings = {"max_lag_records": 20, "max_attempts": 2}
+    for _ in range(3):
+        watch.hold((0,), max_records=3)
+        watch.scene.wait_until_stale()
+    watch.scene.drain(watch.scene.delivery(), partitions=(1, 2))
+    with pytest.raises(dg.Failure, match=rf"{TOPIC}/0 \[0, 3\) .* was tried 3 times.*retry {GROUP} {TOPIC} 0"):
+        watch.tick()
+    watch.data.append(1, 21)
+    assert len(watch.requests()) == 1, "runs can process the other partitions"
+
+
+def test_an_exhausted_range_fails_the_tick_too(watch: Watch) -> None:
+    """In a group that claims ranges, the offset stays before such a range."""
+    watch.settings = {"max_lag_records": 20, "max_attempts": 2}
+    for _ in range(3):
+        delivery = watch.scene.delivery(ranges=True)
+        watch.scene.batch(delivery, partitions=(0,), max_records=3).__enter__()
+        watch.scene.wait_until_stale()
+    watch.scene.drain(watch.scene.delivery(ranges=True), max_attempts=2)
+    with pytest.raises(dg.Failure, match=rf"{TOPIC}/0 \[0, 3\) .* was tried 3 times.*retry {GROUP} {TOPIC} 0"):
+        watch.tick()
+
+
+def test_ranges_done_after_an_exhausted_one_are_progress(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exhausted range keeps the group's offset where it is, although runs process the ranges after it."""
+    watch.settings = {"max_lag_records": 0}
+
+    def stands(*done: Range) -> None:
+        key = Key(offset=0, ranges=(Range(0, 2, Phase.PLANNED, attempts=5), *done))
+        found = GroupPositions({0: _position(key, is_claimed=False, max_attempts=5)}, ())
+        monkeypatch.setattr("marshal_dagster.sensors.lag.positions_of", lambda *_, **__: found)
+
+    stands()
+    (first,) = watch.requests()
+    watch.was_asked(first, SUCCESS)
+    assert "moved no position" in watch.skipped()
+    stands(Range(2, 4, Phase.DONE))
+    (second,) = watch.requests()
+    assert second.run_key != first.run_key
 
 
 def test_ranges_that_are_done_ahead_or_worn_out_are_not_unread(watch: Watch) -> None:

@@ -29,7 +29,7 @@ from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_i
 from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, IncompleteLogError, UnavailableError
 from marshal_dagster.jobs.batch import build_reprocess_job
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, GroupSettings, RuleSet, render
@@ -790,12 +790,14 @@ def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
     assert 90 <= int(told.split("for ")[1].split(" s")[0]) <= 101
 
 
-def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None:
-    """No member can claim after retention has cut the log, so no run is requested."""
+def test_a_log_that_can_only_be_observed_fails_the_tick(watch: Watch) -> None:
+    """After retention has cut the log no member can claim until an operator recovers it."""
     watch.die()
+    assert len(watch.requests()) == 1
     for partition in range(4):
         watch.scene.broker.retain_from(partition, 1)
-    assert "no member can claim" in watch.skipped()
+    with pytest.raises(IncompleteLogError, match="marshal-dagster recover"):
+        watch.tick()
 
 
 def test_another_groups_claims_are_not_this_sensors(watch: Watch) -> None:
