@@ -283,9 +283,17 @@ class _Tick:
         )
 
     def _digest(self, due: Sequence[UnreadRecords]) -> str:
-        """Return a digest of the group's positions in the due partitions, to find runs that did not move them."""
-        places = (place_of(unread.partition, unread.position.generation, unread.position.offset) for unread in due)
-        return hashlib.sha256("/".join([LAG, self.group, self.topic, *places]).encode()).hexdigest()[:24]
+        """Return a digest of what is done of the due partitions, to find runs that changed nothing.
+
+        Ranges count too, because an exhausted range keeps the offset where it is.
+        """
+        return hashlib.sha256("/".join([LAG, self.group, self.topic, *map(_place, due)]).encode()).hexdigest()[:24]
+
+
+def _place(unread: UnreadRecords) -> str:
+    position = unread.position
+    passed_over = [f"{range_.start}-{range_.end}" for range_ in position.passed_over]
+    return ".".join([place_of(unread.partition, position.generation, position.offset), *passed_over])
 
 
 @dataclass(frozen=True, slots=True)

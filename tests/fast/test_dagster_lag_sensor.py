@@ -246,8 +246,8 @@ def test_a_data_cluster_that_is_down_fails_the_tick(watch: Watch) -> None:
     assert watch.cursor is None
 
 
-def test_a_topic_that_was_made_anew_is_not_counted(watch: Watch) -> None:
-    """Runs would fail until an operator sets the position, so the tick names the partitions instead."""
+def test_a_topic_that_was_made_anew_fails_the_tick(watch: Watch) -> None:
+    """Runs would fail until an operator sets the position, so the tick requests none, and fails itself."""
     watch.settings = {"max_lag_records": 0}
     watch.scene.work(watch.scene.delivery())
     watch.data.make(messages=5)
@@ -401,8 +401,8 @@ def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
     assert LagCursor.read(watch.cursor).is_draining, "it continues after the pause"
 
 
-def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None:
-    """No member can claim after retention has cut the log, so no run is requested."""
+def test_a_log_that_can_only_be_observed_fails_the_tick(watch: Watch) -> None:
+    """After retention has cut the log no member can claim until an operator recovers it."""
     watch.scene.work(watch.scene.delivery(), max_records=3)
     for partition in range(4):
         watch.scene.broker.retain_from(partition, 1)
