@@ -181,8 +181,13 @@ def ended_at_s(record: RunRecord) -> float:
 
 def may_begin(record: RunRecord, now_s: float) -> bool:
     """Return whether an unfinished run may still claim: it is queued, or it was requested or updated recently."""
-    changed_s = max(requested_at_s(record), record.update_timestamp.timestamp())
-    return record.dagster_run.status is DagsterRunStatus.QUEUED or now_s - changed_s <= OPEN_RUN_PATIENCE_S
+    is_queued = record.dagster_run.status is DagsterRunStatus.QUEUED
+    return is_queued or now_s - changed_at_s(record) <= OPEN_RUN_PATIENCE_S
+
+
+def changed_at_s(record: RunRecord) -> float:
+    """Return when Dagster last changed a run, for example its status, or when it was requested, in unix seconds."""
+    return max(requested_at_s(record), record.update_timestamp.timestamp())
 
 
 def retry_backoff_s(first_wait_s: float, times: int) -> float:

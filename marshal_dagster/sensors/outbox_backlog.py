@@ -3,9 +3,12 @@
 It is an alternative to a harvester that runs as a service.
 """
 
+import time
 from typing import Final
 
 from dagster import (
+    DagsterInstance,
+    DagsterRunStatus,
     DefaultSensorStatus,
     JobDefinition,
     RunRequest,
@@ -21,8 +24,10 @@ from marshal_dagster.resources.claimer import resource_of
 from marshal_dagster.resources.outbox import OutboxResource, backlog_text
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S
 from marshal_dagster.runs.status import UNFINISHED
+from marshal_dagster.sensors._run_history import OPEN_RUN_PATIENCE_S, changed_at_s, retry_backoff_s
 
 OUTBOX_TAG: Final = "marshal/outbox"
+_RUNS_LOOKED_AT: Final = 100
 
 
 def build_outbox_backlog_sensor(
@@ -37,7 +42,9 @@ def build_outbox_backlog_sensor(
 ) -> SensorDefinition:
     """Build a sensor that requests a run of `drain_job` if too many rows wait, or rows wait too long.
 
-    It requests no run while another run of the job is unfinished.
+    It requests no run while another run of the job is unfinished. An unfinished run that is not queued no longer counts
+    after ten minutes, because Dagster may not notice that its host died. Each further one doubles the time, up to an
+    hour. Runs that are alive share the work: one publishes, and the others wait.
 
     Args:
         drain_job: The job of `build_outbox_drain_job`.
@@ -72,8 +79,7 @@ def build_outbox_backlog_sensor(
         age_s = status.oldest_age_s or 0.0
         if status.rows <= max_backlog_rows and (max_backlog_age_s is None or age_s <= max_backlog_age_s):
             return SkipReason(text)
-        under_way = RunsFilter(job_name=drain_job.name, statuses=list(UNFINISHED))
-        if context.instance.get_run_records(under_way, limit=1):
+        if _is_in_progress(context.instance, drain_job.name):
             return SkipReason(f"{text}; a run of {drain_job.name!r} is in progress")
         context.log.info("%s: requesting a run", text)
         return SensorResult(run_requests=[RunRequest(tags={OUTBOX_TAG: status.registration.name})])
@@ -87,3 +93,12 @@ def build_outbox_backlog_sensor(
         default_status=default_status,
         required_resource_keys={outbox_key},
     )
+
+
+def _is_in_progress(instance: DagsterInstance, job: str) -> bool:
+    """Return whether a run of the job is queued, or unfinished and not yet taken for dead."""
+    unfinished = instance.get_run_records(RunsFilter(job_name=job, statuses=list(UNFINISHED)), limit=_RUNS_LOOKED_AT)
+    if not unfinished or any(record.dagster_run.status is DagsterRunStatus.QUEUED for record in unfinished):
+        return bool(unfinished)
+    wait_s = retry_backoff_s(OPEN_RUN_PATIENCE_S, len(unfinished))
+    return time.time() <= max(map(changed_at_s, unfinished)) + wait_s

@@ -17,6 +17,9 @@ from dagster import (
     build_asset_check_context,
     build_sensor_context,
 )
+from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from pydantic import PrivateAttr
 
 from marshal_dagster.assets.checks import build_outbox_check
 from marshal_dagster.errors import ConfigurationError
@@ -105,6 +108,49 @@ def test_one_run_at_a_time(instance: DagsterInstance, status: DagsterRunStatus, 
     """While a run of the job is in progress, the sensor requests no other."""
     instance.create_run_for_job(DRAIN, status=status)
     assert isinstance(tick(instance, outbox(rows=5)), SensorResult) is asks
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.STARTED, DagsterRunStatus.NOT_STARTED])
+def test_a_run_whose_host_died_blocks_for_a_bounded_time(
+    instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, status: DagsterRunStatus
+) -> None:
+    """Without run monitoring such a run stays unfinished; a queued run is waited for."""
+    instance.create_run_for_job(DRAIN, status=status)
+    assert isinstance(tick(instance, outbox(rows=5)), SkipReason)
+    monkeypatch.setattr("marshal_dagster.sensors.outbox_backlog.OPEN_RUN_PATIENCE_S", -60)
+    assert isinstance(tick(instance, outbox(rows=5)), SensorResult)
+    location = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file="of_a_test.py"))
+    origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "all"), DRAIN.name)
+    instance.create_run_for_job(DRAIN, status=DagsterRunStatus.QUEUED, remote_job_origin=origin)
+    assert isinstance(tick(instance, outbox(rows=5)), SkipReason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "succeeds"),
+    [
+        ({"rows": 3}, True),
+        ({"rows": 3, "parked": 1}, True),
+        ({"parked": 1}, False),
+        ({"rows": 3, "parked_by_another": 1}, False),
+        ({"parked_by_another": 1}, False),
+    ],
+)
+def test_a_run_is_not_green_while_rows_are_set_aside(
+    instance: DagsterInstance, fields: dict[str, Any], succeeds: bool
+) -> None:
+    """Rows that another run or service set aside count too; a run that published others warns only."""
+    done = drain(instance, **fields)
+    assert done.success is succeeds
+    logged = [entry for entry in instance.all_logs(done.run_id) if "outbox parked list" in entry.to_json()]
+    assert bool(logged) is bool(fields.get("parked") or fields.get("parked_by_another"))
+
+
+def test_the_sensor_names_rows_that_are_set_aside(instance: DagsterInstance) -> None:
+    """No run publishes them, so the tick shows that an operator must act."""
+    result = tick(instance, outbox(parked=2))
+    assert isinstance(result, SkipReason)
+    assert "is empty" in (result.skip_message or "")
+    assert "2 rows are set aside: `marshal-dagster outbox parked list`" in (result.skip_message or "")
 
 
 def test_thresholds_that_cannot_be_are_refused() -> None:
