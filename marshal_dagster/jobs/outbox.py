@@ -10,7 +10,7 @@ from dagster import ExecutorDefinition, Failure, JobDefinition, OpExecutionConte
 
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.resources.claimer import resource_of
-from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text
+from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text, parked_text
 from marshal_dagster.runs.log_forwarding import logs_to_run
 
 
@@ -24,8 +24,9 @@ def build_outbox_drain_job(
     """Build the job that publishes the rows that an outbox has when the run starts.
 
     If a harvester service publishes at the same time, the run waits until the service has published these rows. If rows
-    are set aside because they cannot be published, the run fails after all other rows are published. The counts are in
-    the metadata of the run.
+    are set aside because they cannot be published, the run fails after all other rows are published. This includes rows
+    that a service sets aside meanwhile. If rows were set aside before, the run logs a warning, or fails if it published
+    nothing. The counts are in the metadata of the run.
 
     Args:
         name: The name of the job.
@@ -55,7 +56,6 @@ def build_outbox_drain_job(
                 after = outbox.status()
         except MarshalError as error:
             raise Failure(str(error)) from None  # without a traceback
-        # Another harvester may lead meanwhile and set rows aside.
         parked = max(harvester.counts.parked, after.parked - before.parked)
         context.add_output_metadata(
             {
@@ -71,6 +71,10 @@ def build_outbox_drain_job(
                 "published. `marshal-dagster outbox parked list` shows why, `outbox parked retry` retries them",
                 allow_retries=False,
             )
+        if after.parked and not published:
+            raise Failure(f"outbox {outbox.outbox!r}: {parked_text(after.parked)}", allow_retries=False)
+        if after.parked:
+            context.log.warning("outbox %r: %s", outbox.outbox, parked_text(after.parked))
 
     work = op(name=f"{name}_op", required_resource_keys={outbox_key})(drain)
 

@@ -140,10 +140,20 @@ class OutboxResource(CheckedResource):
 
 
 def backlog_text(status: OutboxStatus) -> str:
-    """Return a sentence with the number of waiting rows and the age of the oldest."""
+    """Return a sentence with the number of waiting rows and the age of the oldest, and of rows that are set aside."""
+    name = status.registration.name
+    aside = f"; {parked_text(status.parked)}" if status.parked else ""
     if status.oldest_age_s is None:
-        return f"outbox {status.registration.name!r} is empty"
-    return f"{status.rows} rows wait in outbox {status.registration.name!r}, the oldest for {status.oldest_age_s:.1f} s"
+        return f"outbox {name!r} is empty{aside}"
+    return f"{status.rows} rows wait in outbox {name!r}, the oldest for {status.oldest_age_s:.1f} s{aside}"
+
+
+def parked_text(parked: int) -> str:
+    """Return a sentence with the number of rows that are set aside, and what an operator can do."""
+    return (
+        f"{parked} rows are set aside: `marshal-dagster outbox parked list` shows why, `outbox parked retry` retries "
+        "them"
+    )
 
 
 def backlog_metadata(status: OutboxStatus) -> dict[str, MetadataValue[Any]]:
