@@ -1,14 +1,16 @@
 """Find what needs an operator in the world state.
 
 `status` and `top` show exhausted plans first. `status --check` also fails for open plans that no member holds, claims
-that are stale for long, and long pauses.
+that are stale for long, long pauses, an incomplete log, re-created data topics, and an unknown group.
 """
 
+import shlex
 from collections.abc import Iterator
 from typing import Any, Final
 
+from marshal_dagster.admin.pause import unknown_group
 from marshal_dagster.cli import output
-from marshal_dagster.cli.world_view import KeyOverview, LastHeartbeat, WorldView
+from marshal_dagster.cli.world_view import KeyOverview, LagUnknownReason, LastHeartbeat, WorldView, listed
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, exhausted, open_plans, retry_commands
 from marshal_dagster.protocol.staleness import stale_after_ms
 
@@ -48,8 +50,40 @@ def plan_json(plan: OpenPlan) -> dict[str, Any]:
 
 
 def other_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
-    """Return a line for each open plan that no member holds, each long stale claim and each long pause."""
-    return [*_left_plans(view, max_attempts), *_stale_claims(view), *_long_pauses(view)]
+    """Return a line for each open plan that no member holds, and for all else that needs an operator."""
+    return [
+        *_unknown_group(view),
+        *_incomplete_log(view),
+        *_recreated_topics(view),
+        *_left_plans(view, max_attempts),
+        *_stale_claims(view),
+        *_long_pauses(view),
+    ]
+
+
+def _unknown_group(view: WorldView) -> Iterator[str]:
+    name = view.wanted.group
+    if name is not None and not view.groups:
+        yield f"unknown group: {unknown_group(view.world, name)}"
+
+
+def _incomplete_log(view: WorldView) -> Iterator[str]:
+    if view.observed:
+        yield (
+            f"incomplete log: nothing can be claimed from coordination partitions {listed(view.observed)}; stop all "
+            "members of all groups, then run `marshal-dagster recover`"
+        )
+
+
+def _recreated_topics(view: WorldView) -> Iterator[str]:
+    for group in view.groups:
+        lags = [(key.place[0], key.lag.unknown) for key in group.keys if key.lag is not None]
+        for topic in sorted({topic for topic, unknown in lags if unknown is LagUnknownReason.OTHER_TOPIC}):
+            reset = shlex.join(["marshal-dagster", "position", "reset", group.name, topic])
+            yield (
+                f"re-created topic: positions of group {group.name!r} belong to a deleted topic {topic!r}, and runs "
+                f"fail; check what was processed of it, then run `{reset}`"
+            )
 
 
 def _left_plans(view: WorldView, max_attempts: int) -> Iterator[str]:

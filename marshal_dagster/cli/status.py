@@ -23,8 +23,9 @@ app = command_group("Show the world state.")
     "each key with its owner, offset and plan. Freshness and lag are as of now. If a coordinator leads a group, the "
     "member that each partition is assigned to is shown too. Plans that failed so often that members no longer try "
     "them come first, with the command that retries them. With --check the exit code is 1 if anything needs an "
-    "operator: such a plan, an open plan that no member holds, a claim that is stale for more than two minutes, or a "
-    "pause that ends in more than a day.",
+    "operator: such a plan, an open plan that no member holds, a claim that is stale for more than two minutes, a "
+    "pause that ends in more than a day, coordination partitions that are only observed, a re-created data topic, or a "
+    "group that the log does not have.",
     "status",
     "status --group flights --topic flights --json",
     "status --check --group flights",
@@ -59,6 +60,6 @@ def status(
             f"Coordination log {log.topic} (id {log.topic_id}), {which} coordination partitions",
             *world_tables.overview(view),
         )
-    if group is not None and group not in group_names(view.world):
+    if group is not None and not check and group not in group_names(view.world):
         output.write_note(unknown_group(view.world, group))
     return ExitCode.PROBLEMS if check and (exhausted or others) else ExitCode.OK

@@ -9,7 +9,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol.messages import WITHOUT_SETTINGS
 from marshal_dagster.protocol.state import Phase
 from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
-from tests.members import GROUP, HI_MS, TOPIC, Site
+from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, TOPIC, Site
 
 ALL = range(3)
 
@@ -197,6 +197,50 @@ def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
     assert (found.name, found.state) == ("exhausted plans", CheckState.PROBLEM)
     assert f"{TOPIC}/1 [50, 80) of group '{GROUP}' was tried 6 times" in found.found
     assert found.mend == COMMAND
+
+
+def test_top_and_doctor_count_the_attempts_of_the_ops(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ops may have another `max_attempts` than the default, as for `status`."""
+    monkeypatch.setattr(output, "wait", lambda _: None)
+    for attempts_of_ops, exhausted in ((5, 1), (6, 0)):
+        shown = act(capsys, "top", "--json", "--max-attempts", attempts_of_ops).json
+        assert len(shown["exhausted_plans"]) == exhausted
+        assert ("was tried" in act(capsys, "top", "--max-attempts", attempts_of_ops).out) == bool(exhausted)
+        reader = Rationalizer(site.log(), clock=site.clock)
+        reader.catch_up()
+        _, found, *_ = check_world(reader.identity, reader.world, site.clock.wall_ms(), attempts_of_ops)
+        assert (found.state is CheckState.PROBLEM) == bool(exhausted)
+
+
+def test_a_check_of_an_unknown_group_fails(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """A monitor with a misspelt group would otherwise never report anything."""
+    found = act(capsys, "status", "--check", "--group", "misspelt")
+    assert (found.code, found.err) == (1, "")
+    assert f"unknown group: the log has no group 'misspelt'; it has '{GROUP}'" in " ".join(found.out.split())
+    assert act(capsys, "status", "--group", "misspelt").code == 0
+    del site
+
+
+def test_a_check_of_a_log_that_is_only_observed_fails(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing can be claimed from such a coordination partition until an operator recovers it."""
+    site.broker.retain_from(site.home, 1)
+    found = act(capsys, "status", "--check", "--json")
+    assert found.code == 1
+    (line,) = [line for line in found.json["needs_operator"] if line.startswith("incomplete log")]
+    assert f"coordination partitions {site.home}; " in line
+    assert "`marshal-dagster recover`" in line
+
+
+def test_a_check_of_a_topic_that_was_made_anew_fails(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All runs fail then, until an operator sets the position."""
+    at_work_on(site, monkeypatch, world_reader, topics=FakeTopics(topic_id=OTHER_TOPIC_ID))
+    found = act(capsys, "status", "--check")
+    assert found.code == 1
+    assert f"run `marshal-dagster position reset {GROUP} {TOPIC}`" in " ".join(found.out.split())
 
 
 def test_status_checks_what_needs_an_operator(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
