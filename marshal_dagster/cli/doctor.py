@@ -21,7 +21,7 @@ from marshal_dagster.cli.doctor_checks.senders import check_senders, newest
 from marshal_dagster.cli.doctor_checks.snapshots import Retention, check_snapshots
 from marshal_dagster.cli.doctor_checks.topic_settings import check_snapshot_topic, check_topic_settings
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.options import DataLogOptions
+from marshal_dagster.cli.options import DataLogOptions, MaxAttempts
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.kafka_log import CLIENT_ID, KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
@@ -38,6 +38,7 @@ from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import KafkaInspector
 from marshal_dagster.kafka.topic_names import require_topic_name
+from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 
 app = command_group("Check what a deployment needs.")
 
@@ -50,14 +51,14 @@ app = command_group("Check what a deployment needs.")
     "reason why it matters and the command that fixes it. The exit code is 1 if there is a problem.",
     "doctor --bootstrap-servers localhost:9092",
 )
-def doctor(options: DataLogOptions) -> ExitCode:
+def doctor(*, max_attempts: MaxAttempts = DEFAULT_MAX_ATTEMPTS, options: DataLogOptions) -> ExitCode:
     """Run all checks and show the findings. The exit code is 1 if there is a problem.
 
     Raises:
         ConfigurationError: The name of the coordination topic is invalid.
     """
     require_topic_name("--coordination-topic", options.coordination_topic)
-    findings = [*check_machine(), *check_kafka(options)]
+    findings = [*check_machine(), *check_kafka(options, max_attempts)]
     wrong = any(finding.state is CheckState.PROBLEM for finding in findings)
     if options.as_json:
         output.write_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
@@ -79,7 +80,7 @@ class CheckedCluster:
         return acls.Principal(self.connection.bootstrap_servers, self.connection.username)
 
 
-def check_kafka(options: DataLogOptions) -> Iterator[Finding]:
+def check_kafka(options: DataLogOptions, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> Iterator[Finding]:
     """Check the connection, then the coordination topic, its log, and the data topics in the log."""
     try:
         connection = connection_of(options)
@@ -104,7 +105,7 @@ def check_kafka(options: DataLogOptions) -> Iterator[Finding]:
         home = opened(connection)
         data = home if data_connection == connection else opened(data_connection)
         try:
-            yield from check_deployment(options.coordination_topic, home, data)
+            yield from check_deployment(options.coordination_topic, home, data, max_attempts)
         except MarshalError as error:
             yield not_checked("coordination topic", str(error))
         throttled_s = max(home.cluster.throttled_s, data.cluster.throttled_s)
@@ -119,7 +120,9 @@ def _connection_fix(error: MarshalError) -> str:
     )
 
 
-def check_deployment(topic: str, home: CheckedCluster, data: CheckedCluster) -> Iterator[Finding]:
+def check_deployment(
+    topic: str, home: CheckedCluster, data: CheckedCluster, max_attempts: int = DEFAULT_MAX_ATTEMPTS
+) -> Iterator[Finding]:
     """Check a coordination topic and what its members need. Report what this user may not see, and skip it.
 
     Raises `MarshalError`.
@@ -161,7 +164,7 @@ def check_deployment(topic: str, home: CheckedCluster, data: CheckedCluster) -> 
             yield read
             return
         at_ms = SystemClock().wall_ms()
-        yield from check_world(read.identity, read.world, at_ms)
+        yield from check_world(read.identity, read.world, at_ms, max_attempts)
         yield from check_go_consumers(read.world, alive, topic, at_ms)
         yield from check_senders(newest(log, timeout_s, at_ms), read.world, at_ms)
         yield from check_snapshots(log, snapshots, retention, at_ms)

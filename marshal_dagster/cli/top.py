@@ -16,7 +16,7 @@ import typer
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.attention import exhausted_json, exhausted_lines
 from marshal_dagster.cli.command import command, command_group
-from marshal_dagster.cli.options import DataLogOptions, OnlyGroup, OnlyTopic
+from marshal_dagster.cli.options import DataLogOptions, MaxAttempts, OnlyGroup, OnlyTopic
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.position_rates import PositionRates
 from marshal_dagster.cli.world_reader import WorldReader, open_world_reader
@@ -30,6 +30,7 @@ from marshal_dagster.cli.world_view import (
 )
 from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.errors import UnavailableError
+from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.protocol.staleness import Freshness
 from marshal_dagster.protocol.state import Owner
 
@@ -69,6 +70,7 @@ def top(
         float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, help="Time between two readings.")
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Show the state once, and exit.")] = False,
+    max_attempts: MaxAttempts = DEFAULT_MAX_ATTEMPTS,
     options: DataLogOptions,
 ) -> None:
     """Show the state until the user ends it, or once. Raises `MarshalError`."""
@@ -80,9 +82,9 @@ def top(
             output.wait(interval)
             view = watched.look()
             if options.as_json:
-                output.write_json(_to_json(view, watched.rates))
+                output.write_json(_to_json(view, watched.rates, max_attempts))
             else:
-                output.show(*page(view, watched.rates))
+                output.show(*page(view, watched.rates, max_attempts=max_attempts))
         else:
             title = f"{options.coordination_topic}, every {interval:g} s, q ends"
             first = watched.look()  # an error is reported before the screen is taken
@@ -91,7 +93,9 @@ def top(
                 watch(
                     first,
                     watched.look,
-                    lambda view, problem: fill(lambda lines: page(view, watched.rates, title, problem, lines)),
+                    lambda view, problem: fill(
+                        lambda lines: page(view, watched.rates, title, problem, lines, max_attempts=max_attempts)
+                    ),
                     lambda: is_ended(interval),
                 )
 
@@ -156,13 +160,19 @@ def _is_ended(keyboards: list[int], seconds: float) -> bool:
 
 
 def page(
-    view: WorldView, rates: PositionRates, title: str = "", problem: str | None = None, lines: int | None = None
+    view: WorldView,
+    rates: PositionRates,
+    title: str = "",
+    problem: str | None = None,
+    lines: int | None = None,
+    *,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
 ) -> Iterator[str | Line | Table]:
     """Yield the groups, then as many keys as fit into `lines`. If not all fit, the most urgent are shown."""
     head = [output.styled(output.utc(view.at_ms) + (f"  {title}" if title else ""), "bold")]
     if problem is not None:
         head.append(output.styled(f"Kafka cannot be reached, so this is an older state: {problem}", "bold red"))
-    head += [output.styled(line, "bold red") for line in exhausted_lines(view)]
+    head += [output.styled(line, "bold red") for line in exhausted_lines(view, max_attempts)]
     if view.observed:
         head.append(output.styled(f"only observed: coordination partitions {listed(view.observed)}", "yellow"))
     yield from head
@@ -227,9 +237,9 @@ def _rate_text(per_second: float | None) -> str:
     return output.NOTHING if per_second is None else f"{per_second:.1f}"
 
 
-def _to_json(view: WorldView, rates: PositionRates) -> dict[str, Any]:
+def _to_json(view: WorldView, rates: PositionRates, max_attempts: int) -> dict[str, Any]:
     """Return the groups as `status --json` does, with the owners' silence and the speed of positions."""
-    shown = {"exhausted_plans": exhausted_json(view)} | to_json(view)
+    shown = {"exhausted_plans": exhausted_json(view, max_attempts)} | to_json(view)
     for group in view.groups:
         for row, key in zip(shown["groups"][group.name]["partitions"], group.keys, strict=True):
             row["silent_ms"] = None if key.last_heartbeat is None else key.last_heartbeat.silent_ms

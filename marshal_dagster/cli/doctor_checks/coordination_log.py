@@ -13,7 +13,7 @@ from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationa
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import MarshalError, TopicNotFoundError
 from marshal_dagster.protocol.messages import Invalid
-from marshal_dagster.protocol.open_plans import exhausted, open_plans, retry_commands
+from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, exhausted, open_plans, retry_commands
 from marshal_dagster.protocol.world import World
 
 _TOPIC: Final = "coordination topic"
@@ -54,20 +54,22 @@ def missing_topic(error: TopicNotFoundError, topic: str) -> Finding:
     )
 
 
-def check_world(identity: LogIdentity, world: World, at_ms: int) -> Iterator[Finding]:
+def check_world(
+    identity: LogIdentity, world: World, at_ms: int, max_attempts: int = DEFAULT_MAX_ATTEMPTS
+) -> Iterator[Finding]:
     """Check that the log is complete, its time right by the clock `at_ms` (unix ms), and nothing half written."""
     view = world_view(world, at_ms=at_ms)
     found = f"{identity.topic} has {identity.partitions} coordination partitions and the id {identity.topic_id}"
     yield ok(_TOPIC, found)
-    yield _exhausted_plans(world, at_ms)
+    yield _exhausted_plans(world, at_ms, max_attempts)
     yield _placement(view, identity)
     yield _certainty(view, identity)
     yield _clocks(view, at_ms)
     yield _groups(view)
 
 
-def _exhausted_plans(world: World, at_ms: int) -> Finding:
-    plans = exhausted(open_plans(world, at_ms))
+def _exhausted_plans(world: World, at_ms: int, max_attempts: int) -> Finding:
+    plans = exhausted(open_plans(world, at_ms), max_attempts)
     if not plans:
         return ok("exhausted plans", "no plan has used up its attempts")
     return problem(
