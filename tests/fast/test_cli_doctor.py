@@ -161,6 +161,7 @@ def test_a_log_without_its_beginning_is_a_problem(broker: MemoryBroker, clock: M
     finding = in_log(broker, clock)["certain"]
     assert is_complete(finding)
     assert f"coordination partitions {HOME} do not begin at offset 0" in finding.found
+    assert finding.mend.endswith("marshal-dagster recover --coordination-topic __marshal"), "it keeps positions"
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,8 @@ def _certainty(view: WorldView, identity: LogIdentity) -> Finding:
         f"coordination partitions {listed(view.observed)} do not begin at offset 0 and no snapshot fits: they are only "
         "observed",
         "what was deleted may hold a pause, a plan or a live claim, so nothing can be claimed from them",
-        f"keep all records from now on: {keep_all}; to claim again, stop all members and have them use a new topic: "
-        "marshal-dagster topic create --name NEW",
+        f"keep all records from now on: {keep_all}; then stop all members of all groups, and confirm their positions: "
+        f"marshal-dagster recover --coordination-topic {identity.topic}",
     )
 
 
