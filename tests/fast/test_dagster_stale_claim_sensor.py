@@ -617,6 +617,19 @@ def _run_check(
     return evaluation
 
 
+def test_planned_checks_do_not_hide_what_the_sensor_said(watch: Watch) -> None:
+    """Dagster plans a check in each run that selects it, also if a step before it fails or is skipped."""
+    _wear_out(watch)
+    for event in watch.tick().asset_events:
+        watch.instance.report_runless_asset_event(event)
+    check = build_exhausted_plans_check(TOPIC, group=GROUP)
+    job = dg.define_asset_job("by_hand", selection=dg.AssetSelection.checks(check))
+    planned = dg.Definitions(asset_checks=[check], jobs=[job]).resolve_job_def("by_hand")
+    for _ in range(20):
+        watch.instance.create_run_for_job(planned)
+    assert not _run_check(watch.instance).passed
+
+
 def test_the_check_that_a_user_defines_repeats_what_the_sensor_said(watch: Watch) -> None:
     """A check that is run by hand has the sensor's last result, so that Dagster shows it."""
     assert _run_check(watch.instance).passed, "the sensor has not evaluated the check yet"
