@@ -129,7 +129,9 @@ def run(
     health: Health = None,
     min_session_s: Annotated[
         float,
-        typer.Option("--min-session", metavar="SECONDS", min=0, help="Reject members with a shorter session timeout."),
+        typer.Option(
+            "--min-session", metavar="SECONDS", min=0, max=3_600, help="Reject members with a shorter session timeout."
+        ),
     ] = 1.0,
     max_failed_pings: Annotated[
         int, typer.Option("--max-failed-pings", metavar="N", min=0, help="Pings in a row that a member may miss.")

@@ -84,6 +84,7 @@ def recover(
             "--heartbeat-interval",
             metavar="SECONDS",
             min=0.001,
+            max=3_600,
             help="The longest heartbeat interval of any member, if it is longer than those shown.",
             show_default=False,
         ),

@@ -107,7 +107,12 @@ def set_(
     heartbeat_interval: Annotated[
         float | None,
         typer.Option(
-            "--heartbeat-interval", metavar="SECONDS", min=0.1, help="Time between two heartbeats.", show_default=False
+            "--heartbeat-interval",
+            metavar="SECONDS",
+            min=0.1,
+            max=3_600,
+            help="Time between two heartbeats.",
+            show_default=False,
         ),
     ] = None,
     rules: Annotated[
