@@ -25,8 +25,9 @@ def assigned_partitions(
 ) -> Advice | None:
     """Return the partitions of `topic` that `member` should claim; None if it may claim any free partition.
 
-    It may do so while the coordinator is silent, and if the coordinator has no members. It may also do so if the last
-    ping is in the future: the clocks differ then, so the time of silence is unknown.
+    It may do so while the coordinator is silent, and if the coordinator has no members or assigns no partition of the
+    topic to any. It may also do so if the last ping is in the future: the clocks differ then, so the time of silence is
+    unknown.
 
     Times are in milliseconds: `now_ms` by the clock of this process, the time of the last ping by the brokers' clock.
     """
@@ -43,6 +44,16 @@ def assigned_partitions(
     share = view.shares.get(member)
     numbers = frozenset() if share is None else frozenset(number for name, number in share.places if name == topic)
     given = sum(name == topic for other in view.shares.values() for name, _ in other.places)
+    if not given:
+        logger.warning(
+            "group %r: its coordinator assigns no partition of topic %r to any member, so member %r claims what is "
+            "free; check that the group member sensor of a deployment names the topic, and that the coordinator reads "
+            "the cluster of the data topics (--data-connection)",
+            view.group,
+            topic,
+            member,
+        )
+        return None
     text = (
         f"the coordinator of group {view.group!r} has assigned {len(numbers)} of {given} partitions of topic {topic!r} "
         f"to member {member!r}"

@@ -197,16 +197,20 @@ def test_what_cannot_be_is_refused(joined: Joined) -> None:
         (view(east=[], west=[2]), NOW_MS, (set(), "0 of 1 partitions")),
         (view(west=[2]), NOW_MS, (set(), "has no member 'east', only west; check that the")),
         (view(), NOW_MS, None),
+        (view(east=[], west=[]), NOW_MS, None),
         (view(east=[0], west=[2]), NOW_MS + 2 * SESSION_MS - 1_001, ({0}, "1 of 2 partitions")),
         (view(east=[0], west=[2]), NOW_MS + 2 * SESSION_MS - 1_000, None),
         (GroupAssignments("parcels", 2, view(east=[0]).shares, None), NOW_MS, None),
     ],
-    ids=["share", "nothing", "unknown", "no members", "heard", "silent", "never heard"],
+    ids=["share", "nothing", "unknown", "no members", "no partition", "heard", "silent", "never heard"],
 )
 def test_a_member_is_limited_to_its_share_while_the_coordinator_lives(
     of: GroupAssignments, now_ms: int, expected: tuple[set[int], str] | None
 ) -> None:
-    """There is no limit if the coordinator was silent for two session timeouts, or leads no members."""
+    """There is no limit if the coordinator was silent for two session timeouts, or has assigned nothing to any member.
+
+    Otherwise all runs would end without work, and the topic would never be processed.
+    """
     found = assigned_partitions(of, "east", "parcels", SESSION_MS, now_ms)
     if expected is None:
         assert found is None
