@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_dagster.admin.group_settings import LONGEST_INTERVAL_S
 from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, ObservedPartition, Recovery, Whose
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
@@ -84,7 +85,7 @@ def recover(
             "--heartbeat-interval",
             metavar="SECONDS",
             min=0.001,
-            max=3_600,
+            max=LONGEST_INTERVAL_S,
             help="The longest heartbeat interval of any member, if it is longer than those shown.",
             show_default=False,
         ),

@@ -9,6 +9,8 @@ import typer
 
 from marshal_dagster.admin.go_groups import are_stopped
 from marshal_dagster.admin.group_settings import (
+    LONGEST_INTERVAL_S,
+    SHORTEST_INTERVAL_S,
     ForgottenRanges,
     GroupSettingsAdmin,
     PartitionSettings,
@@ -109,8 +111,8 @@ def set_(
         typer.Option(
             "--heartbeat-interval",
             metavar="SECONDS",
-            min=0.1,
-            max=3_600,
+            min=SHORTEST_INTERVAL_S,
+            max=LONGEST_INTERVAL_S,
             help="Time between two heartbeats.",
             show_default=False,
         ),
