@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.spark.conversion_settings import AVRO_VALUES, check_settings
 from marshal_dagster.spark.decoding import confluent_wire_format
+from marshal_dagster.spark.decoding.avro_logical_types import logical_type_conflict, named_types, nodes, short_name
 from marshal_dagster.spark.decoding.decoded_batch import NOT_UTF8, DecodedBatch, NullPolicy, missing_value, read_once
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.error_text import first_line
@@ -47,6 +48,8 @@ def decode_avro(
     - Its schema id is unknown, or belongs to another kind of schema.
     - Its schema is of another record than the reader's schema, by name without namespace and by aliases.
     - Its schema has an array whose items take no bytes.
+    - Its schema and the reader's have different logical types in a field, such as `timestamp-millis` and
+      `timestamp-micros`, or decimals of different scales. Avro would read one as the other.
     - It is truncated, has a string that is not UTF-8, or does not match the reader's schema.
 
     Args:
@@ -139,43 +142,36 @@ def _if_of_reader(number: int, schema: Schema | str, reader: Mapping[str, Any]) 
         written = json.loads(schema.text)
     except ValueError as error:
         raise ConfigurationError(f"schema id {number}: no Avro schema, because it is not JSON ({error})") from error
-    name = _short(written.get("name")) if isinstance(written, dict) else ""
-    wanted = _short(reader.get("name"))
-    if name in {wanted, *map(_short, reader.get("aliases", ()))}:
-        return f"schema id {number} {_UNBOUNDED}" if _is_unbounded(json.loads(whole(schema))) else schema
+    name = short_name(written.get("name")) if isinstance(written, dict) else ""
+    wanted = short_name(reader.get("name"))
+    if name in {wanted, *map(short_name, reader.get("aliases", ()))}:
+        return _refusal(number, json.loads(whole(schema)), reader) or schema
     what = f"is of record {name}" if name else "is of no record"
     return f"schema id {number} {what}, but the reader's schema is of {wanted}, without such an alias"
 
 
-def _short(name: object) -> str:
-    return str(name or "").rpartition(".")[2]
+def _refusal(number: int, writer: object, reader: object) -> str | None:
+    """Return why records with this schema cannot be decoded unchanged; None if they can."""
+    if _is_unbounded(writer):
+        return f"schema id {number} {_UNBOUNDED}"
+    conflict = logical_type_conflict(writer, reader)
+    return conflict and f"schema id {number}: {conflict}"
 
 
 def _is_unbounded(schema: object) -> bool:
     """Return whether the schema has an array whose items take no bytes, so that their count is unlimited."""
-    nodes = list(_nodes(schema))
-    named = {_short(node["name"]): node for node in nodes if isinstance(node, dict) and "name" in node}
-    arrays = (node for node in nodes if isinstance(node, dict) and node.get("type") == "array")
+    named = named_types(schema)
+    arrays = (node for node in nodes(schema) if isinstance(node, dict) and node.get("type") == "array")
     return any(_takes_no_bytes(array.get("items"), named, frozenset()) for array in arrays)
-
-
-def _nodes(node: object) -> Iterator[object]:
-    yield node
-    inner = list(node) if isinstance(node, list) else []
-    if isinstance(node, dict):
-        inner = [node[key] for key in ("type", "items", "values") if key in node]
-        inner += [field["type"] for field in node.get("fields", ())]
-    for part in inner:
-        yield from _nodes(part)
 
 
 def _takes_no_bytes(node: object, named: Mapping[str, Mapping[str, Any]], within: frozenset[str]) -> bool:
     match node:
         case str(name):
-            known = _short(name) in named and _short(name) not in within
-            return _takes_no_bytes(named[_short(name)], named, within) if known else name == "null"
+            known = short_name(name) in named and short_name(name) not in within
+            return _takes_no_bytes(named[short_name(name)], named, within) if known else name == "null"
         case {"type": "record" | "error", "name": name, "fields": fields}:
-            inside = within | {_short(name)}
+            inside = within | {short_name(name)}
             return all(_takes_no_bytes(field["type"], named, inside) for field in fields)
         case {"type": "fixed", "size": size}:
             return bool(size == 0)

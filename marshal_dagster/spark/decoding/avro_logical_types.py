@@ -1,0 +1,118 @@
+"""Comparison of the logical types of a writer's and a reader's Avro schema.
+
+Avro's schema resolution ignores logical types. So a long of milliseconds would be read as one of microseconds, and a
+decimal with another scale as another number.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+_MEANINGS: Final = frozenset(
+    {"date", "decimal", "duration", "time-millis", "time-micros"}
+    | {f"{name}-{unit}" for name in ("timestamp", "local-timestamp") for unit in ("millis", "micros", "nanos")}
+)
+"""The logical types that say what a number or some bytes mean."""
+_PROMOTED: Final[Mapping[str, frozenset[str]]] = {
+    "int": frozenset({"long", "float", "double"}),
+    "long": frozenset({"float", "double"}),
+    "float": frozenset({"double"}),
+    "string": frozenset({"bytes"}),
+    "bytes": frozenset({"string"}),
+}
+_NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
+_Types = Mapping[str, Mapping[str, Any]]
+
+
+def logical_type_conflict(writer: object, reader: object) -> str | None:
+    """Return the first field that both schemas have with different logical types, with both types; None without one.
+
+    Args:
+        writer: The writer's schema, parsed, with all types that it uses.
+        reader: The reader's schema, likewise.
+    """
+    pairs = _pairs(writer, reader, (named_types(writer), named_types(reader)), "", set())
+    found = ((path, _meaning(written), _meaning(read)) for path, written, read in pairs)
+    return next(
+        (
+            f"field {path} is {written}, but {read} in the reader's schema"
+            for path, written, read in found
+            if written and read and written != read
+        ),
+        None,
+    )
+
+
+def nodes(schema: object) -> Iterator[object]:
+    """Yield a schema and all schemas inside it."""
+    yield schema
+    inner = list(schema) if isinstance(schema, list) else []
+    if isinstance(schema, dict):
+        inner = [schema[key] for key in ("type", "items", "values") if key in schema]
+        inner += [field["type"] for field in schema.get("fields", ())]
+    for part in inner:
+        yield from nodes(part)
+
+
+def named_types(schema: object) -> dict[str, dict[str, Any]]:
+    """Return the records, enums and fixed types that a schema defines, by their names without namespace."""
+    return {short_name(node["name"]): node for node in nodes(schema) if isinstance(node, dict) and "name" in node}
+
+
+def short_name(name: object) -> str:
+    """Return a name without its namespace."""
+    return str(name or "").rpartition(".")[2]
+
+
+def _pairs(
+    writer: object, reader: object, types: tuple[_Types, _Types], path: str, done: set[tuple[str, str]]
+) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield the path of each value, and its type in both schemas, as Avro's schema resolution combines them."""
+    for written in _branches(writer, types[0]):
+        read = _branch_for(written, _branches(reader, types[1]))
+        if read is None:
+            continue
+        yield path, written, read
+        for key, suffix in (("items", "[]"), ("values", "{}")):
+            if key in written and key in read:
+                yield from _pairs(written[key], read[key], types, f"{path}{suffix}", done)
+        names = short_name(written.get("name")), short_name(read.get("name"))
+        if "fields" not in written or "fields" not in read or names in done:
+            continue
+        done.add(names)
+        own = {field["name"]: field["type"] for field in written["fields"]}
+        for field in read["fields"]:
+            name = next((name for name in (field["name"], *field.get("aliases", ())) if name in own), None)
+            if name is not None:
+                yield from _pairs(own[name], field["type"], types, f"{path}.{field['name']}".lstrip("."), done)
+
+
+def _branches(node: object, types: _Types) -> list[Mapping[str, Any]]:
+    """Return the types of a union, or the one type that `node` is, each as an object with its definition."""
+    match node:
+        case list():
+            return [branch for part in node for branch in _branches(part, types)]
+        case str():
+            return [types.get(short_name(node), {"type": node})]
+        case {"type": (list() | dict()) as inner}:
+            return _branches(inner, types)
+        case {"type": str(name)} if short_name(name) in types and name not in _NAMED:
+            return [types[short_name(name)]]
+        case dict():
+            return [node]
+    return []
+
+
+def _branch_for(written: Mapping[str, Any], branches: list[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the reader's type for a writer's type: the same kind and name, else the same kind, else a wider number."""
+    same = [branch for branch in branches if branch["type"] == written["type"]]
+    named = [branch for branch in same if short_name(branch.get("name")) == short_name(written.get("name"))]
+    wider = [branch for branch in branches if branch["type"] in _PROMOTED.get(written["type"], ())]
+    return next(iter([*named, *same, *wider]), None)
+
+
+def _meaning(node: Mapping[str, Any]) -> str | None:
+    """Return the logical type, a decimal with its scale; None without one, or for one that changes no meaning."""
+    logical = node.get("logicalType")
+    if logical not in _MEANINGS:
+        return None
+    return f"decimal of scale {node.get('scale', 0)}" if logical == "decimal" else str(logical)
