@@ -551,6 +551,40 @@ def test_rows_that_are_others_when_they_are_fetched(target: KafkaTarget) -> None
     assert target.found() == []
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"timestamp_ms": 0}, "column 'timestamp' is 0 ms after 1970, and for 0 the client sends the current time"),
+        ({"timestamp_ms": -1}, "column 'timestamp' is -1 ms after 1970, and Kafka stores .* without a time"),
+        ({"partition": -1}, "column 'output_partition' is -1, which is not the number of a partition"),
+    ],
+)
+def test_a_record_that_the_client_would_change_is_refused(
+    target: KafkaTarget, changed: dict[str, Any], reason: str
+) -> None:
+    """librdkafka sends other times and partitions for these values. Nothing of the range is written."""
+
+    class Changed(FakeRecords):
+        def __iter__(self) -> Iterator[Record]:
+            return (replace(record, **changed) for record in super().__iter__())
+
+    class Changing(FakeSink):
+        @contextmanager
+        def _evaluated(self, frame: Any, done: Sequence[int]) -> Iterator[FakeRecords]:  # type: ignore[override] # noqa: ANN401
+            with super()._evaluated(frame, done) as records:
+                yield Changed(records.rows)
+
+    with pytest.raises(SinkRejectedError, match=rf"offset 0 of group .*{reason}; nothing of .* was written"):
+        deliver(target, "a", part(0, 0, 3), sink=Changing(target.broker))
+    assert target.found() == []
+
+
+def test_other_times_and_partitions_are_sent() -> None:
+    """Times before 1970 and partition 0 are values like others."""
+    sent = Record(0, 7, b"v", timestamp_ms=-1000, partition=0), Record(0, 7, b"v", timestamp_ms=1), Record(0, 7, b"v")
+    assert [record.problem for record in sent] == [None, None, None]
+
+
 def _note_text(**fields: object) -> str:
     """Return a note with some fields replaced."""
     note = PositionNote.after(None, part(0, 0, 3), "id", has_rows=True)

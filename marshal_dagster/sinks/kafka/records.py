@@ -25,6 +25,10 @@ _TYPES: Final = {
     TIMESTAMP: ("timestamp",),
     OUTPUT_PARTITION: ("int",),
 }
+_REPLACED_TIMES: Final = {
+    0: "and for 0 the client sends the current time",
+    -1: "and Kafka stores a record with the time -1 as one without a time",
+}
 _BYTES_AT_ONCE: Final = 8_000_000
 _ROW_BYTES: Final = 50
 _SEQUENCE = "marshal_sequence"
@@ -41,6 +45,15 @@ class Record:
     headers: Sequence[tuple[str, bytes | None]] | None = None
     timestamp_ms: int | None = None
     partition: int | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the client would send another record than this one; None if it sends this one."""
+        if self.partition is not None and self.partition < 0:
+            return f"column {OUTPUT_PARTITION!r} is {self.partition}, which is not the number of a partition"
+        if self.timestamp_ms in _REPLACED_TIMES:
+            return f"column {TIMESTAMP!r} is {self.timestamp_ms} ms after 1970, {_REPLACED_TIMES[self.timestamp_ms]}"
+        return None
 
 
 def check_record_columns(schema: "StructType", topic: str, *, case_sensitive: bool = False) -> None:

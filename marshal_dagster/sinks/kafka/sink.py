@@ -433,13 +433,18 @@ class KafkaSink(Steps):
         return _Step.APPENDED if before is not None and before.covers(wanted, place.topic_id) else _Step.TAKEN
 
     def _send(self, transaction: "Transaction", rows: Iterator[Record], wanted: ClaimedRange, count: int) -> None:
+        from marshal_dagster.kafka.transactions import RecordRejectedError
+
         sent = 0
         for row in rows:
+            name = f"{wanted.topic}/{wanted.partition}{_OFFSET}{row.source_offset}"
+            if row.problem is not None:
+                raise RecordRejectedError(name, row.problem, is_too_large=False, is_sure=True)
             transaction.send(
                 self.topic,
                 row.value,
                 row.key,
-                name=f"{wanted.topic}/{wanted.partition}{_OFFSET}{row.source_offset}",
+                name=name,
                 partition=row.partition,
                 headers=row.headers,
                 timestamp_ms=row.timestamp_ms,
