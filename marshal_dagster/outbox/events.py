@@ -126,6 +126,7 @@ class OutgoingEvents:
 
         key, value = self._contents(connection)
         order = [sql.SQL("r.") + identifier(name) for name in (_RANGE, *_IN_ORDER) if name in columns]
+        order.append(sql.SQL("r.ctid"))  # the order of the result's rows, for those of one message
         statement = self._tables.named(
             _WRITE,
             key=key,

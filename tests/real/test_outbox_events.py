@@ -65,6 +65,15 @@ def test_each_row_is_an_event_in_the_order_of_its_partition(output: PostgresOutp
     assert stashed(output)[0][3] == {"kafka_partition": 0, "kafka_offset": 0, "value": "a"}
 
 
+def test_events_of_one_message_are_in_the_order_of_its_rows(output: PostgresOutput) -> None:
+    """The rows of a message may have the same key, whose events have an order."""
+    rows = [(partition, 0, f"{number:02}") for partition in (1, 0) for number in range(50)]
+    deliver(output, "a", part(0, 0, 1), part(1, 0, 1), rows=rows, sink=sink_of(output))
+
+    found = [(event["kafka_partition"], key) for _, _, key, event in stashed(output)]
+    assert found == [(partition, f"{number:02}") for partition in (0, 1) for number in range(50)]
+
+
 @pytest.mark.parametrize("step", POSTGRES_STEPS)
 def test_rows_and_events_are_there_together_or_not_at_all(output: PostgresOutput, step: str) -> None:
     """A writer dies at a step. The next one writes the missing rows and events, and nothing twice."""
