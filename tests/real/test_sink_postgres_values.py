@@ -124,6 +124,43 @@ def test_a_column_that_would_hold_other_values_is_refused(
         write(output, TypedFrame(frame_of("v", kind).schema, None))
 
 
+SPACES = [
+    ("varchar(3)", "ab   ", r"character varying\(3\)"),
+    ("varchar(3)", "\\\\   ", "character varying"),
+    ("char(3)", "a ", r"character\(3\)"),
+    ("char(3)", "abc ", r"character\(3\)"),
+    ("code", "abc  ", "code"),
+]
+
+
+@pytest.mark.parametrize(("there", "value", "shown"), SPACES)
+def test_spaces_that_a_column_would_drop_or_add_are_refused(
+    output: PostgresOutput, there: str, value: str, shown: str
+) -> None:
+    """PostgreSQL cuts spaces off at the length of a column without an error. Nothing is written."""
+    execute(output, "CREATE DOMAIN code AS varchar(3)", f"ALTER TABLE {TABLE} ADD COLUMN v {there}")
+    with pytest.raises(SinkRejectedError, match=rf"partition 0, offset 1, column 'v': it ends with spaces, .*({shown})"):
+        write(output, frame_of("v", t.StringType(), "a", value))
+    assert execute(output, f"SELECT v FROM {TABLE}") == []
+
+
+KEPT = [
+    ("varchar(3)", ["ab ", "   ", "", "a", None]),
+    ("varchar(5)", ["\\ab  "]),
+    ("varchar", ["ab     "]),
+    ("char(3)", ["ab ", "abc", "   "]),
+    ("text", ["ab     "]),
+]
+
+
+@pytest.mark.parametrize(("there", "values"), KEPT)
+def test_spaces_that_a_column_keeps_are_stored(output: PostgresOutput, there: str, values: Sequence[str]) -> None:
+    """A string as long as the column allows is stored with its spaces."""
+    execute(output, f"ALTER TABLE {TABLE} ADD COLUMN v {there}")
+    write(output, frame_of("v", t.StringType(), *values))
+    assert execute(output, f"SELECT v FROM {TABLE} ORDER BY kafka_offset") == [(value,) for value in values]
+
+
 NOT_JSON = [
     (t.MapType(t.BinaryType(), t.LongType()), "maps with keys of type binary"),
     (t.ArrayType(t.MapType(t.ArrayType(t.LongType()), t.LongType())), "maps with keys of type array<bigint>"),

@@ -60,6 +60,14 @@ class TableColumn:
         """Whether the column stores any string unchanged. `name` and "char" do not: they truncate it."""
         return self.type in {"text", "varchar", "bpchar"} or (self.category == "S" and not self.type)
 
+    def changes_last_spaces(self, length: int) -> bool:
+        """Return whether the column stores another number of spaces at the end of a string of `length` characters.
+
+        `varchar(n)` drops spaces after n characters without an error. `char(n)` drops or adds some until n are reached.
+        """
+        limit = self.modifier - 4
+        return (self.type == "varchar" and 0 <= limit < length) or (self.type == "bpchar" and 0 <= limit != length)
+
 
 def table_columns(connection: "Connection", schema: str, table: str) -> dict[str, TableColumn]:
     """Return a table's columns by name, without those on which the role has no right; empty if the table is missing."""

@@ -383,7 +383,8 @@ class PostgresSink(Steps):
         if read is None and self._judge(connection, wanted).over_older:
             raise _OffsetsNeededError
         ids = self._enter(connection, wanted, lines)
-        rows = StagedRows(self._execute, self._database.error_text, self._output, ids, columns)
+        there = table_columns(connection, self.schema, self.table)
+        rows = StagedRows(self._execute, self._database.error_text, self._output, ids, columns, there)
         rows.copy(connection, wanted, lines)
         self._reached("copied")
         if not self._groups.shared_by_groups:

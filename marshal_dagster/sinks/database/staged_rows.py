@@ -5,11 +5,12 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster._internal.postgres import identifier
 from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.database.column_types import TableColumn
 from marshal_dagster.sinks.database.pg_copy import NULL, FrameLines
 from marshal_dagster.sinks.database.postgres_ranges import check_row_count
 from marshal_dagster.sinks.rejected_rows import RejectedRow
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 RANGE_COLUMN: Final = "marshal_range"
 RENAMED: Final = {PARTITION_COLUMN: "kafka_partition", OFFSET_COLUMN: "kafka_offset"}
 _LINES_AT_ONCE: Final = 1000
+_ESCAPED: Final = re.compile(r"\\.")
 _COPY_LINE: Final = re.compile(r"^COPY marshal_rows, line (?P<line>\d+)(?P<rest>.*)$", re.MULTILINE)
 
 
@@ -42,6 +44,7 @@ class StagedRows:
         output: str,
         ids: Mapping[int, int],
         columns: Sequence[str],
+        there: Mapping[str, TableColumn],
     ) -> None:
         """Store the arguments; `copy` creates the table.
 
@@ -51,9 +54,15 @@ class StagedRows:
             output: The output's name, for errors.
             ids: The id of each range's entry in `marshal_taken_ranges`, by partition.
             columns: The frame's columns.
+            there: The output's columns, by name.
         """
         self._execute, self._error_text, self._output = execute, error_text, output
         self._ids, self._columns = ids, columns
+        self._limited = {
+            index: column
+            for index, name in enumerate(columns)
+            if (column := there.get(RENAMED.get(name, name))) and column.type in {"varchar", "bpchar"}
+        }
 
     def copy(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: FrameLines) -> None:
         """Copy all rows to the temporary table, whose columns have the output's types.
@@ -67,7 +76,8 @@ class StagedRows:
             columns=self._names(),
         )
         prefixes = {partition: f"{taken}\t" for partition, taken in self._ids.items()}
-        text = (f"{prefixes[partition]}{line}\n" for partition, line in lines)
+        kept = self._with_all_spaces(lines, wanted) if self._limited else lines
+        text = (f"{prefixes[partition]}{line}\n" for partition, line in kept)
         with connection.cursor() as cursor:
             try:
                 with cursor.copy(_copy_statement(self._columns)) as copy:
@@ -106,6 +116,26 @@ class StagedRows:
             raise rejected.error(f"table {self._output}", wanted) from None
         check_row_count(moved, sum(counts.get(partition, 0) for partition in taken.values()), self._output)
 
+    def _with_all_spaces(self, lines: FrameLines, wanted: Sequence[ClaimedRange]) -> Iterator[tuple[int, str]]:
+        """Yield the lines. Raise `SinkRejectedError` for a string at whose end a column would change the spaces.
+
+        PostgreSQL reports no error then.
+        """
+        for partition, line in lines:
+            if " \t" in line or line.endswith(" "):
+                fields = line.split("\t")
+                for index, column in self._limited.items():
+                    length = len(_ESCAPED.sub("x", fields[index]))
+                    if fields[index].endswith(" ") and column.changes_last_spaces(length):
+                        reason = f"it ends with spaces, which {column.shown} would not store unchanged"
+                        rejected = RejectedRow(partition, self._offset_in(fields), self._columns[index], reason)
+                        raise rejected.error(f"table {self._output}", wanted)
+            yield partition, line
+
+    def _offset_in(self, fields: Sequence[str]) -> int | None:
+        offset = fields[self._columns.index(OFFSET_COLUMN)] if OFFSET_COLUMN in self._columns else NULL
+        return int(offset) if offset.lstrip("-").isdigit() else None
+
     def _rejected_line(self, error: "psycopg.Error", lines: FrameLines) -> RejectedRow | None:
         """Return the row that COPY rejected: PostgreSQL reports its line number, and the rows are read again."""
         if (found := _COPY_LINE.search(error.diag.context or "")) is None:
@@ -118,10 +148,9 @@ class StagedRows:
         # Column names can contain colons and commas, so the longest match is the right one.
         named = [name for name in self._columns if found["rest"].startswith(f", column {RENAMED.get(name, name)}")]
         with_nul = [name for name, field in zip(self._columns, fields, strict=False) if "\0" in field]
-        offset = fields[self._columns.index(OFFSET_COLUMN)] if OFFSET_COLUMN in self._columns else NULL
         return RejectedRow(
             partition,
-            int(offset) if offset.lstrip("-").isdigit() else None,
+            self._offset_in(fields),
             max(named, key=len, default=with_nul[0] if with_nul else None),
             self._error_text(error),
         )
