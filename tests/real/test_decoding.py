@@ -209,6 +209,30 @@ def test_a_number_in_a_timestamp_is_seconds_or_bad(spark: "SparkSession") -> Non
     assert dict(enumerate(found)) == dict(enumerate(expected for _, expected in TIMES))
 
 
+TIME = "a time without a date in a timestamp"
+TIMES_OF_DAY: list[tuple[str, Any]] = [
+    ('{"at": "12:30"}', TIME),
+    ('{"at": "1:02:03.5+01:00"}', TIME),
+    ('{"at": "T12:30"}', TIME),
+    ('{"at": " \\t12:30"}', TIME),
+    ('{"at": "\\u00312:30"}', TIME),
+    ('{"all": {"a": ["2023-11-14T22:13:20Z", "T1:2"]}}', TIME),
+    ('{"name": "12:30", "at": "2023-11-14T22:13:20Z"}', {"at": AT, "name": "12:30", "all": None}),
+    ('{"at": 1700000000, "all": {"12:30": null}}', {"at": AT, "name": None, "all": {"12:30": None}}),
+    ('{"at": "x12:30"}', MISFIT),
+]
+
+
+def test_a_time_without_a_date_is_bad(spark: "SparkSession") -> None:
+    """Spark would read it as a time of the day on which it is decoded, so a replay would give another value."""
+    values = [value for value, _ in TIMES_OF_DAY]
+    schema = "at timestamp, name string, all map<string, array<timestamp>>"
+    found = outcome(decode_json(batch(spark, values), schema), len(values))
+    assert dict(enumerate(found)) == dict(enumerate(expected for _, expected in TIMES_OF_DAY))
+    clock = decode_json(batch(spark, ['{"at": "12:30"}']), "at timestamp", options={"timestampFormat": "HH:mm"})
+    assert [row["value"]["at"].year for row in clock.or_fail().collect()] == [1970]
+
+
 def test_a_null_value_is_good_where_it_is_meant(spark: "SparkSession") -> None:
     """With `NullPolicy.KEEP` a tombstone is a row without a value."""
     decoded = decode_json(batch(spark, [None, '{"id": 1}', ""]), "id int NOT NULL", nulls=NullPolicy.KEEP)

@@ -20,6 +20,7 @@ _HUGE = r"[0-9][eE][+-]?0*[1-9][0-9]{4}"
 _HUGE_IN_STRING = r"[eE][\p{Nd},+-]{5}"
 _NAME_OR_TEXT = r'(?s)"(?:[^"\\]++|\\.)*+":|("(?:[^"\\]++|\\.)*+")'
 _FAR = r"-?[0-9]{12}"
+_TIME_OF_DAY = r'"(?:\\[bfnrt]|\\u00[01][0-9a-fA-F]|\s)*+(?:T[0-9]|[0-9]{1,2}:)'
 _VALUE = "v"
 _CORRUPT = "corrupt"
 
@@ -41,6 +42,7 @@ def decode_json(
     - A field that is declared NOT NULL is missing or null, unless it is inside an array or a map.
     - `schema` has a decimal, and a number has an exponent of 10,000 or more.
     - A timestamp is a number with more than 11 digits. Numbers in timestamps are seconds; milliseconds have 13 digits.
+    - A timestamp is a time without a date, such as `12:30`, and `options` has no `timestampFormat`.
 
     Other missing fields are null. Fields that are not declared are left out. A time without a zone is UTC, whatever the
     time zone of the session is.
@@ -88,7 +90,8 @@ def decode_json(
     wrapped = _wrapped(text, end)
     is_huge = _is_huge(text, wrapped, end, declared, given)
     is_far = _is_far(text, wrapped, end, declared, given)
-    parsed = _parse(f.when(~is_huge & ~is_far, wrapped), end, declared, given)
+    is_time = _is_time_of_day(text, wrapped, end, declared, given)
+    parsed = _parse(f.when(~is_huge & ~is_far & ~is_time, wrapped), end, declared, given)
     read, parsed = read_once(frame, parsed)
     entries, corrupt = parsed[end], parsed[_CORRUPT]
     value = entries[_VALUE]
@@ -98,6 +101,7 @@ def decode_json(
         .when(text.isNull(), f.lit("not UTF-8"))
         .when(is_huge, f.lit("a number with an exponent of 10,000 or more"))
         .when(is_far, f.lit("a number of more than 11 digits in a timestamp, which takes seconds"))
+        .when(is_time, f.lit("a time without a date in a timestamp"))
         .when(corrupt.isNotNull(), f.lit("not JSON, or another type in a field than declared"))
         .when(~f.coalesce(is_one, f.lit(False)), f.lit("not exactly one JSON value"))  # noqa: FBT003
         .when(value.isNull(), f.lit("JSON null"))
@@ -199,6 +203,18 @@ def _is_far(
         return f.lit(False)  # noqa: FBT003
     timestamps = f.to_json(_parse(wrapped, end, _only(declared, t.TimestampType, t.VariantType()), options))
     return text.rlike(_FAR) & f.coalesce(_without_strings(timestamps).rlike(_FAR), f.lit(False))  # noqa: FBT003
+
+
+def _is_time_of_day(
+    text: "Column", wrapped: "Column", end: str, declared: "StructType", options: Mapping[str, str]
+) -> "Column":
+    """Return whether a timestamp is a time without a date, which Spark would read as one of the current day."""
+    if not _holds(declared, t.TimestampType) or "timestampformat" in map(str.lower, options):
+        return f.lit(False)  # noqa: FBT003
+    timestamps = f.to_json(_parse(wrapped, end, _only(declared, t.TimestampType, t.StringType()), options))
+    texts = f.regexp_replace(timestamps, _NAME_OR_TEXT, "$1")
+    may_be = text.rlike(rf"{_TIME_OF_DAY}|\\u")
+    return may_be & f.coalesce(texts.rlike(_TIME_OF_DAY), f.lit(False))  # noqa: FBT003
 
 
 def _without_strings(text: "Column") -> "Column":
