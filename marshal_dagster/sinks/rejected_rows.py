@@ -47,8 +47,8 @@ class RejectedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TextCheck:
-    """A Spark expression that finds rows with a string that an output cannot store."""
+class RowCheck:
+    """A Spark expression that finds rows with a value that an output cannot store."""
 
     problem: "Column"
     """A struct of the row's offset and the index of its problem; null for a row without a problem."""
@@ -67,23 +67,36 @@ class TextCheck:
         return RejectedRow(partition, offset, *self._problems[number])
 
 
-def text_check(schema: "StructType", *, refuse_nul: bool) -> TextCheck:
+def text_check(schema: "StructType", *, refuse_nul: bool) -> RowCheck:
     """Return the check of all strings in the columns of `schema`, including those in arrays, maps and structs.
 
     Args:
         schema: The schema of the rows.
         refuse_nul: Whether strings with a NUL character are refused, as PostgreSQL does.
     """
-    problems: list[tuple[str, str]] = []
     texts = text_kinds()
+    reasons = ((NOT_UTF8, is_not_utf8), (NUL, has_nul)) if refuse_nul else ((NOT_UTF8, is_not_utf8),)
+    return row_check(
+        schema,
+        [
+            (column.name, reason, any_value(f.col(quoted(column.name)), column.dataType, texts, is_bad))
+            for column in schema.fields
+            if holds(column.dataType, texts)
+            for reason, is_bad in reasons
+        ],
+    )
+
+
+def row_check(schema: "StructType", problems: "Sequence[tuple[str, str, Column]]") -> RowCheck:
+    """Return the check of rows for problems; the first problem of a row is reported.
+
+    Args:
+        schema: The schema of the rows.
+        problems: For each problem its column, the reason for the error, and the condition for a row that has it.
+    """
     number = f.lit(None).cast("int")
-    for column in schema.fields:
-        if not holds(column.dataType, texts):
-            continue
-        for reason, is_bad in ((NOT_UTF8, is_not_utf8), (NUL, has_nul)) if refuse_nul else ((NOT_UTF8, is_not_utf8),):
-            bad = any_value(f.col(quoted(column.name)), column.dataType, texts, is_bad)
-            number = f.coalesce(number, f.when(bad, f.lit(len(problems))))
-            problems.append((column.name, reason))
+    for index, (_, _, is_bad) in enumerate(problems):
+        number = f.coalesce(number, f.when(is_bad, f.lit(index)))
     offset = f.col(OFFSET_COLUMN) if OFFSET_COLUMN in schema.names else f.lit(None)
     struct = f.struct(offset.cast("bigint").alias("offset"), number.alias("number"))
-    return TextCheck(f.when(number.isNotNull(), struct), problems)
+    return RowCheck(f.when(number.isNotNull(), struct), [(column, reason) for column, reason, _ in problems])

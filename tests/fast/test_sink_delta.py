@@ -43,6 +43,7 @@ class FakeRows:
 
     has_offsets: bool
     rows: Sequence[tuple[Any, ...]]
+    rejected: None = None
 
     @property
     def counts(self) -> dict[int | None, int]:

@@ -210,6 +210,19 @@ def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
     assert deliver(target, "b", part(0, 3, 6)).taken
 
 
+@pytest.mark.parametrize("lost", ["", "__HIVE_DEFAULT_PARTITION__"])
+def test_a_string_that_a_partitioned_table_loses_is_refused(target: DeltaTarget, lost: str) -> None:
+    """Delta stores these strings as null in a column by which the table is partitioned."""
+    empty = target.frame([(0, 0, "a")]).limit(0)
+    empty.write.format("delta").partitionBy("value").save(str(target.path))
+    sink = DeltaSink(str(target.path), session=target._session, options={"mergeSchema": "true"})
+    with pytest.raises(SinkRejectedError, match=r"partition 0, offset 1, column 'value': the table is partitioned by"):
+        deliver(target, "a", part(0, 0, 3), rows=[(0, 0, "a"), (0, 1, lost), (0, 2, "c")], sink=sink)
+    assert target.found() == []
+    assert deliver(target, "b", part(0, 0, 3), sink=sink).taken
+    assert target.found() == rows_of("b", part(0, 0, 3))
+
+
 def test_names_that_sql_reads_otherwise(target: DeltaTarget) -> None:
     """A group with quotes is found under both ways that Spark reads literals, and a column name may have a dot."""
     spark, group = target._session(), "o'h\\x"

@@ -176,6 +176,8 @@ class DeltaSink(Steps):
         done = [range_.partition for range_ in ranges if range_ not in wanted]
         with table.evaluated(frame, done) as rows:
             refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], wanted)
+            if rows.rejected is not None:
+                raise rows.rejected.error(f"table {self.path}", wanted)
             self._reached("evaluated")
             before_commit()
             taken = self._take(table, wanted, rows, checked_after_read(offsets_read, before_commit))

@@ -17,9 +17,11 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Commit
+from marshal_dagster.sinks.rejected_rows import RejectedRow, row_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 from marshal_dagster.spark.connector import connector_jars
 from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.nested_values import text_kinds
 from marshal_dagster.spark.reader import HIGHEST_OFFSET, offsets_read
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ _COMMITS_AT_FIRST = 20
 _LOCAL = "file:"
 _LOCK = "_marshal_dagster.lock"  # Delta ignores files whose names begin with an underscore
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND")
+_NULLS = ["", "__HIVE_DEFAULT_PARTITION__"]
+"""The strings that Delta stores as null in a column by which a table is partitioned."""
+_READ_AS_NULL = "the table is partitioned by this column, so Delta would store the string as null"
 _UNKNOWN_SYNTAX = "PARSE_SYNTAX_ERROR"
 _NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"  # without Delta, Spark parses DETAIL as a table's name and the table as a column
 
@@ -64,6 +69,8 @@ class KeptRows:
     frame: "DataFrame"
     counts: Mapping[int | None, int]
     """The number of rows, by partition."""
+    rejected: RejectedRow | None = None
+    """The first row with a string that the table would read back as null, or None."""
 
     def offsets(self) -> Mapping[int, Intervals]:
         """Return the offsets of the rows, by partition; empty without a column `offset`. Runs a Spark job."""
@@ -97,9 +104,20 @@ class DeltaTable:
     @contextmanager
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[KeptRows]:
         """Persist the rows on the executors, except those of the partitions `done`, and count them."""
+        schema, names = frame.schema, {name.lower() for name in self._partition_columns()}
+        strings = [
+            column.name
+            for column in schema.fields
+            if column.name.lower() in names and isinstance(column.dataType, text_kinds())
+        ]
+        check = row_check(schema, [(name, _READ_AS_NULL, f.col(quoted(name)).isin(_NULLS)) for name in strings])
         with persisted(without_partitions(frame, done)) as rows:
-            counts = {row[0]: row[1] for row in rows.groupBy(PARTITION_COLUMN).count().collect()}
-            yield KeptRows(rows, counts)
+            totals = rows.groupBy(PARTITION_COLUMN).agg(f.count("*"), f.min(check.problem)).collect()
+            yield KeptRows(
+                rows,
+                counts={row[0]: row[1] for row in totals},
+                rejected=check.first((row[0], row[2]) for row in totals),
+            )
 
     def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
         """Return the ranges at whose readable offsets the table has rows of the same group and data topic.
@@ -175,6 +193,11 @@ class DeltaTable:
         """Return the table's properties; empty if there is no table."""
         properties = self._described("DETAIL", "", "properties")
         return dict(properties[0] or {}) if properties else {}
+
+    def _partition_columns(self) -> list[str]:
+        """Return the columns by which the table is partitioned; empty if there is no table."""
+        columns = self._described("DETAIL", "", "partitionColumns")
+        return list(columns[0] or ()) if columns else []
 
     def _history(self, limit: str) -> list[str | None]:
         """Return the user metadata of the table's commits, newest first; empty if there is no table."""
