@@ -47,6 +47,17 @@ def test_a_column_that_a_format_does_not_keep_is_named() -> None:
     check_writable(None, "parquet", schema)
 
 
+@pytest.mark.parametrize("format_name", ["orc", "avro"])
+def test_a_collation_that_a_format_does_not_keep_is_refused(format_name: str) -> None:
+    """Spark writes such an ORC file and cannot read it."""
+    schema = t.StructType().add("partition", t.IntegerType()).add("name", t.ArrayType(t.StringType("UTF8_LCASE")))
+    with pytest.raises(ConfigurationError, match=r"^column 'name': it has the type string collate UTF8_LCASE"):
+        check_writable(None, format_name, schema)
+    for kept in ("parquet", "json"):
+        check_writable(None, kept, schema)
+    check_writable(None, format_name, t.StructType().add("name", t.StringType()))
+
+
 SEEN = t.ArrayType(t.StructType().add("at", t.TimestampType()))
 
 

@@ -57,6 +57,9 @@ _CSV_OPTIONS: Final = {
     "ignoreLeadingWhiteSpace": "false",
     "ignoreTrailingWhiteSpace": "false",
 }
+_WITHOUT_COLLATIONS: Final = frozenset(
+    {"orc", "avro"}
+)  # Spark cannot read such an ORC file, or write such an Avro file
 _NULL_IN_CSV: Final = "\0marshal-dagster null\0"
 """The string that stands for an unquoted empty field when Spark reads CSV; no value may be equal to it."""
 _MOST_CSV_COLUMNS: Final = 20_480  # Spark's default limit, raised for rows with more columns
@@ -249,6 +252,12 @@ def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]
     names_keys = format_name in {"json", "avro"}
     if names_keys and isinstance(data_type, t.MapType) and not isinstance(data_type.keyType, t.StringType):
         yield f"it has a map whose keys are of type {data_type.keyType.simpleString()}"
+    if (
+        format_name in _WITHOUT_COLLATIONS
+        and isinstance(data_type, t.StringType)
+        and not data_type.isUTF8BinaryCollation()
+    ):
+        yield f"it has the type {data_type.simpleString()}"
     if isinstance(data_type, t.StructType) and not data_type.fields:
         yield "it has a struct without fields"
     if isinstance(data_type, t.UserDefinedType) and format_name != "parquet":
