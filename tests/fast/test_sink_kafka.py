@@ -562,7 +562,7 @@ def test_rows_that_are_others_when_they_are_fetched(target: KafkaTarget) -> None
 def test_a_record_that_the_client_would_change_is_refused(
     target: KafkaTarget, changed: dict[str, Any], reason: str
 ) -> None:
-    """librdkafka sends other times and partitions for these values. Nothing of the range is written."""
+    """The client sends other times and partitions for these values. Nothing of the range is written."""
 
     class Changed(FakeRecords):
         def __iter__(self) -> Iterator[Record]:

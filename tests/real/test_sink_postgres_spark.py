@@ -102,6 +102,12 @@ def test_instants_are_written_as_they_are(any_session: "SparkSession", postgres:
     assert [row[4] for row in found] == [us <= 0 for us in given]
 
 
+def test_instants_in_variants_are_in_utc(any_session: "SparkSession", postgres: str) -> None:
+    """A variant in a struct is JSON, and the time zone of the session does not matter."""
+    frame = instants(any_session, micros_of(MOMENTS[0]), "named_struct('v', timestamp_micros(us)::variant) AS v")
+    assert written(postgres, frame, "v") == [({"v": "2024-10-27 00:30:00.123456+00:00"},)]
+
+
 def test_dates_and_local_times_are_written_as_they_are(any_session: "SparkSession", postgres: str) -> None:
     """This includes dates before year 1 and after 9999, which PostgreSQL and Spark write differently."""
     days = [0, -1, 19_000, -719_162, -719_163, -719_163 - 366, -1_000_000, 2_932_896, 2_932_897, 4_000_000]

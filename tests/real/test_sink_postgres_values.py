@@ -139,9 +139,11 @@ def test_spaces_that_a_column_would_drop_or_add_are_refused(
 ) -> None:
     """PostgreSQL cuts spaces off at the length of a column without an error. Nothing is written."""
     execute(output, "CREATE DOMAIN code AS varchar(3)", f"ALTER TABLE {TABLE} ADD COLUMN v {there}")
-    with pytest.raises(SinkRejectedError, match=rf"partition 0, offset 1, column 'v': it ends with spaces, .*({shown})"):
+    with pytest.raises(
+        SinkRejectedError, match=rf"partition 0, offset 1, column 'v': it ends with spaces, .*({shown})"
+    ):
         write(output, frame_of("v", t.StringType(), "a", value))
-    assert execute(output, f"SELECT v FROM {TABLE}") == []
+    assert output.rows() == []
 
 
 KEPT = [
@@ -158,7 +160,8 @@ def test_spaces_that_a_column_keeps_are_stored(output: PostgresOutput, there: st
     """A string as long as the column allows is stored with its spaces."""
     execute(output, f"ALTER TABLE {TABLE} ADD COLUMN v {there}")
     write(output, frame_of("v", t.StringType(), *values))
-    assert execute(output, f"SELECT v FROM {TABLE} ORDER BY kafka_offset") == [(value,) for value in values]
+    found = execute(output, f"TABLE {TABLE} ORDER BY kafka_offset")
+    assert [row[-1] for row in found] == values
 
 
 NOT_JSON = [

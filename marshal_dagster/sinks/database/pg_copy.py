@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _CHARACTERS_AT_ONCE = 4 * 1024 * 1024
 NULL = "\\N"
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
+_JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}  # the time zone is for times in variants
 _SECOND_US = 1_000_000
 _DAY_US = 86_400 * _SECOND_US
 
@@ -94,7 +95,7 @@ def _text(name: str, data_type: "DataType") -> Callable[["Column"], "Column"]:
     if target == "bytea":
         return lambda column: f.concat(f.lit("\\\\x"), f.hex(column))
     if target == "jsonb":
-        return lambda column: _escaped(f.to_json(_with_times_as_text(column, data_type), {"ignoreNullFields": "false"}))
+        return lambda column: _escaped(f.to_json(_with_times_as_text(column, data_type), _JSON_OPTIONS))
     return _decimal_text if isinstance(data_type, t.DecimalType) else _TIMES.get(target, _plain_text)
 
 

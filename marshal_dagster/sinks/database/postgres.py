@@ -384,7 +384,7 @@ class PostgresSink(Steps):
             raise _OffsetsNeededError
         ids = self._enter(connection, wanted, lines)
         there = table_columns(connection, self.schema, self.table)
-        rows = StagedRows(self._execute, self._database.error_text, self._output, ids, columns, there)
+        rows = StagedRows(self._execute, self._database.error_text, self._output, ids, columns, there=there)
         rows.copy(connection, wanted, lines)
         self._reached("copied")
         if not self._groups.shared_by_groups:

@@ -44,6 +44,7 @@ class StagedRows:
         output: str,
         ids: Mapping[int, int],
         columns: Sequence[str],
+        *,
         there: Mapping[str, TableColumn],
     ) -> None:
         """Store the arguments; `copy` creates the table.
