@@ -125,8 +125,9 @@ class OutgoingEvents:
         from psycopg import sql
 
         key, value = self._contents(connection)
-        order = [sql.SQL("r.") + identifier(name) for name in (_RANGE, *_IN_ORDER) if name in columns]
-        order.append(sql.SQL("r.ctid"))  # the order of the result's rows, for those of one message
+        # Rows of one message keep the order that they have in the result.
+        names = [*(name for name in (_RANGE, *_IN_ORDER) if name in columns), "ctid"]
+        order = [sql.SQL("r.") + identifier(name) for name in names]
         statement = self._tables.named(
             _WRITE,
             key=key,
