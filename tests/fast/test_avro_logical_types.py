@@ -56,6 +56,7 @@ EQUAL = [
     (decimal(2, 10), decimal(2, 20)),
     ({"type": "bytes", "logicalType": "decimal", "precision": 9}, decimal(0)),
     (["null", MILLIS], ["null", MILLIS, "string"]),
+    ({}, MICROS),
     ({"type": "string", "logicalType": "uuid"}, "string"),
     ({"type": "long", "logicalType": "our-own"}, {"type": "long", "logicalType": "another"}),
 ]

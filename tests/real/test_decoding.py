@@ -478,6 +478,18 @@ def test_a_thousand_schema_ids_of_garbage_stop_no_batch(spark: "SparkSession") -
     assert reasons == sorted(f"schema id {int.from_bytes(each[1:5], 'big')} is not known" for each in garbage)
 
 
+def test_an_avro_record_with_another_logical_type_is_bad(spark: "SparkSession", registry: Registry) -> None:
+    """Avro would read milliseconds as microseconds: a time of today would be in January 1970."""
+    millis, micros = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
+    first, second = (registry.register("e-value", json.dumps(record("E", {"at": unit}))) for unit in (millis, micros))
+    values = [framed(first, long(1_700_000_000_000)), framed(second, long(1_700_000_000_000_000))]
+    decoded = decode_avro(
+        batch(spark, values), SchemaRegistry(url=registry.url), schema=json.dumps(record("E", {"at": micros}))
+    )
+    reason = f"schema id {first}: field at is timestamp-millis, but timestamp-micros in the reader's schema"
+    assert outcome(decoded, 2) == [reason, {"at": AT}]
+
+
 def test_an_avro_string_that_is_not_utf8_is_bad(spark: "SparkSession") -> None:
     """Spark keeps such bytes, and readers would silently replace them."""
     schema = json.dumps(record("Order", {"id": "long", "names": {"type": "array", "items": "string"}}))

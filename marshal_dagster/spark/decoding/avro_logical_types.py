@@ -11,7 +11,7 @@ _MEANINGS: Final = frozenset(
     {"date", "decimal", "duration", "time-millis", "time-micros"}
     | {f"{name}-{unit}" for name in ("timestamp", "local-timestamp") for unit in ("millis", "micros", "nanos")}
 )
-"""The logical types that say what a number or some bytes mean."""
+"""The logical types that define the meaning of a number or of bytes."""
 _PROMOTED: Final[Mapping[str, frozenset[str]]] = {
     "int": frozenset({"long", "float", "double"}),
     "long": frozenset({"float", "double"}),
@@ -79,11 +79,11 @@ def _pairs(
         if "fields" not in written or "fields" not in read or names in done:
             continue
         done.add(names)
-        own = {field["name"]: field["type"] for field in written["fields"]}
+        own = {field.get("name"): field.get("type") for field in written["fields"]}
         for field in read["fields"]:
-            name = next((name for name in (field["name"], *field.get("aliases", ())) if name in own), None)
-            if name is not None:
-                yield from _pairs(own[name], field["type"], types, f"{path}.{field['name']}".lstrip("."), done)
+            wanted = field.get("name")
+            name = next((name for name in (wanted, *field.get("aliases", ())) if name in own), None)
+            yield from _pairs(own.get(name), field.get("type"), types, f"{path}.{wanted}".lstrip("."), done)
 
 
 def _branches(node: object, types: _Types) -> list[Mapping[str, Any]]:
@@ -97,7 +97,7 @@ def _branches(node: object, types: _Types) -> list[Mapping[str, Any]]:
             return _branches(inner, types)
         case {"type": str(name)} if short_name(name) in types and name not in _NAMED:
             return [types[short_name(name)]]
-        case dict():
+        case dict() if "type" in node:
             return [node]
     return []
 
