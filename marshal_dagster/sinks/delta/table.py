@@ -104,20 +104,17 @@ class DeltaTable:
     @contextmanager
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[KeptRows]:
         """Persist the rows on the executors, except those of the partitions `done`, and count them."""
-        schema, names = frame.schema, {name.lower() for name in self._partition_columns()}
-        strings = [
-            column.name
-            for column in schema.fields
-            if column.name.lower() in names and isinstance(column.dataType, text_kinds())
-        ]
-        check = row_check(schema, [(name, _READ_AS_NULL, f.col(quoted(name)).isin(_NULLS)) for name in strings])
+        strings = self._partition_strings(frame)
         with persisted(without_partitions(frame, done)) as rows:
-            totals = rows.groupBy(PARTITION_COLUMN).agg(f.count("*"), f.min(check.problem)).collect()
-            yield KeptRows(
-                rows,
-                counts={row[0]: row[1] for row in totals},
-                rejected=check.first((row[0], row[2]) for row in totals),
-            )
+            by_partition = rows.groupBy(PARTITION_COLUMN)
+            if not strings:
+                yield KeptRows(rows, {row[0]: row[1] for row in by_partition.count().collect()})
+                return
+            problems = [(name, _READ_AS_NULL, f.col(quoted(name)).isin(_NULLS)) for name in strings]
+            check = row_check(frame.schema, problems)
+            totals = by_partition.agg(f.count("*"), f.min(check.problem)).collect()
+            rejected = check.first((row[0], row[2]) for row in totals)
+            yield KeptRows(rows, {row[0]: row[1] for row in totals}, rejected)
 
     def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
         """Return the ranges at whose readable offsets the table has rows of the same group and data topic.
@@ -194,10 +191,18 @@ class DeltaTable:
         properties = self._described("DETAIL", "", "properties")
         return dict(properties[0] or {}) if properties else {}
 
-    def _partition_columns(self) -> list[str]:
-        """Return the columns by which the table is partitioned; empty if there is no table."""
+    def _partition_strings(self, frame: "DataFrame") -> list[str]:
+        """Return the columns of text in `frame` by which the table is partitioned; empty if there is no table."""
         columns = self._described("DETAIL", "", "partitionColumns")
-        return list(columns[0] or ()) if columns else []
+        names = {name.lower() for name in columns[0] or ()} if columns else set()
+        if not names:
+            return []
+        texts = text_kinds()
+        return [
+            column.name
+            for column in frame.schema.fields
+            if column.name.lower() in names and isinstance(column.dataType, texts)
+        ]
 
     def _history(self, limit: str) -> list[str | None]:
         """Return the user metadata of the table's commits, newest first; empty if there is no table."""
