@@ -377,7 +377,7 @@ def test_the_lag_of_the_topic_is_measured_where_it_is_observed(stand: Stand, mea
 
 
 def test_the_lag_that_the_lag_sensor_sees_is_measured(stand: Stand, measured: Measured) -> None:
-    """The gauge includes all unread records, and those of exhausted plans, also in a tick that fails because of them."""
+    """The gauge includes all unread records and those of exhausted plans, also if the tick fails because of them."""
     _claim_as_another(stand.scene)
     world = Rationalizer(stand.scene.log()).catch_up()
     world.group_of(GROUP, TOPIC).keys[TOPIC, 0] = Key(offset=4, plan_end=10, plan_attempts=9)
