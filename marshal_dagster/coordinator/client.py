@@ -3,8 +3,10 @@
 import logging
 import queue
 import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any, Final, Self
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
@@ -122,6 +124,7 @@ class CoordinatedMember:
         self._offsets = offsets
         self._work = _WorkThread(f"member {register.member!r} of group {register.group!r}", start, stop)
         self._membership: Membership | None = None
+        self._failure: Exception | None = None
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -139,6 +142,11 @@ class CoordinatedMember:
     def error(self) -> str | None:
         """Why the coordinator refused the member, such as `duplicate_id`; None if it did not."""
         return None if self._membership is None else self._membership.error
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error that keeps the member from talking to the coordinator now; None if there is none."""
+        return self._failure
 
     @property
     def is_over(self) -> bool:
@@ -201,24 +209,55 @@ class CoordinatedMember:
         """
         partition = partition_of(self._register.group, partitions)
         while True:
-            reader = Reader(self._connection, self._topics.coordinator_messages)
-            writer = Writer(self._connection, self._topics, partitions)
             try:
-                reader.follow({partition: at})
-                while membership.state is not MemberState.GONE:
-                    at = self._turn(membership, reader, writer, at)
-                self._work.wait()
-                self._report_done(membership, writer)
+                with self._clients(partitions) as (reader, writer):
+                    reader.follow({partition: at})
+                    while membership.state is not MemberState.GONE:
+                        at = self._turn(membership, reader, writer, at)
+                        self._failure = None
+                    self._work.wait()
+                    self._report_done(membership, writer)
+                    return at
+            except Exception as error:  # noqa: BLE001 - after any error the member continues with new clients
+                self._note_failure(error)
+            time.sleep(_AGAIN_AFTER_S)
+            if self._has_left_without_clients(membership):
                 return at
-            except CLIENT_FAILURES as error:
-                logger.warning("%s: connection lost, it reconnects: %s", self._work.name, error)
-                self._is_over.wait(_AGAIN_AFTER_S)
-            except Exception:
-                logger.exception("%s: unexpected error, it reconnects; report this as a bug", self._work.name)
-                self._is_over.wait(_AGAIN_AFTER_S)
-            finally:
-                reader.close()
-                writer.close()
+
+    @contextmanager
+    def _clients(self, partitions: int) -> Iterator[tuple[Reader, Writer]]:
+        """Yield new clients. Raises `ConfigurationError` if they cannot be made, such as without a key file."""
+        with (
+            closing(Reader(self._connection, self._topics.coordinator_messages)) as reader,
+            closing(Writer(self._connection, self._topics, partitions)) as writer,
+        ):
+            yield reader, writer
+
+    def _note_failure(self, error: Exception) -> None:
+        """Record a failure of the clients, and log it unless it is the present one."""
+        before, self._failure = self._failure, error
+        if str(error) == str(before):
+            return
+        if isinstance(error, (*CLIENT_FAILURES, ConfigurationError)):
+            logger.warning("%s: connection lost, it reconnects: %s", self._work.name, error)
+        else:
+            logger.error("%s: unexpected error, it reconnects; report this as a bug", self._work.name, exc_info=error)
+
+    def _has_left_without_clients(self, membership: Membership) -> bool:
+        """Stop all work if no coordinator was heard for a session time-out; return whether the member has left.
+
+        It leaves then if it is over. The coordinator notices that by its silence.
+        """
+        now_ms = self._clock.lease_ms()
+        stop = membership.tick(now_ms).stop
+        if self._is_over.is_set() and membership.silent_ms(now_ms) >= membership.session_ms:
+            stop |= membership.leave().stop
+        if stop:
+            self._work.do(MemberActions(stop=stop))
+        if membership.state is not MemberState.GONE:
+            return False
+        self._work.wait()
+        return True
 
     def _turn(self, membership: Membership, reader: Reader, writer: Writer, at: int) -> int:
         for record in reader.read(_BUSY_TICK_S if self._work.is_busy else _TICK_S):

@@ -334,9 +334,11 @@ class Coordinator:
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         self._scales = ThreadPoolExecutor(_HELPERS, "weights")
         try:
+            writer: Writer | None = Writer(self._connection, self._topics, partitions)
             with elector:
-                while not self._stop.is_set():
-                    self._lead_with(Writer(self._connection, self._topics, partitions), elector, reader)
+                while writer is not None:
+                    self._lead_with(writer, elector, reader)
+                    writer = self._new_writer(partitions)
         finally:
             self._metrics.close()
             for helpers in (self._helpers, self._scales):
@@ -358,6 +360,21 @@ class Coordinator:
             self._stop.wait(_AGAIN_AFTER_S)
         finally:
             writer.close()
+
+    def _new_writer(self, partitions: int) -> Writer | None:
+        """Return a new writer, or None if `stop` is called before one can be made, such as without a key file.
+
+        A coordinator without a writer is idle, so it steps down after a while.
+        """
+        while not self._stop.is_set():
+            try:
+                return Writer(self._connection, self._topics, partitions)
+            except ConfigurationError as error:
+                if str(error) != str(self.failure):
+                    logger.warning("coordinator: it cannot reconnect, and tries again: %s", error)
+                self._note(error)
+                self._stop.wait(_AGAIN_AFTER_S)
+        return None
 
     def _turn(self, elector: Elector, reader: Reader, writer: Writer) -> None:
         self._alive_at_s = time.monotonic()

@@ -18,7 +18,7 @@ from marshal_dagster.coordinator.group import GroupCoordinator, GroupEventKind, 
 from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.messages import CoordinatorMessage, MemberMessage, render
 from marshal_dagster.coordinator.transport import CoordinatorTopics, ReceivedRecord
-from marshal_dagster.errors import UnavailableError
+from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import wait_until
 
@@ -39,6 +39,8 @@ class Hub:
         self.fatal: list[Exception] = []
         """What the members' next turns raise."""
         self.made = 0
+        self.refusal: Exception | None = None
+        """What making a client raises."""
 
     @property
     def now_ms(self) -> float:
@@ -85,13 +87,16 @@ class Reader:
 
     def close(self) -> None:
         """Stop reading."""
-        self._hub.readers.remove(self._values)
+        if self._values in self._hub.readers:
+            self._hub.readers.remove(self._values)
 
 
 class Writer:
     """A writer to the hub's coordinator."""
 
     def __init__(self, hub: Hub) -> None:
+        if hub.refusal is not None:
+            raise hub.refusal
         self._hub = hub
         self.send_to_coordinator = hub.send_message
 
@@ -246,6 +251,37 @@ def test_whatever_goes_wrong_in_its_thread_a_member_goes_on(hub: Hub, caplog: py
         wait_until(lambda: hub.made == 2, "a second producer was made")
         wait_until(lambda: not hub.fatal and found.state is MemberState.REGISTERED, "the member is registered again")
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_member_whose_clients_cannot_be_made_stops_its_work_and_comes_back(
+    hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A key file can be missing while it is replaced; the work stops after a session timeout, as without a message."""
+    work = Work()
+    with member(work, "a") as found:
+        wait_until(lambda: work.on == PLACES, "the member has all partitions")
+        hub.refusal = ConfigurationError("the Kafka client rejects its settings: no key file")
+        hub.fatal.append(UnavailableError("the client has failed for good"))
+        wait_until(lambda: found.failure is hub.refusal and not work.on, "the work has stopped")
+        assert not found.is_over
+        assert caplog.text.count("no key file") == 1
+        hub.refusal = None
+        wait_until(lambda: work.on == PLACES and found.failure is None, "the member has all partitions again")
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("auto_commit", [False, True])
+def test_a_member_whose_clients_cannot_be_made_can_end(hub: Hub, auto_commit: bool) -> None:
+    """It stops its work and ends after a session timeout, though it cannot notify the coordinator."""
+    work = Work()
+    with member(work, "a", auto_commit=auto_commit) as found:
+        wait_until(lambda: work.on == PLACES, "the member has all partitions")
+        hub.refusal = ConfigurationError("the Kafka client rejects its settings: no key file")
+        hub.fatal.append(UnavailableError("the client has failed for good"))
+        wait_until(lambda: found.failure is hub.refusal, "the member has no clients")
+    assert found.is_over
+    assert found.state is MemberState.GONE
+    assert not work.on
 
 
 def test_leaving_waits_for_a_session_and_says_so_when_that_is_not_enough(

@@ -203,6 +203,30 @@ def test_a_client_that_fails_again_and_again_is_not_well(coordinator: Coordinato
     assert not coordinator.health()["healthy"]
 
 
+def test_a_coordinator_that_cannot_reconnect_is_not_over(
+    coordinator: Coordinator, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key file can be missing while it is replaced: `run` makes a writer as soon as that is possible."""
+    refusals = [ConfigurationError("no key file"), ConfigurationError("no key file")]
+
+    def writer(*_: object) -> Ends:
+        if coordinator._shards.pop(0, None) is not None:
+            ends.fails = UnavailableError("fatal")
+        elif refusals:
+            raise refusals.pop()
+        else:
+            coordinator.stop()
+        return ends
+
+    monkeypatch.setattr(service, "Writer", writer)
+    monkeypatch.setattr(service, "Reader", lambda *_: ends)
+    monkeypatch.setattr(service, "Elector", lambda *_, **__: nullcontext(ends))
+    monkeypatch.setattr(CoordinatorTopics, "partitions", lambda *_: 1)
+    monkeypatch.setattr(Coordinator, "_turn", lambda *_: ends.read())
+    coordinator.run()
+    assert str(coordinator.failure) == "no key file"
+
+
 def test_a_coordinator_that_can_take_nothing_over_is_not_well(coordinator: Coordinator, ends: Ends) -> None:
     """In each term, the messages of earlier terms cannot be read, so the coordinator takes over no partition."""
     for fence in range(3):
