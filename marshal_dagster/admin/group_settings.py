@@ -87,7 +87,7 @@ class SettingsChange:
             delivery = enum_member(DeliveryMode, "--delivery", self.delivery)
         interval_ms = before.heartbeat_interval_ms
         if self.heartbeat_interval_s is not None:
-            interval_ms = _interval_ms(self.heartbeat_interval_s)
+            interval_ms = member_interval_ms(self.heartbeat_interval_s, "--heartbeat-interval")
         elif rules is RuleSet.GO:
             interval_ms = WITHOUT_SETTINGS.heartbeat_interval_ms
         elif before.rule_set is RuleSet.GO:
@@ -98,11 +98,14 @@ class SettingsChange:
         return GroupSettings(interval_ms, rules, delivery, features)
 
 
-def _interval_ms(interval_s: float) -> int:
-    """Return a heartbeat interval in milliseconds. Raises `ConfigurationError` if no member can be configured so."""
+def member_interval_ms(interval_s: float, source: str) -> int:
+    """Return a heartbeat interval in milliseconds.
+
+    Raises `ConfigurationError`, whose message begins with `source`, if no member can be configured so.
+    """
     if not SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
         raise ConfigurationError(
-            f"--heartbeat-interval: {interval_s:g} s; give {SHORTEST_INTERVAL_S:g} to {LONGEST_INTERVAL_S:g} seconds, "
+            f"{source}: {interval_s:g} s; give {SHORTEST_INTERVAL_S:g} to {LONGEST_INTERVAL_S:g} seconds, "
             "which members can be configured with"
         )
     return round(interval_s * 1_000)

@@ -408,7 +408,7 @@ def build_outbox_check(
         check = build_outbox_check("orders", max_age_s=300)
         ```
     """
-    if max_age_s < 0 or max_parked < 0:
+    if not max_age_s >= 0 or max_parked < 0:
         raise ConfigurationError(f"max_age_s is {max_age_s} and max_parked is {max_parked}: both must be 0 or more")
 
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:

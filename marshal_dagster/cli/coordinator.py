@@ -32,7 +32,7 @@ from marshal_dagster.coordinator.assignment import STRATEGIES
 from marshal_dagster.coordinator.group import GroupEvent, GroupEventKind, GroupRules
 from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment, read_group, read_groups
 from marshal_dagster.coordinator.lag_weights import LagWeights
-from marshal_dagster.coordinator.messages import by_topic
+from marshal_dagster.coordinator.messages import LONGEST_SESSION_MS, by_topic
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.kafka.admin_client import Topics
@@ -130,7 +130,11 @@ def run(
     min_session_s: Annotated[
         float,
         typer.Option(
-            "--min-session", metavar="SECONDS", min=0, max=3_600, help="Reject members with a shorter session timeout."
+            "--min-session",
+            metavar="SECONDS",
+            min=0.001,
+            max=LONGEST_SESSION_MS / 1_000,
+            help="Reject members with a shorter session timeout.",
         ),
     ] = 1.0,
     max_failed_pings: Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_dagster.admin.group_settings import LONGEST_INTERVAL_S
+from marshal_dagster.admin.group_settings import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, member_interval_ms
 from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, ObservedPartition, Recovery, Whose
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
@@ -84,7 +84,7 @@ def recover(
         typer.Option(
             "--heartbeat-interval",
             metavar="SECONDS",
-            min=0.001,
+            min=SHORTEST_INTERVAL_S,
             max=LONGEST_INTERVAL_S,
             help="The longest heartbeat interval of any member, if it is longer than those shown.",
             show_default=False,
@@ -179,7 +179,8 @@ def _settings_of(text: str) -> tuple[str, GroupSettings]:
         elif value == RANGES:
             settings = replace(settings, features=(RANGES,))
         else:
-            settings = replace(settings, heartbeat_interval_ms=duration_s(value, "--settings") * 1_000)
+            interval_s = duration_s(value, "--settings")
+            settings = replace(settings, heartbeat_interval_ms=member_interval_ms(interval_s, "--settings"))
     check_settings(settings, 0)
     return group, settings
 

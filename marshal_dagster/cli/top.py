@@ -67,7 +67,8 @@ def top(
     group: OnlyGroup = None,
     topic: OnlyTopic = None,
     interval: Annotated[
-        float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, help="Time between two readings.")
+        float,
+        typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, max=3_600, help="Time between two readings."),
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Show the state once, and exit.")] = False,
     max_attempts: MaxAttempts = DEFAULT_MAX_ATTEMPTS,

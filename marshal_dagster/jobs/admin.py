@@ -48,6 +48,7 @@ from marshal_dagster.runs.status import EndedRunDetector
 _Resetter = TypeVar("_Resetter", bound=PositionResetter)
 _SECOND_MS: Final = 1_000
 _WAIT_S: Final = 300.0
+_LONGEST_WAIT_S: Final = 30 * 86_400.0
 _WAIT_TEXT: Final = "Seconds to wait for members to release their partitions."
 _SINK_TEXT: Final = (
     "The group's sink as module:name. The job then checks that the sink can replace rows that it already has."
@@ -85,7 +86,7 @@ class PauseConfig(ResumeConfig):
 class SettingsConfig(AdminConfig):
     """The run config of `build_settings_job`."""
 
-    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
+    wait_s: float = Field(default=_WAIT_S, ge=0, le=_LONGEST_WAIT_S, description=_WAIT_TEXT)
     go_consumers_stopped: str | None = Field(
         default=None,
         description="Only if Go consumers use the group or the coordination topic: the group's name. This confirms "
@@ -114,7 +115,7 @@ class RevokeConfig(PartitionsConfig):
 class PositionsConfig(PartitionsConfig):
     """The run config fields of jobs that set positions."""
 
-    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
+    wait_s: float = Field(default=_WAIT_S, ge=0, le=_LONGEST_WAIT_S, description=_WAIT_TEXT)
     sink: str | None = Field(default=None, description=_SINK_TEXT)
     allow_out_of_range: bool = Field(
         default=False, description="Accept offsets outside the range that the topic holds (default: reject them)."
@@ -173,16 +174,17 @@ class ReprocessRangeConfig(AdminConfig):
     within_s: float = Field(
         default=3_600.0,
         gt=0,
+        le=_LONGEST_WAIT_S,
         description="Seconds in which the group's runs must repeat the range; after that the job fails.",
     )
-    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
+    wait_s: float = Field(default=_WAIT_S, ge=0, le=_LONGEST_WAIT_S, description=_WAIT_TEXT)
     sink: str | None = Field(default=None, description=_SINK_TEXT)
 
 
 class RetryConfig(PartitionsConfig):
     """The run config of `build_retry_job`: the partitions whose exhausted plans are retried."""
 
-    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
+    wait_s: float = Field(default=_WAIT_S, ge=0, le=_LONGEST_WAIT_S, description=_WAIT_TEXT)
     sink: str | None = Field(default=None, description=_SINK_TEXT)
     max_attempts: int = Field(
         default=DEFAULT_MAX_ATTEMPTS,

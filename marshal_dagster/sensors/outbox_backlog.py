@@ -66,7 +66,7 @@ def build_outbox_backlog_sensor(
         sensor = build_outbox_backlog_sensor(build_outbox_drain_job(), max_backlog_rows=1_000, max_backlog_age_s=60)
         ```
     """
-    if max_backlog_rows < 0 or (max_backlog_age_s is not None and max_backlog_age_s < 0):
+    if max_backlog_rows < 0 or (max_backlog_age_s is not None and not max_backlog_age_s >= 0):
         raise ConfigurationError(
             f"max_backlog_rows is {max_backlog_rows}, max_backlog_age_s is {max_backlog_age_s}: both must be 0 or more"
         )

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 
 _POSITIONS = "marshal_ranges"
 _TAKEN = "marshal_taken_ranges"
+_LONGEST_TIMEOUT_S = 2_147_483
+"""The longest timeout that PostgreSQL accepts, in whole seconds."""
 _WITHOUT_POLICIES = "grant BYPASSRLS to the role, or disable row-level security on the sink's tables"
 
 _CREATE: tuple[LiteralString, ...] = (
@@ -241,8 +243,10 @@ class PostgresSink(Steps):
             ("lock_timeout_s", lock_timeout_s),
             ("statement_timeout_s", statement_timeout_s),
         ):
-            if seconds <= 0:
-                raise ConfigurationError(f"{name} is {seconds}; it must be above 0 (seconds)")
+            if not 0 < seconds <= _LONGEST_TIMEOUT_S:
+                raise ConfigurationError(
+                    f"{name} is {seconds}; it must be a number of seconds above 0 and at most {_LONGEST_TIMEOUT_S:,}"
+                )
         self._database = Database(dsn, connect_timeout_s=connect_timeout_s)
         self._lock_timeout_s = lock_timeout_s
         self._statement_timeout_s = statement_timeout_s

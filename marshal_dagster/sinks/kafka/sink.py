@@ -11,6 +11,7 @@ Kafka client.
 
 import itertools
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -184,7 +185,7 @@ class KafkaSink(Steps):
         """
         if not topic:
             raise ConfigurationError("topic is empty; it must be the name of the output topic")
-        if transaction_timeout_s < connection.timeout_s + 1:
+        if not connection.timeout_s + 1 <= transaction_timeout_s < math.inf:
             raise ConfigurationError(
                 f"transaction_timeout_s is {transaction_timeout_s:g}; it must be at least one second longer than the "
                 f"connection's timeout_s, which is {connection.timeout_s:g}"
