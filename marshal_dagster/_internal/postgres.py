@@ -29,6 +29,9 @@ SETTINGS: Final[Mapping[str, str]] = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "lc_monetary": "C",
+    # Arrays and bytes that this library sends are read as they are meant.
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
 }
 """Settings of each connection of this library. They override those of the role and the database."""
 

@@ -20,7 +20,19 @@ _ROWS_AT_ONCE: Final = 1_000
 _UNKNOWN: Final = -1
 """The row count of a driver that does not report one."""
 
-_INSERT: Final[LiteralString] = "INSERT INTO {rows} (topic, key, value, header_keys, header_values) "
+_COLUMNS: Final = ("topic", "key", "value", "header_keys", "header_values")
+_NULL: Final = "-"
+_INSERT: Final[LiteralString] = """
+    INSERT INTO {rows} (topic, key, value, header_keys, header_values)
+    SELECT {topic}::text, {key}::bytea, {value}::bytea, {header_keys}::text[],
+        (SELECT array_agg(CASE WHEN h.hex <> '-' THEN decode(h.hex, 'hex') END ORDER BY h.place)
+        FROM unnest({header_values}::text[]) WITH ORDINALITY AS h (hex, place))
+    """
+"""SQL that writes a row. The headers' contents are hexadecimal, and null is `-`.
+
+How an array of bytes would be read depends on settings of the caller's session: `array_nulls`, and
+`standard_conforming_strings`.
+"""
 
 Text = str | bytes | None
 """The content of a key, value or header. Text is written as UTF-8."""
@@ -143,22 +155,28 @@ class Outbox:
                 Or a trigger of the table skips records: then roll the transaction back.
             sqlalchemy.exc.SQLAlchemyError: The database refused the rows.
         """
-        from sqlalchemy import ARRAY, LargeBinary, String, column, insert, table
+        from sqlalchemy import text
 
-        names = ("topic", "key", "value", "header_keys", "header_values")
-        kinds: tuple[Any, ...] = (String(), LargeBinary(), LargeBinary(), ARRAY(String()), ARRAY(LargeBinary()))
-        columns: list[Any] = [column(name, kind) for name, kind in zip(names, kinds, strict=True)]
-        target = insert(table(self._tables.name, *columns, schema=self._tables.schema))
+        statement = text(self._sqlalchemy_text())
         count = 0
         for rows in self._batches(records):
-            given = [dict(zip(names, row, strict=True)) for row in rows]
-            result = session.execute(target, given, execution_options={"preserve_rowcount": True})
+            given = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+            result = session.execute(statement, given, execution_options={"preserve_rowcount": True})
             self._check_written(len(rows), getattr(result, "rowcount", _UNKNOWN))
             count += len(rows)
         return count
 
     def _statement(self) -> Any:  # noqa: ANN401 - psycopg's
-        return self._tables.named(_INSERT + "VALUES (%s, %s, %s, %s, %s)")
+        from psycopg import sql
+
+        return self._tables.named(_INSERT, **dict.fromkeys(_COLUMNS, sql.Placeholder()))
+
+    def _sqlalchemy_text(self) -> str:
+        """Return the statement with SQLAlchemy's placeholders; SQLAlchemy itself doubles percent signs."""
+        from psycopg import sql
+
+        rows = sql.Identifier(self._tables.schema, self._tables.name).as_string(None).replace(":", "\\:")
+        return _INSERT.replace("::", "\\:\\:").format(rows=rows, **{name: f":{name}" for name in _COLUMNS})
 
     def _check_written(
         self,
@@ -207,7 +225,8 @@ class Outbox:
             )
         if not headers:
             return record.topic, key, value, None, None
-        return record.topic, key, value, [name for name, _ in headers], [content for _, content in headers]
+        contents_hex = [_NULL if content is None else content.hex() for _, content in headers]
+        return record.topic, key, value, [name for name, _ in headers], contents_hex
 
 
 def _headers(given: object) -> list[tuple[str, bytes | None]]:

@@ -121,6 +121,51 @@ def test_a_trigger_that_drops_new_rows_is_an_error(site: Site, postgres: str) ->
     engine.dispose()
 
 
+@pytest.mark.parametrize("option", ["array_nulls=off", "standard_conforming_strings=off", "bytea_output=escape"])
+def test_settings_of_a_session_change_no_record(site: Site, postgres: str, option: str) -> None:
+    """The caller's session reads and writes arrays and bytes in its own way."""
+    site.connection.execute("TRUNCATE outbox")
+    headers = [("a\\b'\"NULL", None), ("NULL", b"NULL"), ("x", bytes(range(256))), ("y", b"")]
+    records = [
+        OutboxRecord("orders", bytes(range(256)), "k\\", headers),
+        OutboxRecord("orders", None, None, [("z", None)]),
+    ]
+    outbox, session_options = Outbox("outbox", schema=site.tables.schema), f"-c {option}"
+    for cursors in (psycopg.Cursor, psycopg.ClientCursor):
+        with psycopg.connect(postgres, options=session_options, cursor_factory=cursors) as connection:
+            outbox.stash(connection, records)
+    engine = sqlalchemy.create_engine(
+        postgres.replace("postgresql://", "postgresql+psycopg://"), connect_args={"options": session_options}
+    )
+    with OrmSession(engine) as session:
+        outbox.stash_sqlalchemy(session, records)
+        session.commit()
+    engine.dispose()
+    rows = site.store.turn(site.session, BatchTransaction(limit=10, limit_bytes=100_000)).rows
+    assert [(row.value, row.key, row.headers) for row in rows] == [
+        (bytes(range(256)), b"k\\", headers),
+        (None, None, [("z", None)]),
+    ] * 3
+
+
+@pytest.mark.parametrize("name", ["a:b", "50%", 'the "x"', "%(topic)s"])
+def test_an_outbox_may_have_any_name(postgres: str, name: str) -> None:
+    """The name is quoted in the statements of all drivers."""
+    tables = OutboxTables(Database(postgres), name, own_schema())
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(tables.schema)))
+        tables.create(notifies=False)
+        outbox = Outbox(name, schema=tables.schema)
+        assert outbox.stash(connection, [OutboxRecord("orders", "1")]) == 1
+    engine = sqlalchemy.create_engine(postgres.replace("postgresql://", "postgresql+psycopg://"))
+    with OrmSession(engine) as session:
+        assert outbox.stash_sqlalchemy(session, [OutboxRecord("orders", "2", headers={"h": None})]) == 1
+        session.commit()
+    engine.dispose()
+    with closing(OutboxInspector(tables)) as inspector:
+        assert inspector.status().rows == 2
+
+
 def test_rows_that_cannot_be_set_aside_are_told(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """Other rows with their ids are set aside, so they wait in the outbox. The log shows that once."""
     assert site.set_aside() == 3
