@@ -81,7 +81,7 @@ class ProducerFencedError(Exception):
 
 
 class TransactionStillOpenError(UnavailableError):
-    """An open transaction in a topic of notes has not ended in time."""
+    """A topic of notes was not read to its end in time, usually because a transaction there is open."""
 
 
 class RecordRejectedError(Exception):
@@ -418,6 +418,12 @@ def check_notes_are_kept(topics: Topics, topic: str) -> None:
         )
 
 
+def _is_end(message: Any) -> bool:  # noqa: ANN401 - the client library's type hints omit the offset of an error
+    """Return whether a message reports the end of a partition: for committed records, the first open transaction."""
+    error = message.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - a public code
+
+
 class NotesReader:
     """A reader of the notes that transactions wrote to a compacted topic: the newest committed value of each key.
 
@@ -500,17 +506,28 @@ class NotesReader:
         consumer, log = self._client
         consumer.assign([TopicPartition(self.topic, NOTES_PARTITION, start)])
         deadline = time.monotonic() + patience_s
+        readable_end = None
         try:
             while start < end:
                 for message in consumer.consume(_READ_BATCH, _PAUSE_S):
                     start = max(start, self._take(message, log))
+                    if _is_end(message):
+                        readable_end = message.offset()
                 if start < end and time.monotonic() > deadline:
-                    raise TransactionStillOpenError(
-                        f"topic {self.topic!r} has an open transaction at offset {start}, which has not ended within "
-                        f"{patience_s:g} s. Try again; `kafka-transactions find-hanging` finds one that never ends"
-                    )
+                    raise self._unread(start, end, patience_s, is_at_open=start == readable_end)
         finally:
             consumer.unassign()
+
+    def _unread(self, start: int, end: int, patience_s: float, *, is_at_open: bool) -> TransactionStillOpenError:
+        if is_at_open:
+            return TransactionStillOpenError(
+                f"topic {self.topic!r} has an open transaction at offset {start}, which has not ended within "
+                f"{patience_s:g} s. Try again; `kafka-transactions find-hanging` finds one that never ends"
+            )
+        return TransactionStillOpenError(
+            f"topic {self.topic!r}, partition {NOTES_PARTITION}, was read only up to offset {start} of {end} within "
+            f"{patience_s:g} s, because the broker did not answer in time. Check the brokers, then try again"
+        )
 
     def _take(self, message: Any, log: ClientLog) -> int:  # noqa: ANN401 - the client library's type hints omit the offset of an error
         """Process a message, and return the next offset."""
@@ -530,7 +547,7 @@ class NotesReader:
                     key[:_LONGEST_SHOWN],
                 )
             return int(offset) + 1
-        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - a public code of the client library
+        if _is_end(message):
             return int(offset)
         if not error.retriable() and error.code() not in clients.HARMLESS_TO_A_READER:
             request = Request(f"read topic {self.topic!r}", on_topic(self.topic, Right.READ), self.topic)

@@ -10,7 +10,13 @@ from marshal_dagster.errors import AuthorizationError, ConfigurationError, Unava
 from marshal_dagster.kafka import clients, transactions
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.transactions import NotesReader, ProducerFencedError, Transaction, check_notes_are_kept
+from marshal_dagster.kafka.transactions import (
+    NotesReader,
+    ProducerFencedError,
+    Transaction,
+    TransactionStillOpenError,
+    check_notes_are_kept,
+)
 from marshal_dagster.protocol.state import OffsetBounds
 
 
@@ -201,3 +207,30 @@ def test_a_topic_of_notes_that_forgets_in_time_is_refused(policy: str) -> None:
     """A topic that deletes old notes is rejected, because what they record would be written again."""
     with pytest.raises(ConfigurationError, match=rf"'notes' has cleanup.policy {policy}, .* set it to compact alone"):
         check_notes_are_kept(topics_with(policy), "notes")
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        ([KafkaError._PARTITION_EOF], "has an open transaction at offset 0"),
+        ([KafkaError._PARTITION_EOF, KafkaError.COORDINATOR_NOT_AVAILABLE], "has an open transaction at offset 0"),
+        ([KafkaError.COORDINATOR_NOT_AVAILABLE], "read only up to offset 0 of 1 .* the broker did not answer"),
+        ([], "read only up to offset 0 of 1 .* the broker did not answer"),
+    ],
+)
+def test_an_open_transaction_is_not_a_silent_broker(
+    monkeypatch: pytest.MonkeyPatch, codes: list[int], message: str
+) -> None:
+    """A broker reports the end of what is committed; without that report nothing is known of a transaction."""
+    events = [SimpleNamespace(error=lambda code=code: KafkaError(code), offset=lambda: 0) for code in codes]
+
+    def consume(*_: object) -> list[SimpleNamespace]:
+        return [events.pop(0)] if events else []
+
+    consumer = NotesConsumer([])
+    monkeypatch.setattr(consumer, "consume", consume)
+    monkeypatch.setattr(clients, "consumer", lambda *_, **__: (consumer, None))
+    topics = cast("Any", SimpleNamespace(offsets=lambda *_, **__: {0: OffsetBounds(0, 1)}))
+    reader = NotesReader(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "notes", topics)
+    with pytest.raises(TransactionStillOpenError, match=message):
+        reader.newest(0.05)

@@ -211,7 +211,7 @@ def test_notes_behind_an_open_transaction_are_waited_for(output: KafkaOutput, to
             mine.send(notes, b"mine's", b"mine", name="note", partition=0)
             mine.commit()
         with pytest.raises(TransactionStillOpenError, match="has an open transaction at offset 0"):
-            reader.newest(0.3)
+            reader.newest(5)
         if ends == "commits":
             other.commit()
         else:
