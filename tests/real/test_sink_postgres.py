@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
@@ -160,6 +161,16 @@ def test_tables_can_be_made_by_many_at_once_and_again(postgres: str) -> None:
             future.result(30)
     output.sink().create_tables(output.frame([]).schema)
     assert deliver(output, "a", part(0, 0, 2)).taken
+
+
+def test_tables_that_are_there_are_made_again_beside_open_writers(output: PostgresOutput) -> None:
+    """Each run may create the tables. A transaction that stays open must stop neither that nor other writers."""
+    sink = PostgresSink(output.dsn, TABLE, schema=output.schema, lock_timeout_s=0.5)
+    places = [sql.Identifier(output.schema, name) for name in (TABLE, "marshal_ranges", "marshal_taken_ranges")]
+    with psycopg.connect(output.dsn) as idle:
+        for place in places:
+            idle.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(place))
+        sink.create_tables(output.frame([]).schema)
 
 
 def test_two_tables_of_one_database_keep_apart(output: PostgresOutput) -> None:

@@ -107,15 +107,11 @@ _CREATE: tuple[LiteralString, ...] = (
         taken_at timestamptz NOT NULL DEFAULT now()
     )
     """,
-    """
-    CREATE INDEX IF NOT EXISTS marshal_taken_ranges_by_key
-    ON {taken} (output, member_group, topic, partition, end_offset)
-    """,
-    """
-    CREATE INDEX IF NOT EXISTS marshal_taken_ranges_by_generation
-    ON {taken} (output, member_group, topic, partition, generation, end_offset)
-    """,
 )
+_INDEXES: Mapping[str, LiteralString] = {
+    "marshal_taken_ranges_by_key": "ON {taken} (output, member_group, topic, partition, end_offset)",
+    "marshal_taken_ranges_by_generation": "ON {taken} (output, member_group, topic, partition, generation, end_offset)",
+}
 
 _GONE: LiteralString = """
     WITH gone AS MATERIALIZED (
@@ -273,6 +269,8 @@ class PostgresSink(Steps):
             be_only_creator(connection)
             for statement in _CREATE:
                 self._execute(connection, statement)
+            for name, on in _INDEXES.items():
+                self._create_index(connection, name, on)
             if rows is not None:
                 self._create_rows(connection, rows)
 
@@ -621,9 +619,21 @@ class PostgresSink(Steps):
         )
         self._execute(connection, "CREATE TABLE IF NOT EXISTS {rows} ({columns})", columns=columns)
         # The rows of a range are stored next to each other, so a BRIN index of a few pages is enough.
-        index = identifier(f"marshal_range_{zlib.crc32(self.table.encode()):08x}")
-        statement: LiteralString = "CREATE INDEX IF NOT EXISTS {index} ON {rows} USING brin (marshal_range)"
-        self._execute(connection, statement, index=index)
+        name = f"marshal_range_{zlib.crc32(self.table.encode()):08x}"
+        self._create_index(connection, name, "ON {rows} USING brin (marshal_range)")
+
+    def _create_index(self, connection: "Connection", name: str, on: LiteralString) -> None:
+        """Create an index unless it exists.
+
+        IF NOT EXISTS waits for all open writers of the table even if the index exists, and new writers wait for it.
+        """
+        found = connection.execute(
+            "SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = %s",
+            (self.schema, name),
+        )
+        if not found.rowcount:
+            self._execute(connection, "CREATE INDEX IF NOT EXISTS {index} " + on, index=identifier(name))
 
     def _execute(
         self,
