@@ -78,13 +78,12 @@ class Database:
         is_one_transaction: bool = False,
         **settings: Any,  # noqa: ANN401 - psycopg's
     ) -> "Connection":
-        """Open a connection with `SETTINGS` in effect.
+        """Open a connection with `SETTINGS` in effect, whose transactions have the isolation level read committed.
 
         Args:
             answer_timeout_s: After how many seconds without an answer from the network the connection fails.
-            is_one_transaction: Use the connection for one transaction, which begins here at isolation level read
-                committed. The settings end with it, so that none remains in a pooler's connection. Begin each further
-                transaction with `set_for_transaction`.
+            is_one_transaction: Use the connection for one transaction, which begins here. The settings end with it, so
+                that none remains in a pooler's connection. Begin each further transaction with `set_for_transaction`.
             settings: Parameters of psycopg. They override those of the connection string; `options` of both apply.
 
         Returns:
@@ -114,8 +113,8 @@ class Database:
             **settings,
         )
         try:
-            if is_one_transaction:
-                connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            # Whatever level the role has by default: turns of a harvester must not fail beside open writers.
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             _set(connection, is_local=is_one_transaction)
             if not is_one_transaction:
                 connection.commit()

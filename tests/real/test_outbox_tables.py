@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from typing import LiteralString, NamedTuple
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session as OrmSession
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.outbox import schema as schema_module
-from marshal_dagster.outbox.interfaces import BatchTransaction, Parked, PublishedBatch, Row, RowReference
+from marshal_dagster.outbox.interfaces import BatchTransaction, OrderingKey, Parked, PublishedBatch, Row, RowReference
 from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.store import PostgresStore
@@ -146,6 +147,26 @@ def test_settings_of_a_session_change_no_record(site: Site, postgres: str, optio
         (bytes(range(256)), b"k\\", headers),
         (None, None, [("z", None)]),
     ] * 3
+
+
+@pytest.mark.parametrize(
+    "option", ["array_nulls=off", "standard_conforming_strings=off", "default_transaction_isolation=serializable"]
+)
+def test_settings_of_a_role_change_no_harvest(site: Site, postgres: str, option: str) -> None:
+    """A key that waits is recognized, and no transaction of the outbox's users makes a turn fail."""
+    key = bytes(range(256))
+    outbox = Outbox("outbox", schema=site.tables.schema)
+    outbox.stash(site.connection, [OutboxRecord("orders", "held", key)])
+    separator = "&" if "?" in postgres else "?"
+    dsn = f"{postgres}{separator}options={quote(f'-c {option}')}"
+    with closing(PostgresStore(OutboxTables(Database(dsn), "outbox", site.tables.schema))) as store:
+        held = [OrderingKey("orders", key, None)]
+        session = store.begin()
+        rows = store.turn(session, BatchTransaction(limit=10, limit_bytes=10_000, held_lanes=held)).rows
+        assert [row.value for row in rows] == [b"0", b"1", b"2"]
+        connection = store._connection
+        assert connection is not None
+        assert connection.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
 
 
 @pytest.mark.parametrize("name", ["a:b", "50%", 'the "x"', "%(topic)s"])
