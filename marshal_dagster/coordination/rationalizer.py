@@ -256,6 +256,7 @@ class Rationalizer:
         self.can_resume = False
         self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
         bounds = self.log.bounds(partitions)
+        self._require_not_truncated({number: at for number, at in bounds.items() if number in self.world.partitions})
         known = self._snapshots_of(bounds)
         for partition, at in bounds.items():
             state = known.get(partition)
