@@ -3,6 +3,7 @@
 The log is in memory, and each test chooses its faults.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -493,6 +494,24 @@ def test_a_log_truncated_as_a_failed_reading_goes_on_ends_every_claim(site: Site
     assert not member.claims
     with pytest.raises(ClaimLostError, match="truncated"):
         member.beat()
+
+
+def test_a_log_truncated_as_a_reader_begins_again_ends_every_claim(site: Site) -> None:
+    """A reader that retention has overtaken looks up the log's ends again; simulator seed 473339."""
+    member = site.owner_of(0)
+    read = site.broker.bounds(site.home).end
+    site.overtake()
+    looks = itertools.count(1)
+
+    def truncate_before_the_third_look() -> None:
+        if next(looks) == 2:
+            site.broker.truncate(site.home, read - 1)
+
+    faulty(member).after_bounds = truncate_before_the_third_look
+    with pytest.raises(CoordinationLogChangedError, match=f"ends at {read - 1}, but was read up to {read}"):
+        member.ensure_group_settings()
+
+    assert not member.claims
 
 
 @pytest.mark.parametrize("step", ["claim", "plan", "commit", "beat", "name", "release"])
