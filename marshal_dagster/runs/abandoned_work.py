@@ -126,19 +126,13 @@ def listed(partitions: Sequence[AbandonedPartition]) -> str:
     return first_ten(partitions, "; ")
 
 
-def why_unclaimable(world: World, group: str, topic: str, wall_ms: int) -> str | None:
-    """Return why no member of `group` can claim `topic` now; None if members can.
+def why_paused(world: World, group: str, topic: str, wall_ms: int) -> str | None:
+    """Return by which member `group` is paused in `topic`, and for how long; None if it is not paused.
 
     The time is the larger of log time and `wall_ms` (unix ms). The answer is advice, like every answer between records.
     """
-    part = world.partition_of(topic)
-    if not part.certain:
-        return (
-            f"the coordination partition of topic {topic!r} no longer starts at offset 0 and has no snapshot, so no "
-            "member can claim (see `marshal-dagster recover`)"
-        )
     state = world.group_of(group, topic)
-    now_ms = max(part.log_time_ms or 0, wall_ms)
+    now_ms = max(world.partition_of(topic).log_time_ms or 0, wall_ms)
     if state.paused_until_s is not None and state.is_paused(now_ms):
         left_s = state.paused_until_s - now_ms / 1_000
         return f"group {group!r} is paused by {state.paused_by!r}, for {left_s:.0f} s more: no runs are requested"

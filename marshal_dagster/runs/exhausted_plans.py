@@ -19,6 +19,8 @@ EXHAUSTED_PLANS: Final = "exhausted_plans"
 NOTHING_EXHAUSTED: Final = "no plan failed too many times"
 MAX_ATTEMPTS_TAG: Final = "marshal/max_attempts"
 """Tag of an op: its `max_attempts`, if that is not the default."""
+EVALUATED: Final = frozenset({AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED})
+"""The statuses of checks that were evaluated, not only planned."""
 _MOST_NAMED: Final = 5
 _MOST_SHOWN: Final = 100
 _COLUMNS: Final[Sequence[Column[OpenPlan]]] = (
@@ -59,8 +61,6 @@ def exhausted_plans_evaluation(asset_key: AssetKey, plans: Sequence[OpenPlan], t
 
 def has_failed(instance: DagsterInstance, asset_key: AssetKey) -> bool:
     """Return whether the last evaluation of the check failed; checks that are only planned do not count."""
-    key = AssetCheckKey(asset_key, EXHAUSTED_PLANS)
-    storage, failed = instance.event_log_storage, AssetCheckExecutionRecordStatus.FAILED
-    evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, failed}
-    records = storage.get_asset_check_execution_history(key, limit=1, status=evaluated)
-    return any(record.status is failed for record in records)
+    key, storage = AssetCheckKey(asset_key, EXHAUSTED_PLANS), instance.event_log_storage
+    records = storage.get_asset_check_execution_history(key, limit=1, status=set(EVALUATED))
+    return any(record.status is AssetCheckExecutionRecordStatus.FAILED for record in records)

@@ -20,11 +20,11 @@ from dagster import (
     DagsterInstance,
     multi_asset_check,
 )
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus  # has no public name
 
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.resources.claimer import require_group
 from marshal_dagster.runs.abandoned_work import first_ten
+from marshal_dagster.runs.exhausted_plans import EVALUATED
 from marshal_dagster.runs.names import topic_asset_key, unique_name
 from marshal_dagster.runs.tables import Column, table
 from marshal_dagster.sensors._run_history import place_of
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 MOST_REMEMBERED: Final = 1_000
 _MOST_SHOWN: Final = 100
-_EVALUATED: Final = frozenset({AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED})
-"""The statuses of checks that were evaluated, not only planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +203,7 @@ def build_exhausted_plans_check(
 
 def _newest_evaluation(instance: DagsterInstance, key: AssetCheckKey) -> AssetCheckEvaluation | None:
     """Return the newest evaluation, ignoring checks that are only planned; None without one."""
-    history = instance.event_log_storage.get_asset_check_execution_history(key, limit=1, status=set(_EVALUATED))
+    history = instance.event_log_storage.get_asset_check_execution_history(key, limit=1, status=set(EVALUATED))
     for record in history:
         event = record.event.dagster_event if record.event is not None else None
         if event is not None and event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION:

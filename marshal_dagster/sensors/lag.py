@@ -29,7 +29,7 @@ from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.protocol.open_plans import OpenPlan, exhausted, open_plans, retry_commands
 from marshal_dagster.resources.claimer import require_group, resource_of
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.runs.abandoned_work import first_ten, why_unclaimable
+from marshal_dagster.runs.abandoned_work import first_ten, why_paused
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name
 from marshal_dagster.runs.status import FINISHED, MAY_CLAIM
 from marshal_dagster.sensors._cursor import Cursor
@@ -196,7 +196,7 @@ class _Tick:
         wall_ms = round(now_s * 1_000)
         with rationalizer.world() as world:
             require_certain(world, self.topic)
-            paused = why_unclaimable(world, self.group, self.topic, wall_ms)
+            paused = why_paused(world, self.group, self.topic, wall_ms)
             positions = positions_of(world, self.group, self.topic, max_attempts=self.max_attempts, wall_ms=wall_ms)
             plans = exhausted(open_plans(world, wall_ms, group=self.group, topic=self.topic), self.max_attempts)
         if paused is not None:

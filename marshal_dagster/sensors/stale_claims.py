@@ -44,7 +44,7 @@ from marshal_dagster.runs.abandoned_work import (
     abandoned_partitions,
     first_ten,
     listed,
-    why_unclaimable,
+    why_paused,
 )
 from marshal_dagster.runs.announcements import announced_ranges
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name
@@ -305,7 +305,7 @@ class _Tick:
         except IncompleteLogError as error:
             self.incomplete = error
             return str(error)
-        return why_unclaimable(world, self.group, topic, wall_ms)
+        return why_paused(world, self.group, topic, wall_ms)
 
     def _has_news(self, cursor: StaleClaimCursor) -> bool:
         """Return whether a failure of the tick would lose anything: requests, events or changes of the cursor."""

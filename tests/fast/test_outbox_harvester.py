@@ -253,13 +253,19 @@ class BusyHarvest:
         self.has_finished = True
 
 
-def test_a_drain_of_a_busy_outbox_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drain ends once the rows that existed at its start are gone, although each turn takes newer ones."""
+def busy_scene(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, BusyHarvest]:
+    """Return a harvester whose turns always take rows and whose drains look at the backlog after each turn."""
     monkeypatch.setattr(harvester, "OutboxInspector", Backlog)
     monkeypatch.setattr(harvester, "_LOOK_S", 0.0)
     scene = Scene()
     busy = BusyHarvest(scene.harvester)
     monkeypatch.setattr(scene.harvester, "_harvest", lambda *_: busy)
+    return scene, busy
+
+
+def test_a_drain_of_a_busy_outbox_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain ends once the rows that existed at its start are gone, although each turn takes newer ones."""
+    scene, busy = busy_scene(monkeypatch)
     monkeypatch.setattr(Backlog, "is_empty", staticmethod(lambda: busy.turns >= 3))
     scene.harvester.drain()
     assert (busy.turns, busy.has_finished) == (3, True)
@@ -267,11 +273,7 @@ def test_a_drain_of_a_busy_outbox_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_drain_in_which_a_row_stays_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that can neither be published nor be set aside is no failure of the harvester, yet the drain must end."""
-    monkeypatch.setattr(harvester, "OutboxInspector", Backlog)
-    monkeypatch.setattr(harvester, "_LOOK_S", 0.0)
-    scene = Scene()
-    busy = BusyHarvest(scene.harvester)
-    monkeypatch.setattr(scene.harvester, "_harvest", lambda *_: busy)
+    scene, busy = busy_scene(monkeypatch)
     monkeypatch.setattr(scene, "step_down", lambda *_: None)
     with pytest.raises(MarshalError, match=r"'outbox': row 3 was neither published nor set aside within -1 s"):
         scene.harvester.drain(patience_s=-31.0)
