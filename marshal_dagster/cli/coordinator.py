@@ -22,6 +22,7 @@ from marshal_dagster.cli.options import (
     DataConnection,
     GroupName,
     Health,
+    finite,
 )
 from marshal_dagster.cli.service import health_server, report_event, run_until_signal
 from marshal_dagster.cli.world_view import listed
@@ -132,6 +133,7 @@ def run(
         typer.Option(
             "--min-session",
             metavar="SECONDS",
+            callback=finite,
             min=0.001,
             max=LONGEST_SESSION_MS / 1_000,
             help="Reject members with a shorter session timeout.",
@@ -145,7 +147,9 @@ def run(
         typer.Option(
             "--rebalance-backoff",
             metavar="SECONDS",
+            callback=finite,
             min=0,
+            max=3_600,
             help="Wait before a failed rebalance is retried. After the last retry the wait is 30 times as long.",
         ),
     ] = 1.0,

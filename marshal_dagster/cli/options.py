@@ -1,5 +1,6 @@
 """Options that several commands share. `command` turns the fields of the dataclasses into options."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -9,6 +10,17 @@ import typer
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 
 COORDINATOR_TOPIC_VARIABLE: Final = "MARSHAL_COORDINATOR_TOPIC"
+
+
+def finite(seconds: float | None) -> float | None:
+    """Return `seconds`, an option's value. Raises `typer.BadParameter`.
+
+    Some versions of typer take nan for a number of every range.
+    """
+    if seconds is not None and not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is not a number of seconds")
+    return seconds
+
 
 BootstrapServers = Annotated[
     str | None,

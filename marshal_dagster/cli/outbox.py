@@ -17,7 +17,7 @@ from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import connection_of, is_kafka_named
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
-from marshal_dagster.cli.options import AsJson, ConnectionOptions, Health, Yes
+from marshal_dagster.cli.options import AsJson, ConnectionOptions, Health, Yes, finite
 from marshal_dagster.cli.service import health_server, report_event, run_until_signal
 from marshal_dagster.election.rules import Timing
 from marshal_dagster.errors import ConfigurationError
@@ -39,6 +39,7 @@ from marshal_dagster.outbox.status import OutboxInspector, OutboxStatus, ParkedR
 DSN_VARIABLE: Final = "MARSHAL_OUTBOX_DSN"
 _LOGGED_PARTS: Final = ("outbox", "election")
 _LIMITS: Final = DEFAULT_OPTIONS.limits
+_LONGEST_S: Final = 2_147_483  # Kafka holds its times in milliseconds of 32 bits.
 
 app = command_group(
     "Publish committed PostgreSQL rows to Kafka. Transactions write rows into the outbox's table. A harvester "
@@ -83,14 +84,19 @@ class BatchOptions(OutboxOptions):
         _LIMITS.max_attempts
     )
     topic_patience_s: Annotated[
-        float, typer.Option("--topic-patience", metavar="SECONDS", min=0, help=TOPIC_PATIENCE_TEXT)
+        float,
+        typer.Option(
+            "--topic-patience", metavar="SECONDS", callback=finite, min=0, max=_LONGEST_S, help=TOPIC_PATIENCE_TEXT
+        ),
     ] = _LIMITS.topic_patience_s
     transaction_timeout_s: Annotated[
         float,
         typer.Option(
             "--transaction-timeout",
             metavar="SECONDS",
+            callback=finite,
             min=1,
+            max=_LONGEST_S,
             help="When brokers abort the transaction of a dead harvester; until then read_committed consumers wait.",
         ),
     ] = DEFAULT_OPTIONS.transaction_timeout_s
@@ -179,6 +185,7 @@ def harvest(
         typer.Option(
             "--poll-interval",
             metavar="SECONDS",
+            callback=finite,
             min=0.001,
             max=30,
             help="Time between two polls for rows of which the database sends no notification.",
@@ -189,6 +196,7 @@ def harvest(
         typer.Option(
             "--receive-deadline",
             metavar="SECONDS",
+            callback=finite,
             min=2,
             max=600,
             help="A leader steps down if it has not read its own heartbeats for this long.",

@@ -24,7 +24,7 @@ from marshal_dagster.cli.connections import (
     require_rights,
 )
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.options import DataLogOptions, Yes
+from marshal_dagster.cli.options import DataLogOptions, Yes, finite
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.pause_text import paused_text
@@ -84,6 +84,7 @@ def recover(
         typer.Option(
             "--heartbeat-interval",
             metavar="SECONDS",
+            callback=finite,
             min=SHORTEST_INTERVAL_S,
             max=LONGEST_INTERVAL_S,
             help="The longest heartbeat interval of any member, if it is longer than those shown.",

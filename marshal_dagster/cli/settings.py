@@ -23,7 +23,7 @@ from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, operator_name
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
-from marshal_dagster.cli.options import DryRun, GroupName, LogOptions, NewGroup, Wait, Yes
+from marshal_dagster.cli.options import DryRun, GroupName, LogOptions, NewGroup, Wait, Yes, finite
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
 
@@ -111,6 +111,7 @@ def set_(
         typer.Option(
             "--heartbeat-interval",
             metavar="SECONDS",
+            callback=finite,
             min=SHORTEST_INTERVAL_S,
             max=LONGEST_INTERVAL_S,
             help="Time between two heartbeats.",

@@ -16,7 +16,7 @@ import typer
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.attention import exhausted_json, exhausted_lines
 from marshal_dagster.cli.command import command, command_group
-from marshal_dagster.cli.options import DataLogOptions, MaxAttempts, OnlyGroup, OnlyTopic
+from marshal_dagster.cli.options import DataLogOptions, MaxAttempts, OnlyGroup, OnlyTopic, finite
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.position_rates import PositionRates
 from marshal_dagster.cli.world_reader import WorldReader, open_world_reader
@@ -68,7 +68,15 @@ def top(
     topic: OnlyTopic = None,
     interval: Annotated[
         float,
-        typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, max=3_600, help="Time between two readings."),
+        typer.Option(
+            "--interval",
+            "-i",
+            metavar="SECONDS",
+            callback=finite,
+            min=0.1,
+            max=3_600,
+            help="Time between two readings.",
+        ),
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Show the state once, and exit.")] = False,
     max_attempts: MaxAttempts = DEFAULT_MAX_ATTEMPTS,

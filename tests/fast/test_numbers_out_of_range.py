@@ -27,7 +27,17 @@ def drain() -> None:
 @pytest.mark.parametrize("number", ["nan", "inf", "-1", "1e18"])
 @pytest.mark.parametrize(
     "command",
-    ["coordinator run --min-session", "top --once --interval", "recover --yes --heartbeat-interval"],
+    [
+        "coordinator run --min-session",
+        "coordinator run --rebalance-backoff",
+        "top --once --interval",
+        "recover --yes --heartbeat-interval",
+        "settings set g --heartbeat-interval",
+        "outbox harvest --topic-patience",
+        "outbox harvest --transaction-timeout",
+        "outbox harvest --poll-interval",
+        "outbox harvest --receive-deadline",
+    ],
 )
 def test_a_command_names_the_option(command: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It is an error of use, not one of Kafka or of Python."""
