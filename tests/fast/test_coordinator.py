@@ -307,7 +307,6 @@ def test_those_who_keep_coming_do_not_hold_up_those_before_them() -> None:
     assert world.workers["m3"].membership.places
 
 
-@pytest.mark.thorough
 def weighed(weights: dict[int, float], members: int = 2) -> World:
     """Return a world of partitions with these weights, whose members have joined and have their partitions."""
     world = World(
@@ -396,6 +395,7 @@ def test_how_far_a_member_says_that_it_got_counts_where_it_works() -> None:
     assert leader.positions == {place: actions["orders"][place[1]]}
 
 
+@pytest.mark.thorough
 def test_five_thousand_members_share_fifty_thousand_partitions() -> None:
     """All members join at once; later a tenth dies, and others take over its partitions within ten seconds."""
     world = World(topics={"orders": 50_000}, overhears=False)

@@ -242,7 +242,7 @@ def from_a_snapshot(settings: GroupSettings) -> Site:
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("begin", [from_the_start, from_a_snapshot])
+@pytest.mark.parametrize("begin", [from_the_start, pytest.param(from_a_snapshot, marks=pytest.mark.thorough)])
 def test_a_log_that_is_cut_at_any_moment_of_a_step(
     step: str, cut: str, begin: Callable[[GroupSettings], Site], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,6 +23,7 @@ from tests.fast.test_dagster_ops import Stand, instance, stand
 __all__ = ["instance", "stand"]
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from Dagster's own code
     pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # Dagster leaves files open

@@ -425,7 +425,14 @@ WRONG: Mapping[type[SqliteSink], str] = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+SLOW = (TwoTransactions, UndoesInFinally)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [pytest.param(wrong, marks=[pytest.mark.thorough] if wrong in SLOW else []) for wrong in WRONG],
+    ids=lambda wrong: wrong.__name__,
+)
 def test_a_wrong_sink_is_caught(wrong: type[SqliteSink], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each wrong sink fails the case that was written for its mistake."""
     monkeypatch.setattr(example, "SqliteSink", wrong)
