@@ -8,6 +8,7 @@ offsets after the table's transaction. After a crash it may therefore read an ev
 import os
 import signal
 import sqlite3
+import sys
 from contextlib import closing
 
 from confluent_kafka import Consumer, Message
@@ -38,7 +39,10 @@ def row(message: Message) -> tuple[object, object, object]:
 def read(consumer: Consumer, table: sqlite3.Connection) -> None:
     """Read without end. Each batch of events is one transaction."""
     while True:
-        messages = [each for each in consumer.consume(500, timeout=1.0) if each.error() is None]
+        received = consumer.consume(500, timeout=1.0)
+        for error in filter(None, (each.error() for each in received)):
+            print(error, file=sys.stderr)  # the client goes on by itself, for example when the topic is created
+        messages = [each for each in received if each.error() is None]
         if not messages:
             continue
         with table:

@@ -244,19 +244,22 @@ def harvest(
 def drain(options: BatchOptions, kafka: ConnectionOptions) -> ExitCode:
     """Publish the waiting rows, and show their number. Raises `MarshalError`."""
     harvester = _harvester(options, kafka)
-    with warnings_to_stderr(_LOGGED_PARTS):
+    with closing(_inspector(options)) as inspector, warnings_to_stderr(_LOGGED_PARTS):
+        before = inspector.status().parked
         was_stopped = run_until_signal(harvester.drain, harvester.stop)
-    counts = harvester.counts
+        after = inspector.status().parked
+    published = harvester.counts.published
+    parked = max(harvester.counts.parked, after - before)  # another harvester may have set them aside
     if options.as_json:
-        output.write_json({"published": counts.published, "parked": counts.parked, "complete": not was_stopped})
+        output.write_json({"published": published, "parked": parked, "complete": not was_stopped})
     else:
-        output.show(f"{counts.published} rows published by this process, {counts.parked} set aside")
+        output.show(f"{published} rows published by this process, {parked} set aside")
     if was_stopped:
         output.write_note("the command was stopped before all rows were published")
         return ExitCode.INTERRUPTED
-    if counts.parked:
-        output.write_note("`marshal-dagster outbox parked list` shows why rows were set aside")
-    return ExitCode.PROBLEMS if counts.parked else ExitCode.OK
+    if after:
+        output.write_note(f"{_rows(after)} set aside; `marshal-dagster outbox parked list` shows why")
+    return ExitCode.PROBLEMS if parked or (after and not published) else ExitCode.OK
 
 
 @command(

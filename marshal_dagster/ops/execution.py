@@ -32,6 +32,7 @@ from marshal_dagster.errors import (
     SchemaDriftError,
     SinkRejectedError,
     TopicNotFoundError,
+    UnavailableError,
 )
 from marshal_dagster.ops.batch_events import BatchEvents
 from marshal_dagster.ops.config import BatchSpec, ClaimedBatchConfig
@@ -144,6 +145,8 @@ class BatchExecution:
         except BaseException as error:
             with suppress(Exception):  # report the error of the batch, not one of recording it
                 self._report_last()
+                if isinstance(error, Exception) and not isinstance(error, UnavailableError):
+                    self._report_exhausted()  # this attempt may have been the last one
             self._forbid_retries(error)
             raise
         self.ended = "" if idle is None else idle.text

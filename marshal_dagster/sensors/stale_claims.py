@@ -28,6 +28,7 @@ from pydantic import Field
 
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.admin.log_access import require_certain
+from marshal_dagster.admin.pause import group_names, unknown_group
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError, IncompleteLogError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
@@ -267,6 +268,8 @@ class _Tick:
         found: dict[_Target, list[AbandonedPartition]] = {}
         at_most_once: set[str] = set()
         with rationalizer.world() as world:
+            if group_names(world) and self.group not in group_names(world):
+                self._add_reason(unknown_group(world, self.group), logging.WARNING)
             for target in self.targets:
                 topic = target.topic
                 if world.group_of(self.group, topic).settings.delivery is DeliveryMode.AT_MOST_ONCE:

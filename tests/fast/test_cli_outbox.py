@@ -405,6 +405,7 @@ def test_options_reach_the_harvester(worker: Worker, capsys: pytest.CaptureFixtu
         transaction_timeout_s=20,
         partitioner="fnv1a",
     )
+    worker.counts = HarvestCounts(published=1)
     assert act(capsys, "drain", *BROKERS).code == 0
     assert worker.options == HarvesterOptions()
     assert act(capsys, "drain", "--topic-patience", "7", "--partitioner", "fnv1a", *BROKERS).code == 0
@@ -422,15 +423,38 @@ def test_health_is_off_unless_asked_for(worker: Worker, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(("parked", "code"), [(0, 0), (2, 1)])
 def test_drain_tells_what_was_published(
-    worker: Worker, capsys: pytest.CaptureFixture[str], parked: int, code: int
+    worker: Worker, box: Box, capsys: pytest.CaptureFixture[str], parked: int, code: int
 ) -> None:
     """The exit code is 1 if rows were set aside."""
+    box.aside = [row(number) for number in range(parked)]
     worker.counts = HarvestCounts(published=3, parked=parked)
     answer = act(capsys, "drain", *BROKERS)
     assert (answer.code, answer.out) == (code, f"3 rows published by this process, {parked} set aside\n")
     assert ("outbox parked list" in answer.err) == bool(parked)
     told = act(capsys, "drain", "--json", *BROKERS)
     assert json.loads(told.out) == {"published": 3, "parked": parked, "complete": True}
+
+
+def test_rows_that_another_harvester_sets_aside_are_a_problem(
+    worker: Worker, box: Box, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This process publishes the other rows."""
+    worker.counts = HarvestCounts(published=3)
+    worker.work = lambda: box.aside.append(row(11))
+    answer = act(capsys, "drain", *BROKERS)
+    assert (answer.code, answer.out) == (1, "3 rows published by this process, 1 set aside\n")
+    assert answer.err == "3 rows set aside; `marshal-dagster outbox parked list` shows why\n"
+
+
+@pytest.mark.parametrize(("published", "code"), [(3, 0), (0, 1)])
+def test_rows_that_were_set_aside_before_are_named(
+    worker: Worker, capsys: pytest.CaptureFixture[str], published: int, code: int
+) -> None:
+    """They are a problem only if nothing was published, as in a run of the drain job."""
+    worker.counts = HarvestCounts(published=published)
+    answer = act(capsys, "drain", *BROKERS)
+    assert (answer.code, answer.out) == (code, f"{published} rows published by this process, 0 set aside\n")
+    assert answer.err == "2 rows set aside; `marshal-dagster outbox parked list` shows why\n"
 
 
 def test_a_drain_that_is_interrupted_says_so(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1376,6 +1376,13 @@ def test_a_broker_that_is_down_fails_the_tick_in_one_line(watch: Watch) -> None:
     assert "\n" not in str(failed.value)
 
 
+def test_a_misspelt_group_is_named(watch: Watch) -> None:
+    """The tick says which groups the log has, because the sensor would find nothing for ever."""
+    watch.die()
+    watch.settings["group"] = "fligths"
+    assert watch.skipped() == f"the log has no group 'fligths'; it has {GROUP!r}"
+
+
 def test_a_tick_brings_no_spark() -> None:
     """Evaluating the sensor imports neither pyspark nor pandas, and starts no process."""
     code = """

@@ -369,3 +369,16 @@ def test_rows_become_records(
     with pytest.raises(SinkRejectedError, match="rows of partition 1, which this batch did not read"):
         sink.write(frame, [part(0, 200, 300)], never)
     assert sink.write(frame, batch, never).skipped == tuple(batch)
+
+
+def test_a_timestamp_that_brokers_would_replace_is_refused(
+    connection: KafkaConnection, topic: MakeTopic, spark: "SparkSession"
+) -> None:
+    """Nothing is written then; without the column, the brokers' time is what the user wants."""
+    sink = KafkaSink(connection, topic(settings={"message.timestamp.type": "LogAppendTime"}))
+    sink.create_notes()
+    frame = spark.range(0, 3, 1, 1).selectExpr("0 AS partition", "id AS offset", "'v' AS value", "now() AS timestamp")
+    reason = "has message.timestamp.type=LogAppendTime, so brokers would replace the result's column 'timestamp'"
+    with pytest.raises(ConfigurationError, match=reason):
+        sink.write(frame, [part(0, 0, 3)], never)
+    assert sink.write(frame.drop("timestamp"), [part(0, 0, 3)], never).rows == {0: 3}

@@ -35,7 +35,7 @@ from marshal_dagster.kafka.partitioner import Partitioner
 from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.kafka.notes import GroupsNote, PositionNote
-from marshal_dagster.sinks.kafka.records import FrameRecords, Record, check_record_columns, evaluated
+from marshal_dagster.sinks.kafka.records import TIMESTAMP, FrameRecords, Record, check_record_columns, evaluated
 from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
@@ -69,6 +69,8 @@ NOTES_SETTINGS: Final[Mapping[str, str]] = {
 }
 """Compaction keeps each partition's newest note forever; small segments let it run soon."""
 _OFFSET: Final = " offset "
+_TIMESTAMP_TYPE: Final = "message.timestamp.type"
+_CREATE_TIME: Final = "CreateTime"
 _GLANCE_S: Final = 0.5
 """How long to wait for another writer's open transaction before aborting those of dead writers of our partitions."""
 _MORE_PATIENCE_S: Final = 15.0
@@ -319,6 +321,8 @@ class KafkaSink(Steps):
         case_sensitive = is_case_sensitive(session_of(frame))
         check_columns(frame.schema, (), case_sensitive=case_sensitive)
         check_record_columns(frame.schema, self.topic, case_sensitive=case_sensitive)
+        if TIMESTAMP in frame.columns:
+            self._require_create_time()
         check_ranges(ranges)
         with self._place() as place:
             verdicts = self._judge_all(place, ranges)
@@ -628,6 +632,27 @@ class KafkaSink(Steps):
                 self._check_notes(topics)
                 self._is_checked = True
             yield _Place(described.topic_id, notes)
+
+    def _require_create_time(self) -> None:
+        """Raise `ConfigurationError` if brokers replace the timestamps of the topic's records by their own."""
+        with self._topics() as topics:
+            try:
+                kind = topics.settings(self.topic)[_TIMESTAMP_TYPE]
+            except AuthorizationError as missing:
+                logger.warning(
+                    "topic %s: if its %s is LogAppendTime, brokers replace the result's column %r; that cannot be "
+                    "read: %s",
+                    self.topic,
+                    _TIMESTAMP_TYPE,
+                    TIMESTAMP,
+                    missing,
+                )
+                return
+        if kind != _CREATE_TIME:
+            raise ConfigurationError(
+                f"topic {self.topic} has {_TIMESTAMP_TYPE}={kind}, so brokers would replace the result's column "
+                f"{TIMESTAMP!r} by the time of writing: set it to {_CREATE_TIME}, or drop the column"
+            )
 
     def _check_notes(self, topics: "Topics") -> None:
         from marshal_dagster.kafka.transactions import check_notes_are_kept
