@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from marshal_dagster.admin.group_settings import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S
 from marshal_dagster.coordination.log import Append, CoordinationLog
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, CoordinationLogChangedError, UnavailableError
@@ -131,8 +132,8 @@ class ClaimerResource(CoordinationResource):
     )
     heartbeat_interval_s: float = Field(
         default=DEFAULT_HEARTBEAT_INTERVAL_S,
-        ge=0.1,
-        le=3600,
+        ge=SHORTEST_INTERVAL_S,
+        le=LONGEST_INTERVAL_S,
         description="Seconds between heartbeats. After twice this time without one a claim is stale, and others may "
         "take it. The same in all members of the group.",
     )
