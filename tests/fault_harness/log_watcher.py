@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from tests.conditions import wait_until
 from tests.reference_reader import PlainReader
 
 LOOK_S: Final = 0.02
@@ -91,5 +92,12 @@ class LogWatcher:
         self._consumer.close()
 
     def _bounds(self, topic: str, partition: int, within_s: float) -> tuple[int, int]:
-        low, high = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), within_s)
+        """Ask until a leader answers: while leaders change, the brokers' answer is an error."""
+        place = TopicPartition(topic, partition)
+        low, high = wait_until(
+            lambda: self._consumer.get_watermark_offsets(place, within_s),
+            f"the offsets of {topic}/{partition} are known",
+            within_s,
+            ignored=KafkaException,
+        )
         return low, high
