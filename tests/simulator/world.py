@@ -855,6 +855,8 @@ class Simulation:
             if not read.certain:
                 continue
             check_readers_agree(self.judge, number, _seen(read))
+            if self.is_cut:  # it may have read on without judging, until it found a snapshot
+                continue
             partition, offset = self.judge.unplanned.get(GROUP, (number, inf))
             if partition == number and reader._began_at[number] <= offset < read.next_offset:
                 noted = read.unplanned.get(GROUP)
