@@ -41,7 +41,7 @@ def read(consumer: Consumer, table: sqlite3.Connection) -> None:
     while True:
         received = consumer.consume(500, timeout=1.0)
         for error in filter(None, (each.error() for each in received)):
-            print(error, file=sys.stderr)  # the client goes on by itself, for example when the topic is created
+            print(error, file=sys.stderr)  # the client continues, for example once the topic is created
         messages = [each for each in received if each.error() is None]
         if not messages:
             continue

@@ -268,8 +268,7 @@ class _Tick:
         found: dict[_Target, list[AbandonedPartition]] = {}
         at_most_once: set[str] = set()
         with rationalizer.world() as world:
-            if group_names(world) and self.group not in group_names(world):
-                self._add_reason(unknown_group(world, self.group), logging.WARNING)
+            self._check_group(world)
             for target in self.targets:
                 topic = target.topic
                 if world.group_of(self.group, topic).settings.delivery is DeliveryMode.AT_MOST_ONCE:
@@ -300,6 +299,12 @@ class _Tick:
             cursor=cursor.model_dump_json(),
             asset_events=self.events,
         )
+
+    def _check_group(self, world: World) -> None:
+        """Warn if the log has other groups, but not this one, whose name is then probably misspelt."""
+        names = group_names(world)
+        if names and self.group not in names:
+            self._add_reason(unknown_group(world, self.group), logging.WARNING)
 
     def _why_barred(self, world: World, topic: str, wall_ms: int) -> str | None:
         """Return why no member can claim the topic now, or None. Remember the error of an incomplete log."""

@@ -112,7 +112,7 @@ def test_exhausted_plans_fail_their_check_by_the_run_itself_and_by_hand(shop: Sh
 
 
 def test_the_run_whose_attempt_was_the_last_fails_the_check_itself(shop: Shop) -> None:
-    """Whoever looks only at the asset's checks learns of the plan at once, not by the next run."""
+    """A user who looks only at the asset's checks sees the plan at once, not after the next run."""
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError
