@@ -35,7 +35,7 @@ from marshal_dagster.protocol.open_plans import OpenPlan
 from marshal_dagster.runs.exhausted_plans import exhausted_plans_evaluation, has_failed
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
 from tests.fast.test_dagster_assets import Shop, own_instance, shop
-from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
+from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, evaluations, instance, stand
 
 __all__ = ["instance", "own_instance", "shop", "stand"]
 
@@ -108,7 +108,7 @@ def test_exhausted_plans_fail_their_check_by_the_run_itself_and_by_hand(shop: Sh
         [shop.asset, checks], instance=shop.instance, resources=shop.resources(), raise_on_error=False
     )
     assert not result.success
-    assert evaluations(shop.instance, result) == [False]
+    assert verdicts(shop, result) == [("exhausted_plans", False)]
 
 
 def test_the_run_whose_attempt_was_the_last_fails_the_check_itself(shop: Shop) -> None:
@@ -121,15 +121,12 @@ def test_the_run_whose_attempt_was_the_last_fails_the_check_itself(shop: Shop) -
     shop.stand.process = fail
     runs = [shop.run() for _ in range(8)]
     assert not any(run.success for run in runs)
-    assert [evaluations(shop.instance, run) for run in runs] == [[], [], [], [], [], [False], [False], [False]]
+    assert [verdicts(shop, run) for run in runs] == [*[[]] * 5, *[[("exhausted_plans", False)]] * 3]
 
 
-def evaluations(instance: dg.DagsterInstance, run: dg.ExecuteInProcessResult) -> list[bool]:
-    """Return whether the check `exhausted_plans` passed, for each time that the run itself evaluated it."""
-    entries = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
-    found = [entry.dagster_event.event_specific_data for entry in entries if entry.dagster_event is not None]
-    assert {one.check_name for one in found} <= {"exhausted_plans"}  # type: ignore[union-attr]
-    return [one.passed for one in found]  # type: ignore[union-attr]
+def verdicts(shop: Shop, run: dg.ExecuteInProcessResult) -> list[tuple[str, bool]]:
+    """Return the name of each check that a run evaluated itself, and whether it passed."""
+    return [(one.check_name, one.passed) for one in evaluations(shop.stand, run)]
 
 
 def test_a_failed_check_is_seen_after_many_that_were_only_planned() -> None:

@@ -485,7 +485,8 @@ def _fail(*_: object) -> None:
     raise ZeroDivisionError("carrier 'XX' is unknown")
 
 
-def _evaluations(stand: Stand, result: dg.ExecuteInProcessResult) -> list[dg.AssetCheckEvaluation]:
+def evaluations(stand: Stand, result: dg.ExecuteInProcessResult) -> list[dg.AssetCheckEvaluation]:
+    """Return the results of checks that a run evaluated itself."""
     entries = stand.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
     events = [entry.dagster_event for entry in entries if entry.dagster_event is not None]
     return [cast("dg.AssetCheckEvaluation", event.event_specific_data) for event in events]
@@ -500,7 +501,7 @@ def test_a_run_that_finds_only_exhausted_plans_fails_and_says_what_to_do(stand: 
     stand.process = _fail
     failed = [stand.run() for _ in range(6)]
     assert not any(result.success for result in failed)
-    assert [[check.passed for check in _evaluations(stand, result)] for result in failed] == [*[[]] * 5, [False]]
+    assert [[check.passed for check in evaluations(stand, result)] for result in failed] == [*[[]] * 5, [False]]
     sessions = stand.sessions
     result = stand.run(retry_policy=dg.RetryPolicy(max_retries=2))
     assert not result.success
@@ -512,13 +513,13 @@ def test_a_run_that_finds_only_exhausted_plans_fails_and_says_what_to_do(stand: 
     assert not [event for event in stand.instance.all_logs(result.run_id) if "retry" in str(event.step_key)]
     assert stand.tags(result)["marshal/outcome"] == "given_up"
     assert stand.tags(result)["dagster/retry_on_asset_or_op_failure"] == "false"
-    (check,) = _evaluations(stand, result)
+    (check,) = evaluations(stand, result)
     assert (check.asset_key, check.check_name, check.passed) == (dg.AssetKey("work"), "exhausted_plans", False)
     stand.process = good
     mended = stand.run(ClaimedBatchConfig(retry_exhausted=True))
     assert mended.success
-    assert [check.passed for check in _evaluations(stand, mended)] == [True]
-    assert not _evaluations(stand, stand.run())
+    assert [check.passed for check in evaluations(stand, mended)] == [True]
+    assert not evaluations(stand, stand.run())
 
 
 def test_a_run_that_did_other_work_beside_exhausted_plans_warns_and_fails_its_check(stand: Stand) -> None:
@@ -535,7 +536,7 @@ def test_a_run_that_did_other_work_beside_exhausted_plans_warns_and_fails_its_ch
     (warning,) = [line for line in stand.lines(result) if "was tried 3 times" in line]
     assert warning.startswith(f"{TOPIC}/1 [0, 10) of group '{GROUP}' was tried 3 times, ")
     assert warning.endswith(f". Fix the cause, then run: marshal-dagster retry {GROUP} {TOPIC} 1")
-    assert [check.passed for check in _evaluations(stand, result)] == [False]
+    assert [check.passed for check in evaluations(stand, result)] == [False]
 
 
 def _bad_records_in(*bad: int) -> Callable[[dg.OpExecutionContext, ClaimedBatch, Any], Any]:

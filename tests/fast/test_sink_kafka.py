@@ -172,7 +172,7 @@ class FakeSink(FakeKafkaSink):
 
     @contextmanager
     def _place(self) -> Iterator[_Place]:
-        yield _Place(self.topic_id, cast("Any", FakeNotesReader(self.broker)))
+        yield _Place(self.topic_id, cast("Any", FakeNotesReader(self.broker)), cast("Any", None))
 
     def _transaction(self, wanted: ClaimedRange, *, sends_alone: bool = False) -> Transaction:  # noqa: ARG002
         return cast("Transaction", FakeTransaction(self.broker, self._key(wanted)))
@@ -248,7 +248,7 @@ class JudgesBefore(FakeSink):
             def newest(self, _: float) -> Mapping[str, bytes]:
                 return known
 
-        yield _Place(self.topic_id, cast("Any", Known()))
+        yield _Place(self.topic_id, cast("Any", Known()), cast("Any", None))
 
 
 class FencesNobody(FakeSink):

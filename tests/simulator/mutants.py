@@ -154,7 +154,7 @@ MUTANTS: Final = (
         "                if False:\n",
     ),
     Mutant(
-        "claims are kept in a log that is only observed",
+        "claims are kept in a log with an incomplete state",
         CLAIM_SET,
         "        if not self._reader.is_certain:\n            return _OBSERVED\n",
         "",
@@ -310,7 +310,7 @@ MUTANTS: Final = (
         "        if fenced:\n            pass",
     ),
     Mutant(
-        "a run goes on under the instance id of the one before",
+        "a run uses the instance id of the previous run",
         CLAIMS,
         '    return f"{run_id}.{os.urandom(6).hex()}"',
         '    return f"{run_id}.0"',
@@ -587,7 +587,7 @@ MUTANTS: Final = (
         "            self._claim_set.require(partitions)",
     ),
     Mutant(
-        "who took a partition back by a heartbeat goes on",
+        "a member continues after another took its partition back by a heartbeat",
         CLAIMS,
         "owner is not None and owner.epoch == self.epoch and owner.instance == instance",
         "owner is not None and owner.instance == instance",
@@ -691,7 +691,7 @@ MUTANTS: Final = (
         "            if False and not claim.is_held(",
     ),
     Mutant(
-        "claims are kept by a reader that went on from a newer snapshot",
+        "claims are kept by a reader that continued from a newer snapshot",
         CLAIM_SET,
         "        if self._reader.began_at > self._began_at:\n            return _OVERTAKEN\n",
         "",

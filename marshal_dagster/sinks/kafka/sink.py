@@ -99,10 +99,11 @@ class NewGeneration(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The id of the output topic, and a reader of its notes."""
+    """The id of the output topic, a reader of its notes, and an admin client of its cluster."""
 
     topic_id: str
     notes: "NotesReader"
+    topics: "Topics"
 
 
 class _Step(Enum):
@@ -321,10 +322,10 @@ class KafkaSink(Steps):
         case_sensitive = is_case_sensitive(session_of(frame))
         check_columns(frame.schema, (), case_sensitive=case_sensitive)
         check_record_columns(frame.schema, self.topic, case_sensitive=case_sensitive)
-        if TIMESTAMP in frame.columns:
-            self._require_create_time()
         check_ranges(ranges)
         with self._place() as place:
+            if TIMESTAMP in frame.columns:
+                self._require_create_time(place.topics)
             verdicts = self._judge_all(place, ranges)
             undone = (range_ for range_ in ranges if verdicts[range_] is not Verdict.SKIP)
             wanted = sorted(undone, key=attrgetter("partition"))
@@ -631,23 +632,21 @@ class KafkaSink(Steps):
                 topics.require(on_topic(self.topic, Right.WRITE))
                 self._check_notes(topics)
                 self._is_checked = True
-            yield _Place(described.topic_id, notes)
+            yield _Place(described.topic_id, notes, topics)
 
-    def _require_create_time(self) -> None:
+    def _require_create_time(self, topics: "Topics") -> None:
         """Raise `ConfigurationError` if brokers replace the timestamps of the topic's records by their own."""
-        with self._topics() as topics:
-            try:
-                kind = topics.settings(self.topic)[_TIMESTAMP_TYPE]
-            except AuthorizationError as missing:
-                logger.warning(
-                    "topic %s: if its %s is LogAppendTime, brokers replace the result's column %r; that cannot be "
-                    "read: %s",
-                    self.topic,
-                    _TIMESTAMP_TYPE,
-                    TIMESTAMP,
-                    missing,
-                )
-                return
+        try:
+            kind = topics.settings(self.topic)[_TIMESTAMP_TYPE]
+        except AuthorizationError as missing:
+            logger.warning(
+                "topic %s: if its %s is LogAppendTime, brokers replace the result's column %r; that cannot be read: %s",
+                self.topic,
+                _TIMESTAMP_TYPE,
+                TIMESTAMP,
+                missing,
+            )
+            return
         if kind != _CREATE_TIME:
             raise ConfigurationError(
                 f"topic {self.topic} has {_TIMESTAMP_TYPE}={kind}, so brokers would replace the result's column "
