@@ -1,18 +1,15 @@
-"""Settings for every test: interrupts work, and Spark's JVMs start fast.
+"""Settings for every test: interrupts work.
 
-A shell starts background commands with SIGINT ignored, and every process that a test starts would inherit that. The
-processes also inherit the location of Spark's defaults, which halve the cost of a JVM that lives a few seconds.
+A shell starts background commands with SIGINT ignored, and every process that a test starts would inherit that.
 """
 
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark_conf"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

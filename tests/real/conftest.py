@@ -14,16 +14,19 @@ from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.real.spark_fixtures import driver, filled, hdfs, postgres, spark  # noqa: F401 - fixtures
+from tests.spark_archive import start_spark_quickly
 
 LONG = {"test_takeover_sinks.py", "test_spark_cluster.py", "test_sink_delta.py", "test_sink_hadoop.py"}
 """Files that take several minutes each and that sort late by name."""
 
 
 def pytest_configure() -> None:
-    """Assign each worker its own ports.
+    """Let Spark's JVMs start quickly, and assign each worker its own ports.
 
     The ports of a broker that a worker killed must stay free until it restarts the broker.
     """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        start_spark_quickly()  # workers inherit the environment
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     lowest, highest = ports._LOWEST, ports._highest()

@@ -14,6 +14,7 @@ import pyspark
 from marshal_dagster._internal.java import find_java
 from marshal_dagster.spark.connector import fetch_connector
 from tests.conditions import wait_until
+from tests.spark_archive import QUICK
 
 SERVER = "org.apache.hadoop:hadoop-client-minicluster:3.4.1"
 """The version is that of the Hadoop that PySpark ships."""
@@ -57,11 +58,10 @@ def running_hdfs(folder: Path) -> Iterator[str]:
 
 def _start(folder: Path, node: str, *arguments: str) -> subprocess.Popen[bytes]:
     jars = [*map(str, fetch_connector(SERVER)), str(Path(pyspark.__file__).parent / "jars" / "*")]
-    quick = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
     with (folder / f"{node}.log").open("ab") as log:
         classes = ":".join([str(folder / "conf"), *jars])
         return subprocess.Popen(
-            [str(find_java().executable), *quick, "-cp", classes, f"{_NODES}.{node}", *arguments],
+            [str(find_java().executable), "-Xmx256m", *QUICK, "-cp", classes, f"{_NODES}.{node}", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

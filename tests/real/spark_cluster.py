@@ -115,10 +115,7 @@ class SparkCluster:
 
     def _spawn(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
-        environment = spark_environment() | {
-            "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
-        }
+        environment = spark_environment() | {"SPARK_DAEMON_MEMORY": "256m"}
         path = self.folder / f"{name} {self._added}.log"
         with path.open("wb") as console:
             process = subprocess.Popen(

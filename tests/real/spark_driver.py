@@ -133,16 +133,18 @@ def session(where: Where) -> "SparkSession":
         if where.master.startswith("sc://"):
             _current.append((where, connect(where.master, token=where.token)))
             return _current[0][1]
-        extra = {"spark.master": where.master, "spark.driver.memory": "512m", "spark.executor.memory": "512m"}
-        settings = spark_settings(
-            app_name="driver",
-            extra={**extra, "spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"}
-            | dict(where.settings),
-        )
+        here = {"spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"}
+        settings = spark_settings(app_name="driver", extra=_small(where.master) | here | dict(where.settings))
         found = start_session(settings)
         found.sparkContext.setLogLevel("OFF")
         _current.append((where, found))
     return _current[0][1]
+
+
+def _small(master: str) -> dict[str, str]:
+    """Return the settings of a session with little memory whose executors start quickly."""
+    memory = {"spark.driver.memory": "512m", "spark.executor.memory": "512m"}
+    return {"spark.master": master, "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"], **memory}
 
 
 def stop_session() -> None:
@@ -321,8 +323,8 @@ def run_op(work: Work, spark: dg.ConfigurableResource[Any], slow_ms: int = 0) ->
 
 def run_with_dagsters_session(work: Work) -> tuple[bool, str]:
     """Execute a run with the session of a `LazyPySparkResource`, and stop that session."""
-    small = {"spark.master": work.where.master, "spark.driver.memory": "512m", "spark.executor.memory": "512m"}
-    spark = LazyPySparkResource(spark_config=spark_settings(app_name="dagster", extra=small))
+    settings = spark_settings(app_name="dagster", extra=_small(work.where.master))
+    spark = LazyPySparkResource(spark_config=settings)
     try:
         return run_op(work, spark)
     finally:

@@ -45,8 +45,7 @@ SLOW_MS = 2_000
 
 @pytest.fixture(autouse=True)
 def _for_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have scripts import the library of this checkout, with JVM options for short lives."""
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    """Have scripts import the library of this checkout."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
