@@ -71,23 +71,35 @@ chromium:
 # forever for the tests that it gives to a new one. An interrupted run still shows which tests have failed.
 REAL_TESTS_WITHIN ?= 60m
 REAL_TESTS = timeout --foreground --signal INT --kill-after 60 $(REAL_TESTS_WITHIN) \
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15 --junitxml build/real-tests.xml tests/real
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15 --junitxml build/real-tests.xml \
+	$(call tests_in,real)
+
+# With PART=sinks only the tests of that part of the library run (tests/parts.py lists the parts).
+PART ?=
+tests_in = $(if $(PART),$(or $(shell $(BIN)/python -m tests.parts $(PART) $(1)),$(error PART is not a part: see tests/parts.py)),tests/$(1))
+in_part = $(or $(if $(PART),,all),$(filter $(1),$(PART)))
 
 .PHONY: test
-test: java $(READY) ## runs all tests: the fast ones, then those with a real Kafka, Spark, Dagster and PostgreSQL
-	$(BIN)/pytest -n auto tests/fast
-	$(BIN)/python -m tests.simulator --seeds 10000
-	$(BIN)/python -m tests.outbox_simulator --seeds 10000
-	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+test: java $(READY) ## runs all tests, or those of a part: PART=sinks (the fast ones, then those with real services)
+	$(BIN)/pytest -n auto $(call tests_in,fast)
+	$(if $(call in_part,coordination batches),$(BIN)/python -m tests.simulator --seeds 10000)
+	$(if $(call in_part,outbox),$(BIN)/python -m tests.outbox_simulator --seeds 10000)
+	$(if $(call in_part,coordination coordinator outbox),$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS))
 	$(REAL_TESTS)
 
 .PHONY: test-fast
 test-fast: $(READY) ## runs the tests that need neither Java nor a service, except some that take seconds each
-	$(BIN)/pytest -n auto -m "not thorough" tests/fast
+	$(BIN)/pytest -n auto -m "not thorough" $(call tests_in,fast)
 
 .PHONY: test-real
 test-real: java $(READY) ## runs the tests with real services, which they start and stop themselves
 	$(REAL_TESTS)
+
+ROUNDS ?= 20
+.PHONY: test-stress
+test-stress: java $(READY) ## runs each test twenty times beside four busy processes: ROUNDS=20 PART=...; continues after an interruption
+	$(BIN)/python -m tests.stress fast --rounds $(ROUNDS) $(if $(PART),--part $(PART))
+	$(BIN)/python -m tests.stress real --rounds $(ROUNDS) $(if $(PART),--part $(PART))
 
 .PHONY: test-ui
 test-ui: java chromium $(READY) ## runs the tests of Dagster's pages in a real Chromium; screenshots are in build/ui

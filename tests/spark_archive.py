@@ -38,12 +38,18 @@ def start_spark_quickly() -> None:
     """Set the environment so that Spark's JVMs, of this process and of those that it starts, start quickly."""
     # Java rejects an archive if the class path names a folder with files, such as one with Spark's defaults.
     os.environ.pop("SPARK_CONF_DIR", None)
-    flags = shlex.join([*QUICK, f"-XX:SharedArchiveFile={_archive()}", "-Xshare:auto", "-Xlog:cds*=off"])
+    crash = f"-XX:ErrorFile={_FOLDER / 'jvm-crash-%p.log'}"
+    flags = shlex.join([*QUICK, f"-XX:SharedArchiveFile={_archive()}", "-Xshare:auto", "-Xlog:cds*=off", crash])
     os.environ |= {
         "SPARK_LAUNCHER_OPTS": shlex.join(QUICK),
         "SPARK_SUBMIT_OPTS": flags,
         "SPARK_DAEMON_JAVA_OPTS": flags,
     }
+
+
+def jvm_crash_log(pid: int) -> Path:
+    """Return the file in which a JVM of Spark explains its crash."""
+    return _FOLDER / f"jvm-crash-{pid}.log"
 
 
 def _archive() -> Path:

@@ -2,9 +2,10 @@
 
 import os
 import re
+import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, Protocol
 
 import pytest
 from confluent_kafka import Producer
@@ -13,6 +14,7 @@ from marshal_dagster._internal import ports
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
+from tests.real.services import ended_services, stop_left_behind, watched
 from tests.real.spark_fixtures import driver, filled, hdfs, postgres, spark  # noqa: F401 - fixtures
 from tests.spark_archive import start_spark_quickly
 
@@ -40,6 +42,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the services that have ended to the report of a test that failed."""
+    report = yield
+    if report.failed:
+        report.sections += ended_services()
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - pytest-xdist has no types
+    """Stop what a worker left behind, and name it."""
+    worker = node.gateway.id
+    for command in stop_left_behind(node.workerinput["testrunuid"], worker):
+        sys.stderr.write(f"\nworker {worker} left a process behind, which was stopped: {command}\n")
+
+
 class MakeTopic(Protocol):
     """A function that creates a topic with a unique name and returns the name."""
 
@@ -52,7 +71,11 @@ class MakeTopic(Protocol):
 def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     """The broker of the whole suite. A test that stops or kills brokers starts its own."""
     with running_kafka(tmp_path_factory.mktemp("kafka")) as cluster:
-        yield cluster
+        [broker] = cluster.status().brokers
+        assert broker.pid is not None
+        console, crash = broker.log.with_name("console.log"), broker.log.with_name(f"crash-{broker.pid}.log")
+        with watched("the Kafka broker", broker.pid, broker.log, console, crash):
+            yield cluster
 
 
 @pytest.fixture(scope="session")

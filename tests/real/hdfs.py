@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -14,6 +14,7 @@ import pyspark
 from marshal_dagster._internal.java import find_java
 from marshal_dagster.spark.connector import fetch_connector
 from tests.conditions import wait_until
+from tests.real.services import watched
 from tests.spark_archive import QUICK
 
 SERVER = "org.apache.hadoop:hadoop-client-minicluster:3.4.1"
@@ -48,7 +49,11 @@ def running_hdfs(folder: Path) -> Iterator[str]:
         _wait_for(port, started[0])
         started.append(_start(folder, "datanode.DataNode"))
         _wait_for_a_data_node(folder, started[1])
-        yield settings["fs.defaultFS"]
+        with ExitStack() as stack:
+            for name, process in zip(("NameNode", "DataNode"), started, strict=True):
+                log = folder / f"{name.lower()}.{name}.log"
+                stack.enter_context(watched(f"the {name} of HDFS", process.pid, log))
+            yield settings["fs.defaultFS"]
     finally:
         for each in reversed(started):
             each.send_signal(signal.SIGKILL)

@@ -12,6 +12,8 @@ from marshal_dagster.sinks.delta.table import DELTA, delta_settings
 from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.decoding import AVRO_PACKAGE
 from marshal_dagster.spark.session import spark_settings, start_session
+from tests.real.services import watched
+from tests.spark_archive import jvm_crash_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +51,9 @@ def spark() -> Iterator["SparkSession"]:
         )
     )
     session.sparkContext.setLogLevel("FATAL")  # failing jobs are part of the tests
-    yield session
+    pid = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    with watched("the JVM of the Spark session", pid, jvm_crash_log(pid)):
+        yield session
     session.stop()
 
 
@@ -96,4 +100,6 @@ def postgres() -> Iterator[str]:
         data = Path(folder, "data")
         data.mkdir()
         with get_server(data, cleanup_mode="stop") as server:
-            yield server.get_uri()
+            pid = int((data / "postmaster.pid").read_text().partition("\n")[0])
+            with watched("PostgreSQL", pid, data / "log"):
+                yield server.get_uri()
