@@ -109,6 +109,10 @@ class Kind:
     ddl: str
     values: Sequence[str]
 
+    def array(self) -> str:
+        """Return an array of the values."""
+        return f"array({', '.join(f'CAST({value} AS {self.ddl})' for value in self.values)})"
+
 
 def kinds(format_name: str) -> st.SearchStrategy[Kind]:
     """Return types that the format preserves, two levels deep if it preserves nested types."""
@@ -159,20 +163,14 @@ def frame_of(spark: "SparkSession", columns: list[tuple[str, Kind]], start: int,
     """Return a row for each value, and a row of nulls. Columns with fewer values repeat theirs."""
     count = min(MOST, max((len(kind.values) for _, kind in columns), default=1))
     own = [f"CAST({start} AS bigint) + id AS offset", "0 AS partition"]
-    rows = [
-        "SELECT "
-        + ", ".join(
-            [f"{number}L AS id"]
-            + [
-                f"CAST({kind.values[number % len(kind.values)] if number < count else 'NULL'} AS {kind.ddl}) AS {name}"
-                for name, kind in columns
-            ]
-        )
-        for number in range(count + 1)
+    cells = [
+        f"CASE WHEN id < {count} THEN {kind.array()}[CAST(id % {len(kind.values)} AS int)] END AS {name}"
+        for name, kind in columns
     ]
     names = [name for name, _ in columns]
     where = order % (len(names) + 1)
-    return spark.sql(" UNION ALL ".join(rows)).selectExpr(*names[:where], *own, *names[where:]).coalesce(1)
+    rows = spark.range(0, count + 1, 1, 1).selectExpr("id", *cells)
+    return rows.selectExpr(*names[:where], *own, *names[where:])
 
 
 def canonical(column: "Column", data_type: t.DataType) -> "Column":
