@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from marshal_dagster.cli.main import run
+from tests.conditions import WITHIN_S
 
 REPOSITORY = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "marshal_dagster.cli")
-WITHIN_S = 60.0
 _COLOURS = {"NO_COLOR", "FORCE_COLOR"}
 
 

@@ -10,9 +10,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WITHIN_S: Final = 20.0
-RUN_S: Final = 150.0
-"""More than a busy machine needs for a Dagster run, or for Spark's work in one."""
+WITHIN_S: Final = 300.0
+"""The seconds after which a test gives up. They only guard against waiting for ever; pytest's time-out is longer."""
 
 
 def wait_until(
@@ -49,7 +48,7 @@ def wait_until(
         time.sleep(pause_s)
 
 
-def wait_for_line(process: "subprocess.Popen[str]", beginning: str, within_s: float = RUN_S) -> str:
+def wait_for_line(process: "subprocess.Popen[str]", beginning: str, within_s: float = WITHIN_S) -> str:
     """Read the output of a process up to a line that starts with `beginning`, and return that line.
 
     The process is killed after `within_s` seconds.

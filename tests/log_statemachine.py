@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from marshal_dagster.coordination.log import Append, Chunk, CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import ManualClock, MemoryBroker
-from tests.fast.test_log_port import SOON_S, House, MemoryHouse
+from tests.conditions import WITHIN_S
+from tests.fast.test_log_port import House, MemoryHouse
 
 PARTITIONS = 2
 MOST_LOGS = 3
@@ -154,7 +155,7 @@ class LogMachine(RuleBasedStateMachine):
     def _read(self, opened: Opened, ends: Mapping[int, int]) -> int | None:
         """Read, and return the partition whose position is lost, if the log reports one."""
         try:
-            for chunk in opened.log.read_until(ends, SOON_S):
+            for chunk in opened.log.read_until(ends, WITHIN_S):
                 self._take(opened, chunk)
         except PositionLostError as lost:
             return lost.partition

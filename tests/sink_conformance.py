@@ -20,6 +20,7 @@ from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks import Sink, WriteResult
 from marshal_dagster.sinks.conformance import Row
 from marshal_dagster.sinks.conformance.target import ahead, intervals, never, part, rows_of
+from tests.conditions import WITHIN_S
 
 __all__ = [
     "AnyOrderConformance",
@@ -455,7 +456,7 @@ class CrashConformance:
         frames = {value: output.frame(rows_of(value, *ranges)) for value, ranges in batches.items()}
         with ThreadPoolExecutor(len(batches)) as pool:
             running = {value: pool.submit(write, value, ranges) for value, ranges in batches.items()}
-            return {value: future.result(120) for value, future in running.items()}
+            return {value: future.result(WITHIN_S) for value, future in running.items()}
 
     def test_a_writer_that_was_overtaken_adds_nothing(self, output: Output) -> None:
         """A writer that stalls with its rows ready and continues after the new owner's batch is rejected."""
@@ -465,18 +466,18 @@ class CrashConformance:
         def stall(step: str) -> None:
             if step == output.racing_step:
                 ready.set()
-                assert go.wait(60)
+                assert go.wait(WITHIN_S)
 
         late = output.sink(stall)
         frame = output.frame(rows_of("late", mine))
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(late.write, frame, [mine], never)
-            assert ready.wait(60)
+            assert ready.wait(WITHIN_S)
             deliver(output, "new", part(0, 0, 5, epoch=20), sink=output.sink())
             output.sweep()
             go.set()
             with pytest.raises(SinkRejectedError, match="fencing token 10 is lower than 20"):
-                future.result(60)
+                future.result(WITHIN_S)
         assert output.rows() == rows_of("new", mine)
         assert deliver(output, "next", part(0, 5, 6, epoch=20)).taken
 

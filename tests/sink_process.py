@@ -14,6 +14,7 @@ from pathlib import Path
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.files.commit_log import range_from, range_to
+from tests.conditions import WITHIN_S
 from tests.sink_conformance import deliver
 from tests.sink_outputs import FileOutput, PostgresOutput
 
@@ -30,7 +31,7 @@ def write_and_die(output: FileOutput | PostgresOutput, step: str, value: str, ra
     done = subprocess.run(
         [sys.executable, "-m", "tests.sink_process", kind, place, step, value, told],
         check=False,
-        timeout=60,
+        timeout=WITHIN_S,
         capture_output=True,
         text=True,
     )

@@ -684,7 +684,7 @@ def test_a_reason_to_stop_ends_the_batch(scene: Scene) -> None:
     batch = scene.batch(delivery)
     with pytest.raises(BatchAbortedError, match="the run is over") as raised, batch:
         over.set()
-        wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim", 10)
+        wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim")
         raise ValueError("Spark was cancelled")
 
     assert isinstance(raised.value.__cause__, ValueError)
@@ -703,7 +703,7 @@ def test_lost_claims_are_told_in_every_mode(scene: Scene, mode: DeliveryMode) ->
     with pytest.raises(BatchAbortedError, match="told"), batch:
         batch.begin_processing()
         over.set()
-        wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim", 10)
+        wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim")
         raise ValueError("Spark was cancelled")
 
 
@@ -717,7 +717,7 @@ def test_a_batch_whose_heartbeats_ended_does_nothing_more(scene: Scene, mode: De
     batch = scene.batch(delivery)
     with pytest.raises(BatchAbortedError, match="told") as raised, batch:
         over.set()
-        wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim", 10)
+        wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim")
         with pytest.raises(BatchAbortedError):
             batch.begin_processing()
         with pytest.raises(BatchAbortedError):
@@ -737,7 +737,7 @@ def beats(scene: Scene) -> int:
 
 def wait_for_beats(scene: Scene, count: int) -> None:
     """Wait until the log has this number of heartbeats."""
-    wait_until(lambda: beats(scene) == count, "the heartbeats are in the log", 10)
+    wait_until(lambda: beats(scene) == count, "the heartbeats are in the log")
 
 
 def test_long_work_is_kept_alive(scene: Scene) -> None:

@@ -191,6 +191,7 @@ def test_without_a_name_the_benchmarks_are_listed(capsys: pytest.CaptureFixture[
         assert [benchmark.name, benchmark.summary] in lines
 
 
+@pytest.mark.thorough
 def test_listing_them_loads_nothing_heavy() -> None:
     """A benchmark imports its libraries when it runs, so that the list appears at once."""
     program = "import sys, benchmarks.__main__ as it; it.main([]); print(*sys.modules)"

@@ -152,6 +152,7 @@ def test_the_command_follows_the_public_names_through_re_exports(
     assert locate(tmp_path, "marshal_dagster.batches", "LIMIT") is None
 
 
+@pytest.mark.thorough
 def test_each_public_name_of_the_library_is_located() -> None:
     """All public names are functions and classes, so none is left unchecked."""
     top = Path(check_docstrings.__file__).parents[1]

@@ -30,6 +30,7 @@ from marshal_dagster.protocol.messages import (
 )
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.testing import MemoryLog
+from tests.conditions import WITHIN_S
 from tests.faulty_log import Fault, FaultyLog, InterruptError, of_type
 from tests.members import (
     GROUP,
@@ -453,7 +454,7 @@ def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> No
         asked.append(owner)
         free = threading.Thread(target=member.rationalizer.catch_up)
         free.start()
-        free.join(5)
+        free.join(WITHIN_S)
         assert not free.is_alive()
         return True
 

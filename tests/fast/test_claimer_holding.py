@@ -26,6 +26,7 @@ from marshal_dagster.protocol.messages import (
     Heartbeat,
     RuleSet,
 )
+from tests.conditions import WITHIN_S
 from tests.faulty_log import Fault, InterruptError, of_type
 from tests.members import (
     HI_MS,
@@ -251,7 +252,7 @@ def test_check_waits_for_nobody_that_waits_for_it(site: Site) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(WITHIN_S)
     assert not any(thread.is_alive() for thread in threads)
 
 

@@ -15,6 +15,7 @@ from marshal_dagster.cli.world_view import Assignee
 from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.cli import call
+from tests.conditions import WITHIN_S
 
 BROKERS = ("-b", "127.0.0.1:1")
 
@@ -69,7 +70,7 @@ def test_it_answers_while_the_coordinator_works(
     def ask() -> None:
         address = json.loads(capsys.readouterr().out.splitlines()[0])["health"]
         try:
-            with urllib.request.urlopen(f"http://{address}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{address}/health", timeout=WITHIN_S) as answer:
                 answers.append((answer.status, json.load(answer)))
         except urllib.error.HTTPError as error:
             answers.append((error.code, json.load(error)))

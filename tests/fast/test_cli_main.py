@@ -23,6 +23,7 @@ from marshal_dagster.coordination import topic_settings
 from marshal_dagster.devkafka import PortInUseError
 from marshal_dagster.protocol.replay import MalformedLogError
 from tests.cli import COMMAND, REPOSITORY, call, environ, start, stored
+from tests.conditions import WITHIN_S
 
 Walked = tuple[list[str], Any]
 
@@ -125,7 +126,7 @@ def in_bash(script: str, folder: Path) -> str:
         ["bash", "--norc", "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WITHIN_S,
         check=True,
         env=environ({"PATH": path, "HOME": str(folder), "PYTHONPATH": str(REPOSITORY)}),
     )
@@ -348,7 +349,7 @@ def test_an_interrupt_is_quiet() -> None:
         process.stdin.flush()
         assert process.stdout.readline() != b""
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(WITHIN_S) == 130
         assert process.stderr.read() == b""
 
 
@@ -364,7 +365,7 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path, options: list[str]) -> None:
     assert process.stderr is not None
     with process:
         process.stdout.close()
-        assert process.wait(30) == ExitCode.PIPE_CLOSED
+        assert process.wait(WITHIN_S) == ExitCode.PIPE_CLOSED
         assert process.stderr.read() == b""
 
 
@@ -388,7 +389,7 @@ def test_a_terminal_has_colour_unless_it_wants_none(
         process = subprocess.Popen(
             [*COMMAND, "replay", path], stdout=theirs, env=environ({"TERM": "xterm-256color"} | environment)
         )
-        assert process.wait(30) == 0
+        assert process.wait(WITHIN_S) == 0
         written = os.read(ours, 65_536).decode()
     finally:
         os.close(ours)

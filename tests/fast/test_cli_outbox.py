@@ -24,6 +24,7 @@ from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.schema import OutboxRegistration, OutboxTables
 from marshal_dagster.outbox.status import OutboxStatus, ParkedRow
 from tests.cli import Answer, call
+from tests.conditions import WITHIN_S
 
 SECRET = "canary-0c4e"
 DSN = f"postgresql://user:{SECRET}@127.0.0.1:1/db"
@@ -328,7 +329,7 @@ def test_a_signal_has_the_harvester_hand_over(
         worker.term = Term(1, "id")
         worker.counts.published, worker.counts.sessions = 5, 1
         os.kill(os.getpid(), number)
-        assert worker.stopped.wait(10)
+        assert worker.stopped.wait(WITHIN_S)
         worker.counts.parked = 2
 
     worker.work = work
@@ -350,10 +351,10 @@ def test_changes_of_role_are_lines_of_json(
         reported.put(event)
 
     def work() -> None:
-        assert reported.get(timeout=10) == "started"
+        assert reported.get(timeout=WITHIN_S) == "started"
         for term in (None, Term(1, "id"), None):
             worker.term = term
-            assert reported.get(timeout=10) == ("standby" if term is None else "leader")
+            assert reported.get(timeout=WITHIN_S) == ("standby" if term is None else "leader")
 
     monkeypatch.setattr(outbox, "report_event", report)
     worker.work = work
@@ -462,7 +463,7 @@ def test_a_drain_that_is_interrupted_says_so(worker: Worker, capsys: pytest.Capt
 
     def work() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert worker.stopped.wait(10)
+        assert worker.stopped.wait(WITHIN_S)
 
     worker.work = work
     answer = act(capsys, "drain", "--json", *BROKERS)

@@ -20,6 +20,7 @@ from marshal_dagster.errors import CoordinationLogChangedError
 from marshal_dagster.protocol.open_plans import OpenPlan
 from tests.admin_fixtures import END, NOBODYS, FakeTopics, act, at_work_on, site_now
 from tests.cli import REPOSITORY, environ
+from tests.conditions import WITHIN_S
 from tests.faulty_log import FaultyLog
 from tests.members import GROUP, HI_MS, RANGES, TOPIC, TOPIC_ID, Site
 
@@ -229,7 +230,7 @@ def test_a_terminal_is_filled_and_given_back(environment: dict[str, str], tmp_pa
             assert select.select([ours], [], [], 30)[0]
             written += os.read(ours, 65_536)
         os.write(ours, b"xq")
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=WITHIN_S)
         assert (process.returncode, told) == (0, b"")
         assert termios.tcgetattr(theirs) == before
         while select.select([ours], [], [], 0)[0]:

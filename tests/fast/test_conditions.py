@@ -41,6 +41,7 @@ def _prints(code: str) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.thorough
 def test_a_line_of_a_process_is_waited_for() -> None:
     """If the process ends early or takes too long, the failure shows what it printed."""
     with _prints("print('begun'); print('ready 7')") as process:

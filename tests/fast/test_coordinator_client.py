@@ -174,6 +174,7 @@ def member(work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: 
     )
 
 
+@pytest.mark.thorough
 def test_one_that_stops_slowly_answers_pings_meanwhile(hub: Hub) -> None:
     """Stopping takes longer than the session timeout, but the member does not count as dead."""
     one, other = Work(), Work()
@@ -198,6 +199,7 @@ def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
         assert work.calls == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("in_stop", [False, True])
 def test_one_whose_work_cannot_be_done_leaves_and_comes_back(hub: Hub, in_stop: bool) -> None:
     """Other members get its share meanwhile, so no partition stays without a worker."""
@@ -217,6 +219,7 @@ def test_one_whose_work_cannot_be_done_leaves_and_comes_back(hub: Hub, in_stop: 
             )
 
 
+@pytest.mark.thorough
 def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
     """Otherwise another member would start work that this one has not stopped."""
     work = Work()
@@ -228,6 +231,7 @@ def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
     wait_until(lambda: hub.happened[-1] is GroupEventKind.LEFT, "the member has left")
 
 
+@pytest.mark.thorough
 def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     """Offsets are reported at each ping; an offset that is unknown is left out."""
     work, times = Work(), itertools.count()
@@ -253,6 +257,7 @@ def test_whatever_goes_wrong_in_its_thread_a_member_goes_on(hub: Hub, caplog: py
     assert "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.thorough
 def test_a_member_whose_clients_cannot_be_made_stops_its_work_and_comes_back(
     hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,6 +275,7 @@ def test_a_member_whose_clients_cannot_be_made_stops_its_work_and_comes_back(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("auto_commit", [False, True])
 def test_a_member_whose_clients_cannot_be_made_can_end(hub: Hub, auto_commit: bool) -> None:
     """It stops its work and ends after a session timeout, though it cannot notify the coordinator."""
@@ -284,6 +290,7 @@ def test_a_member_whose_clients_cannot_be_made_can_end(hub: Hub, auto_commit: bo
     assert not work.on
 
 
+@pytest.mark.thorough
 def test_leaving_waits_for_a_session_and_says_so_when_that_is_not_enough(
     hub: Hub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ from marshal_dagster.errors import ConfigurationError, MarshalError, Unavailable
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.telemetry import metrics
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 
 
 @pytest.fixture
@@ -284,11 +284,11 @@ def test_its_own_brokers_are_looked_at_too(
 def test_it_answers_over_http(coordinator: Coordinator) -> None:
     """The health server answers with status 200, and with 503 once the coordinator hangs."""
     with HealthServer(coordinator.health) as server:
-        with urllib.request.urlopen(f"http://{server.address}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{server.address}/health", timeout=WITHIN_S) as answer:
             assert (answer.status, json.load(answer)["role"]) == (200, "standby")
         coordinator._alive_at_s -= IDLE_AFTER_S + 5
         with pytest.raises(urllib.error.HTTPError) as raised:
-            urllib.request.urlopen(f"http://{server.address}/health", timeout=5)
+            urllib.request.urlopen(f"http://{server.address}/health", timeout=WITHIN_S)
         assert (raised.value.code, json.load(raised.value)["healthy"]) == (503, False)
 
 
@@ -558,9 +558,9 @@ def test_a_weighing_that_fails_is_done_again(
     for left in (1, 0):
         clock.now_ms += lag_weights._WEIGH_EACH_MS + 1
         turn(coordinator, ends)
-        wait_until(lambda left=left: len(weighs["etl"]) == left, "the weights were requested", 10)  # type: ignore[misc]
+        wait_until(lambda left=left: len(weighs["etl"]) == left, "the weights were requested")  # type: ignore[misc]
         wait_until(
-            lambda: all(weighing.found.done() for weighing in weigher._weighings.values()), "the weights are found", 10
+            lambda: all(weighing.found.done() for weighing in weigher._weighings.values()), "the weights are found"
         )
         turn(coordinator, ends)
     assert coordinator._shards[0].groups["etl"]._workload.weights == {("t", 0): 5.0}

@@ -73,6 +73,7 @@ def test_a_state_changes_by_the_table_only() -> None:
         machine.state = RebalanceState.STARTING  # type: ignore[misc]
 
 
+@pytest.mark.thorough
 def test_each_legal_transition_of_a_rebalance_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated groups under faults pass through each transition, so the table has no unused entry."""
     seen, apply = set(), StateMachine[Any, Any].apply

@@ -449,6 +449,7 @@ def test_a_range_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pyt
     assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
 
 
+@pytest.mark.thorough
 def test_a_range_that_is_not_done_in_time_fails_the_run(stand: Stand) -> None:
     """The group continues at its old position."""
     result = stand.run("reprocess_range", topic=TOPIC, partition=0, start=30, end=40, within_s=0.1)

@@ -61,6 +61,7 @@ def failed(shop: Shop, **settings: Any) -> dict[str, str]:  # noqa: ANN401 - set
     return {name: one.description or "" for name, one in found.items() if not one.passed}
 
 
+@pytest.mark.thorough
 def test_after_good_runs_all_pass(shop: Shop) -> None:
     """All checks pass after successful runs with batches of various sizes."""
     for _ in range(3):
@@ -111,6 +112,7 @@ def test_exhausted_plans_fail_their_check_by_the_run_itself_and_by_hand(shop: Sh
     assert verdicts(shop, result) == [("exhausted_plans", False)]
 
 
+@pytest.mark.thorough
 def test_the_run_whose_attempt_was_the_last_fails_the_check_itself(shop: Shop) -> None:
     """A user who looks only at the asset's checks sees the plan at once, not after the next run."""
 
@@ -252,6 +254,7 @@ def test_a_log_that_knows_the_group_no_more_is_no_rewind(shop: Shop) -> None:
     assert failed(shop, max_lag=100) == {"rewinds": "1 offsets in 1 ranges: set back in generation 12"}
 
 
+@pytest.mark.thorough
 def test_a_double_commit_is_an_error(shop: Shop) -> None:
     """Two batches of one generation report the same committed offsets; older batches are not checked again."""
     shop.run(partitions=[0])

@@ -240,6 +240,7 @@ def test_a_batch_is_recorded_also_when_the_run_cannot_be_tagged_behind_it(
     assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [30]
 
 
+@pytest.mark.thorough
 def test_an_asset_that_is_tried_again_is_materialized_though_nothing_is_left(
     stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.sensors import group_membership
 from marshal_dagster.sensors.group_membership import build_group_member_sensor, process_member
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 
 CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
 SESSION_MS = 6_000
@@ -117,19 +117,19 @@ def test_a_group_whose_brokers_are_slow_keeps_no_other_waiting(joined: Joined, m
     def join(of: ClaimerResource, *rest: Any) -> Any:  # noqa: ANN401 - a stand-in
         if of.group == "slow":
             waits.set()
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(WITHIN_S)
         return joined.join(of, *rest)
 
     monkeypatch.setattr(group_membership, "_join", join)
     slow = threading.Thread(target=process_member, args=(claimer(group="slow"), interest, 60.0))
     other = threading.Thread(target=process_member, args=(claimer(), interest, 60.0))
     slow.start()
-    assert waits.wait(60)
+    assert waits.wait(WITHIN_S)
     other.start()
-    other.join(20)
+    other.join(WITHIN_S)
     is_held_up = other.is_alive()
     may_go_on.set()
-    slow.join(60)
+    slow.join(WITHIN_S)
     assert not is_held_up
 
 
@@ -141,6 +141,7 @@ def test_schedules_alone_may_start_runs(joined: Joined) -> None:
     assert not tick(sensor, first.cursor).run_requests
 
 
+@pytest.mark.thorough
 def test_a_member_whose_sensor_is_off_leaves(joined: Joined) -> None:
     """The membership ends if ticks stop; a later tick starts another membership."""
     interest = group_membership.Subscription(("parcels",), None, 1)

@@ -492,6 +492,7 @@ def evaluations(stand: Stand, result: dg.ExecuteInProcessResult) -> list[dg.Asse
     return [cast("dg.AssetCheckEvaluation", event.event_specific_data) for event in events]
 
 
+@pytest.mark.thorough
 def test_a_run_that_finds_only_exhausted_plans_fails_and_says_what_to_do(stand: Stand) -> None:
     """After six failed runs, the seventh reads nothing and is not retried.
 
@@ -572,6 +573,7 @@ def _attempts(stand: Stand, partitions: int = 4) -> list[int | None]:
     return [None if key.plan_end is None else key.plan_attempts for key in keys]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_what_failed_twice_is_tried_in_halves_until_only_the_bad_partition_is_left(
     stand: Stand, mode: DeliveryMode
@@ -609,6 +611,7 @@ def test_what_failed_twice_is_tried_in_halves_until_only_the_bad_partition_is_le
     assert max(rows.values()) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: DeliveryMode) -> None:
     """One range has a bad record: all others are processed, in its partition too, and its plan is exhausted."""
@@ -635,6 +638,7 @@ def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: De
     assert "was tried 6 times" in _error(stand.run(**options))
 
 
+@pytest.mark.thorough
 def test_a_range_that_is_given_up_keeps_no_other_of_its_partition_from_being_tried_by_itself(stand: Stand) -> None:
     """A second range of the partition fails too: it is also tried alone, and its own plan is exhausted."""
     stand.mode, stand.ranges = AT_LEAST_ONCE, True
@@ -1030,6 +1034,7 @@ def test_a_resource_without_a_spark_session_is_refused_by_name(stand: Stand, mon
     assert [stand.scene.key(number).plan_attempts for number in range(3)] == [0, 0, 0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mistake", _MISTAKES)
 def test_a_result_that_no_sink_can_take_is_no_attempt(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, mistake: str
@@ -1394,6 +1399,7 @@ def test_parts_count_as_one_batch_and_keep_to_the_time_budget(stand: Stand) -> N
     assert _offsets(stand, 3) == [15, 10, 10]
 
 
+@pytest.mark.thorough
 def test_a_partition_that_the_sink_refuses_keeps_no_other_from_being_done(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -394,6 +394,7 @@ def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> N
     assert "no more runs after 1 runs" in watch.skipped()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("deleted", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
 @pytest.mark.parametrize("grouping", ["partition", "topic"])
 def test_deleted_runs_bring_no_key_back(watch: Watch, grouping: str, deleted: list[int]) -> None:
@@ -1348,6 +1349,7 @@ def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) ->
     assert "was requested and has not ended" in watch.skipped()
 
 
+@pytest.mark.thorough
 def test_the_cursor_stays_small(watch: Watch) -> None:
     """The cursor holds the newest thousand dead owners, however many were reported."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
@@ -1362,6 +1364,7 @@ def test_the_cursor_stays_small(watch: Watch) -> None:
 # Failures
 
 
+@pytest.mark.thorough
 def test_a_broker_that_is_down_fails_the_tick_in_one_line(watch: Watch) -> None:
     """Without a broker the tick fails within the timeout; its one line shows the cause and what to do."""
     sensor = build_stale_claim_sensor(JOB, group=GROUP)
@@ -1376,6 +1379,7 @@ def test_a_broker_that_is_down_fails_the_tick_in_one_line(watch: Watch) -> None:
     assert "\n" not in str(failed.value)
 
 
+@pytest.mark.thorough
 def test_a_tick_brings_no_spark() -> None:
     """Evaluating the sensor imports neither pyspark nor pandas, and starts no process."""
     code = """
@@ -1394,6 +1398,7 @@ print(len(psutil.Process().children(recursive=True)), *({"pyspark", "py4j", "pan
     assert told.stdout.split() == ["1", "0"]
 
 
+@pytest.mark.thorough
 def test_many_partitions_are_asked_for_in_one_run_with_a_short_key(watch: Watch) -> None:
     """Of 500 partitions, the 100 stale ones make one request; its run key is short for any number of them."""
     watch.scene.data.make(partitions=500, messages=1)

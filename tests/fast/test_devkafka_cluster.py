@@ -31,6 +31,7 @@ from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.devkafka.readiness import brokers_known_to
 from marshal_dagster.devkafka.state import ClusterState, new_cluster_id, read_state, write_state
 from marshal_dagster.errors import ConfigurationError
+from tests.conditions import WITHIN_S
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_a_lock_whose_file_was_deleted_does_not_count(tmp_path: Path) -> None:
 
     first = threading.Thread(target=hold_and_delete)
     first.start()
-    assert held.wait(10.0)
+    assert held.wait(WITHIN_S)
     second = threading.Thread(target=wait_for_it)
     second.start()
     let_go.set()

@@ -16,6 +16,7 @@ from marshal_dagster._internal.java import Java
 from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.devkafka import KAFKA_VERSION, ensure_jars
 from marshal_dagster.errors import ConfigurationError, UnavailableError
+from tests.conditions import WITHIN_S
 
 NAMES = (
     f"kafka-clients-{KAFKA_VERSION}.jar",
@@ -229,7 +230,7 @@ def test_many_at_once_fetch_once(ivy: FakeIvy) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [other.communicate(timeout=30)[0].strip() for other in others] == [str(len(NAMES))] * 2
+    assert [other.communicate(timeout=WITHIN_S)[0].strip() for other in others] == [str(len(NAMES))] * 2
     assert found == [len(NAMES)] * 3
     assert len(ivy.runs()) == 1
 

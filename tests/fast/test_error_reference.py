@@ -94,6 +94,7 @@ def test_every_error_class_of_errors_py_is_exported() -> None:
     assert all(issubclass(kind, marshal_dagster.MarshalError) for kind in PUBLIC)
 
 
+@pytest.mark.thorough
 def test_every_error_class_of_the_library_is_public_or_listed_as_internal() -> None:
     """Each class is on the page, or in `INTERNAL` with a reason; `INTERNAL` has no other entries."""
     internal = error_reference.defined_errors() - error_reference.public_errors()
@@ -101,6 +102,7 @@ def test_every_error_class_of_the_library_is_public_or_listed_as_internal() -> N
     assert all(error_reference.INTERNAL.values())
 
 
+@pytest.mark.thorough
 def test_every_exception_that_the_library_raises_is_known() -> None:
     """Each `raise` names a class of the library, or a listed class with the reason for raising it."""
     own = {name.rpartition(".")[2] for name in error_reference.defined_errors()}

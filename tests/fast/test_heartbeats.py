@@ -24,7 +24,7 @@ from marshal_dagster.errors import (
 )
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.testing import MemoryBroker, MemoryLog
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.faulty_log import FaultyLog
 from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site, faulty
 
@@ -180,6 +180,7 @@ def test_a_reason_to_stop_is_asked_for_often(site: Site) -> None:
         heartbeats.ask()
 
 
+@pytest.mark.thorough
 def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat() -> None:
     """Dagster's storage may hang longer than the lease; as the broker works, the claim is kept."""
     member, log = running_member(500)
@@ -266,6 +267,7 @@ def running_member(interval_ms: int) -> tuple[Claimer, FaultyLog]:
     return member, log
 
 
+@pytest.mark.thorough
 def test_threads_keep_a_claim_alive() -> None:
     """The claim outlives its lease many times while the block runs."""
     member, log = running_member(500)
@@ -277,6 +279,7 @@ def test_threads_keep_a_claim_alive() -> None:
         member.check([0])
 
 
+@pytest.mark.thorough
 def test_a_hanging_broker_does_not_keep_the_work_going() -> None:
     """While one thread waits for the broker, the other ends the work at the lease's end."""
     member, log = running_member(300)
@@ -288,7 +291,7 @@ def test_a_hanging_broker_does_not_keep_the_work_going() -> None:
 
     log.before_append = hang
     with Heartbeats(member, lambda _: told.set()) as heartbeats:
-        assert told.wait(20)
+        assert told.wait(WITHIN_S)
         assert isinstance(heartbeats.error, ClaimLostError)
         goes_on.set()
 
@@ -362,6 +365,7 @@ def test_work_that_cannot_be_stopped_is_told_of(caplog: pytest.LogCaptureFixture
     assert "could not be stopped" in caplog.text
 
 
+@pytest.mark.thorough
 def test_beating_and_committing_at_once() -> None:
     """With heartbeats and commits from two threads, the claim is kept and every commit counts."""
     member, log = running_member(200)

@@ -19,7 +19,7 @@ from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.connection_errors import FailureCause, reason_in
 from marshal_dagster.protocol.state import OffsetBounds
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 
 TIMEOUT_S = 0.5
 SLACK_S = 1.0
@@ -336,7 +336,7 @@ class Held(ElectingClient):
     def list_topics(self, topic: str, **further: object) -> SimpleNamespace:
         """Wait until the test allows an answer."""
         self.asked_by.release()
-        assert self.may_answer.wait(10)
+        assert self.may_answer.wait(WITHIN_S)
         assert not self.is_closed.is_set()
         return super().list_topics(topic, **further)
 
@@ -354,17 +354,17 @@ def test_a_client_is_closed_by_the_last_who_asks(monkeypatch: pytest.MonkeyPatch
     asking = [threading.Thread(target=lambda: found.append(topics.offsets("orders", [0]))) for _ in range(2)]
     for thread in asking:
         thread.start()
-    assert client.asked_by.acquire(timeout=10)
-    wait_until(lambda: topics._borrowers == len(asking), "both ask", 10)
+    assert client.asked_by.acquire(timeout=WITHIN_S)
+    wait_until(lambda: topics._borrowers == len(asking), "both ask")
     topics.close()
     assert not client.is_closed.is_set()
     with pytest.raises(RuntimeError, match="closed"):
         topics.offsets("orders", [0])
     client.may_answer.set()
     for thread in asking:
-        thread.join(10)
+        thread.join(WITHIN_S)
     assert found == [{0: OffsetBounds(3, 68)}] * 2
-    assert client.is_closed.wait(10)
+    assert client.is_closed.wait(WITHIN_S)
 
 
 def test_topics_that_were_closed_say_so(free_port: int) -> None:

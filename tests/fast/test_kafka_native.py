@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import marshal_dagster
+from tests.conditions import WITHIN_S
 
 HEAD = """
     import time
@@ -33,11 +34,12 @@ HEAD = """
 def run(script: str) -> list[str]:
     """Run `script` in a separate process, check that it exits by itself, and return the lines that it prints."""
     whole = textwrap.dedent(HEAD) + textwrap.dedent(script)
-    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr[-2_000:])
     return done.stdout.splitlines()
 
 
+@pytest.mark.thorough
 def test_an_answer_that_lists_no_brokers_ends_no_process() -> None:
     """If a response lists no brokers, as that of a single fenced broker, each query raises an error with advice.
 
@@ -65,6 +67,7 @@ def test_an_answer_that_lists_no_brokers_ends_no_process() -> None:
     assert lines[-1] == "1 OffsetBounds(start=3, end=68)"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["admin", "consumer", "producer"])
 def test_each_client_names_a_cluster_without_brokers(kind: str) -> None:
     """Admin clients, consumers and producers all report that the cluster has no live broker."""
@@ -77,6 +80,7 @@ def test_each_client_names_a_cluster_without_brokers(kind: str) -> None:
     assert "the server's answer lists no live broker (tried for 0.7 s); check the brokers' logs" in line
 
 
+@pytest.mark.thorough
 def test_leaders_that_come_and_go_end_no_process() -> None:
     """Querying offsets while leaders change is safe.
 

@@ -229,6 +229,7 @@ def test_offsets_rise(profile: Profile) -> None:
         last[partition] = offset
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("profile", ["mixed", "hostile", "go"])
 def test_every_verdict_of_every_type_comes_up(profile: Profile) -> None:
     """In a few logs each record type is accepted, refused (if its rules allow that) and read by observers."""
@@ -248,6 +249,7 @@ def test_every_verdict_of_every_type_comes_up(profile: Profile) -> None:
         assert (seen[kind, "refused"] >= 40) is (kind not in always), kind
 
 
+@pytest.mark.thorough
 def test_every_verdict_of_every_range_record_comes_up() -> None:
     """In a few logs each type of range record is accepted and refused."""
     seen: Counter[tuple[str, str]] = Counter()
@@ -278,6 +280,7 @@ def test_edges_of_a_lease_are_hit() -> None:
     assert min(seen[-1], seen[0], seen[1]) >= 50
 
 
+@pytest.mark.thorough
 def test_steady_is_what_its_name_says() -> None:
     """A steady log has about 97 % heartbeats, 0.5 % invalid and almost no refused records, and no stale owner."""
     records = 60_000

@@ -12,8 +12,7 @@ import pytest
 from marshal_dagster.coordination.log import Append, CoordinationLog, PositionLostError
 from marshal_dagster.errors import TopicNotFoundError, UnavailableError
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
-
-SOON_S = 10.0
+from tests.conditions import WITHIN_S
 
 Read = dict[int, list[tuple[int, bytes | None]]]
 """Offset and value of each record read, by coordination partition."""
@@ -47,7 +46,7 @@ class House(Protocol):
         ...
 
 
-def read(log: CoordinationLog, ends: Mapping[int, int], timeout_s: float = SOON_S) -> Read:
+def read(log: CoordinationLog, ends: Mapping[int, int], timeout_s: float = WITHIN_S) -> Read:
     """Read up to `ends`. Check that offsets increase and that each position is after the offsets read."""
     records: Read = {}
     for chunk in log.read_until(ends, timeout_s):
@@ -168,7 +167,7 @@ class LogPort:
         log.follow({0: 0})
         log.append([Append(0, b"a")])
 
-        ((_, timestamp_ms, _),) = [record for chunk in log.read_until({0: 1}, SOON_S) for record in chunk.records]
+        ((_, timestamp_ms, _),) = [record for chunk in log.read_until({0: 1}, WITHIN_S) for record in chunk.records]
 
         assert abs(timestamp_ms - time.time() * 1_000) < 60_000
 

@@ -19,6 +19,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester as harvester_module
 from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.schema import OutboxTables
+from tests.conditions import WITHIN_S
 
 KAFKA = KafkaConnection(bootstrap_servers="127.0.0.1:1")
 
@@ -31,7 +32,7 @@ def harvester() -> Harvester:
 
 def ask(address: str, path: str = "/health", method: str = "GET") -> tuple[int, Any]:
     """Send a request and return its status and body."""
-    connection = http.client.HTTPConnection(address, timeout=5)
+    connection = http.client.HTTPConnection(address, timeout=WITHIN_S)
     try:
         connection.request(method, path)
         answer = connection.getresponse()

@@ -23,6 +23,7 @@ _PRINT_A_SEED = (
 )
 
 
+@pytest.mark.thorough
 def test_two_hundred_seeds_keep_every_promise_under_every_fault() -> None:
     """In 200 seeds every kind of fault happens, including concurrent sessions, and every promise is kept."""
     tally = SIMULATOR.run_chunk(0, 200)
@@ -54,6 +55,7 @@ def test_every_fault_of_a_scenario_can_be_left_out() -> None:
     assert [event for one in alone for event in one.events] == list(of.events)
 
 
+@pytest.mark.thorough
 def test_what_is_broken_is_caught_shrunk_and_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,7 @@ def test_a_process_is_detached_and_what_it_says_is_kept(spawn: Callable[[str], P
     console.write_text("before\n", encoding="utf-8")
     mark = spawn("cat; echo out; echo err >&2; exec sleep 60")
     wait_until(
-        lambda: console.read_text(encoding="utf-8") == "before\nout\nerr\n", "both streams are in the console file", 10
+        lambda: console.read_text(encoding="utf-8") == "before\nout\nerr\n", "both streams are in the console file"
     )
     assert os.getsid(mark.pid) == mark.pid
     assert os.getsid(mark.pid) != os.getsid(0)
@@ -74,7 +74,7 @@ def test_stop_ends_in_order_first(spawn: Callable[[str], ProcessMark], tmp_path:
     """A process that handles SIGTERM can finish by itself."""
     mark = spawn("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.02; done")
     console = tmp_path / "console.log"
-    wait_until(lambda: "ready" in console.read_text(encoding="utf-8"), "the process is ready", 10)
+    wait_until(lambda: "ready" in console.read_text(encoding="utf-8"), "the process is ready")
     processes.stop([mark], 10.0)
     assert not processes.is_alive(mark)
     assert console.read_text(encoding="utf-8").endswith("bye\n")
@@ -83,7 +83,7 @@ def test_stop_ends_in_order_first(spawn: Callable[[str], ProcessMark], tmp_path:
 def test_stop_kills_what_does_not_heed(spawn: Callable[[str], ProcessMark], tmp_path: Path) -> None:
     """A process that ignores SIGTERM is killed at the deadline."""
     mark = spawn("trap '' TERM; echo ready; while :; do sleep 0.02; done")
-    wait_until(lambda: "ready" in (tmp_path / "console.log").read_text(encoding="utf-8"), "the process is ready", 10)
+    wait_until(lambda: "ready" in (tmp_path / "console.log").read_text(encoding="utf-8"), "the process is ready")
     processes.stop([mark], 0.2)
     assert not processes.is_alive(mark)
 
@@ -102,7 +102,7 @@ def test_a_zombie_of_another_parent_is_not_alive() -> None:
         try:
             assert parent.stdout is not None
             pid = int(parent.stdout.readline())
-            wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "the process is a zombie", 10)
+            wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "the process is a zombie")
             assert not processes.is_alive(ProcessMark(pid, processes._birth(pid)))
         finally:
             parent.kill()

@@ -38,6 +38,7 @@ from marshal_dagster.protocol.messages import (
     RuleSet,
 )
 from marshal_dagster.protocol.state import Owner
+from tests.conditions import WITHIN_S
 from tests.faulty_log import Fault, InterruptError, of_type
 from tests.members import (
     HI_MS,
@@ -349,7 +350,7 @@ def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> No
         asked.append(owner)
         free = threading.Thread(target=member.rationalizer.catch_up)
         free.start()
-        free.join(5)
+        free.join(WITHIN_S)
         assert not free.is_alive()
         return True
 

@@ -28,6 +28,7 @@ from tests.range_model import main, run
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
+@pytest.mark.thorough
 def test_no_promise_is_broken() -> None:
     """Random walks of members that follow the page break no promise, and every kind of event occurs."""
     outcome = run(range(40), 500)

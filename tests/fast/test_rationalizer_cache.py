@@ -10,6 +10,7 @@ from marshal_dagster.coordination.rationalizer_cache import MOST_KEPT, shared_ra
 from marshal_dagster.errors import CoordinationLogChangedError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.testing import MemoryBroker, MemoryLog
+from tests.conditions import WITHIN_S
 from tests.faulty_log import FaultyLog
 
 NUMBERS = count()
@@ -28,7 +29,7 @@ class OpenedLogs:
     def __call__(self, _: KafkaConnection, topic: str, __: int) -> FaultyLog:
         """Open a log."""
         if topic in self.hold:
-            assert self.hold[topic].wait(20)
+            assert self.hold[topic].wait(WITHIN_S)
         broker = self.brokers.setdefault(topic, MemoryBroker(2, topic=topic))
         log = FaultyLog(MemoryLog(broker), is_down=self.is_down)
         self.opened.append(log)

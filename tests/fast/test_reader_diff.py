@@ -71,6 +71,7 @@ def in_a_log(values: Sequence[bytes | None]) -> list[LogRecord]:
     return [(0, offset, START_MS + offset, value) for offset, value in enumerate(values)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "first_seed", [0, pytest.param(20, marks=pytest.mark.thorough), pytest.param(40, marks=pytest.mark.thorough)]
 )
@@ -91,6 +92,7 @@ def test_long_logs(profile: Profile) -> None:
     assert problem is None, problem
 
 
+@pytest.mark.thorough
 def test_a_steady_log_by_the_fast_path() -> None:
     """The benchmark's log, read many records at once, ends in the reference reader's state."""
     log = list(generate(2, 50_000, keys=800, profile="steady"))

@@ -372,6 +372,7 @@ def test_commits_of_the_version_before_are_read() -> None:
     assert Commit.from_metadata(json.dumps({"marshal-dagster": said})) == commit
 
 
+@pytest.mark.thorough
 def test_a_commit_says_in_common_what_partitions_have_in_common() -> None:
     """A commit stores common values once, because each file of the table's log has all partitions of the output."""
     taken = [part(number, 0, 1_000_000, epoch=1_000_000) for number in range(4_096)]

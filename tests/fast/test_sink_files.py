@@ -22,6 +22,7 @@ from marshal_dagster.sinks.files.commit_log import Commit, CommitView, Entry, de
 from marshal_dagster.sinks.files.hadoop_storage import HadoopStorage
 from marshal_dagster.sinks.files.storage import LocalStorage
 from marshal_dagster.spark import connect
+from tests.conditions import WITHIN_S
 from tests.sink_conformance import (
     AnyOrderConformance,
     CrashConformance,
@@ -398,7 +399,7 @@ def test_a_file_system_that_hangs_keeps_no_process_alive() -> None:
         "threading.Thread(target=storage.check, daemon=True).start()\n"
         "assert began.wait(30)\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=WITHIN_S)
 
 
 def test_an_output_that_is_no_longer_used_keeps_no_thread() -> None:
@@ -414,7 +415,7 @@ def test_an_output_that_is_no_longer_used_keeps_no_thread() -> None:
     (own,) = threads() - before
     del storage
     gc.collect()
-    own.join(10)
+    own.join(WITHIN_S)
     assert not own.is_alive()
 
 

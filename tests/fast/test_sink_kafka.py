@@ -317,6 +317,7 @@ def hooked(target: KafkaTarget, step: str, then: Callable[[], None]) -> FakeSink
     return sink
 
 
+@pytest.mark.thorough
 def test_a_note_behind_an_open_transaction_is_waited_for(target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another partition's open transaction hides later notes. They must not be taken for missing."""
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
@@ -685,6 +686,7 @@ def test_columns_are_those_of_a_record(columns: dict[str, DataType], said: str |
         check_record_columns(schema, OUTPUT)
 
 
+@pytest.mark.thorough
 def test_a_sink_shows_no_secret() -> None:
     """Neither the sink nor the errors of its connection show a secret."""
     secret = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "username": "u", "password": "hunter2"}

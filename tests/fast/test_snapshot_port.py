@@ -9,8 +9,8 @@ from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.protocol.snapshots import Record
 from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import MemorySnapshotTopic
+from tests.conditions import WITHIN_S
 
-SOON_S = 20
 ROWS = [Record(b"a", b"1"), Record(b"b", b"2"), Record(b"a", None), Record(b"c", b"")]
 
 
@@ -25,7 +25,7 @@ class SnapshotTopicPort(ABC):
     def test_an_empty_topic_has_nothing_to_read(self, topic: SnapshotTopic) -> None:
         """The bounds of an empty partition are equal, and a read of it returns at once."""
         assert topic.bounds([0, 1]) == {0: OffsetBounds(0, 0), 1: OffsetBounds(0, 0)}
-        assert topic.read(topic.bounds([0, 1]), SOON_S) == {0: [], 1: []}
+        assert topic.read(topic.bounds([0, 1]), WITHIN_S) == {0: [], 1: []}
 
     def test_what_was_appended_is_read_in_order(self, topic: SnapshotTopic) -> None:
         """Each partition returns its keys and values unchanged, including deletions."""
@@ -33,7 +33,7 @@ class SnapshotTopicPort(ABC):
         topic.append(1, ROWS[:1])
         bounds = topic.bounds([0, 1])
         assert bounds == {0: OffsetBounds(0, 4), 1: OffsetBounds(0, 1)}
-        read = topic.read(bounds, SOON_S)
+        read = topic.read(bounds, WITHIN_S)
         assert {number: [tuple(row) for row in rows] for number, rows in read.items()} == {
             0: [(b"a", b"1"), (b"b", b"2"), (b"a", None), (b"c", b"")],
             1: [(b"a", b"1")],
@@ -43,7 +43,7 @@ class SnapshotTopicPort(ABC):
         """A read ends at the given offset. The next one may be of any range, including an earlier one."""
         topic.append(0, ROWS)
         for start, end in ((1, 3), (0, 1), (3, 4), (2, 2)):
-            assert len(topic.read({0: OffsetBounds(start, end)}, SOON_S)[0]) == end - start
+            assert len(topic.read({0: OffsetBounds(start, end)}, WITHIN_S)[0]) == end - start
 
     def test_appending_nothing_is_nothing(self, topic: SnapshotTopic) -> None:
         """Appending no records changes nothing."""
@@ -60,7 +60,7 @@ class SnapshotTopicPort(ABC):
         topic.append(0, ROWS[:1])
         for _ in range(2):
             topic.close()
-            assert len(topic.read(topic.bounds([0]), SOON_S)[0]) == 1
+            assert len(topic.read(topic.bounds([0]), WITHIN_S)[0]) == 1
 
 
 class TestMemorySnapshotTopic(SnapshotTopicPort):
@@ -77,5 +77,5 @@ class TestMemorySnapshotTopic(SnapshotTopicPort):
         topic.append(0, [Record(b"a", b"1"), Record(b"b", b"1"), Record(b"b", b"2"), Record(b"a", None)])
         topic.compact()
         assert topic.bounds([0]) == {0: OffsetBounds(0, 4)}
-        assert topic.read({0: OffsetBounds(2, 3)}, SOON_S) == {0: [(b"b", b"2")]}
-        assert topic.read({0: OffsetBounds(0, 4)}, SOON_S) == {0: [(b"b", b"2")]}
+        assert topic.read({0: OffsetBounds(2, 3)}, WITHIN_S) == {0: [(b"b", b"2")]}
+        assert topic.read({0: OffsetBounds(0, 4)}, WITHIN_S) == {0: [(b"b", b"2")]}

@@ -23,6 +23,7 @@ from marshal_dagster.resources.spark_connect import SparkConnectResource
 from marshal_dagster.spark import connect, connect_server, connect_session, job_control
 from marshal_dagster.spark.connect_server import ConnectServer, Server
 from marshal_dagster.spark.session import SINGLE_EXECUTION, check_session, check_single_execution
+from tests.conditions import WITHIN_S
 
 
 class Session:
@@ -177,7 +178,7 @@ def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
         pytest.raises(UnavailableError, match=r"created no session within 0\.2 s: .*Resource\(\)\.stop_server"),
     ):
         connect_session.connect(f"sc://127.0.0.1:{server.getsockname()[1]}")
-    assert left.wait(5)
+    assert left.wait(WITHIN_S)
     answer.set()
 
 
@@ -234,6 +235,7 @@ LATE = (
 )
 
 
+@pytest.mark.thorough
 def test_a_server_whose_starter_was_killed_is_the_next_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server outlives the process that started it. If it were not recorded at once, it would run forever."""
     started: list[psutil.Process] = []

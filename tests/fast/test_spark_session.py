@@ -103,6 +103,7 @@ def ivy_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], li
     return lambda: [told for line in calls.read_text().splitlines() if "-jar" in (told := json.loads(line))]
 
 
+@pytest.mark.thorough
 def test_the_connector_is_fetched_once_by_many(ivy_runs: Callable[[], list[list[str]]]) -> None:
     """Processes that start together with an empty cache fetch it once in total. Later ones do not fetch it."""
     reports: list[str] = []
@@ -118,6 +119,7 @@ def test_the_connector_is_fetched_once_by_many(ivy_runs: Callable[[], list[list[
     assert not {"spark.jars.packages", "spark.jars.excludes", "spark.jars.ivy"} & settings.keys()
 
 
+@pytest.mark.thorough
 def test_damage_is_mended(ivy_runs: Callable[[], list[list[str]]]) -> None:
     """A truncated or missing jar, and a missing manifest, cause a new download."""
     jar, _ = fetch_connector()
@@ -128,6 +130,7 @@ def test_damage_is_mended(ivy_runs: Callable[[], list[list[str]]]) -> None:
     assert len(ivy_runs()) == 4
 
 
+@pytest.mark.thorough
 def test_a_session_is_given_files_in_place_of_coordinates(
     ivy_runs: Callable[[], list[list[str]]], tmp_path: Path
 ) -> None:
@@ -143,6 +146,7 @@ def test_a_session_is_given_files_in_place_of_coordinates(
     assert session.with_connector({"spark.app.name": "x"}) == {"spark.app.name": "x"}
 
 
+@pytest.mark.thorough
 def test_a_download_that_fails_is_one_line(
     ivy_runs: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_at_most_once_is_not_handed_over(scene: Scene) -> None:
     assert not batch.dropped
 
 
+@pytest.mark.thorough
 def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the claim is lost, the script can no longer read or write, and its block fails."""
 
@@ -218,6 +219,7 @@ def test_run_and_script_killed_together_leave_no_secret(tmp_path: Path) -> None:
     assert left["kafka"] is False
 
 
+@pytest.mark.thorough
 def test_a_script_waits_for_no_secret_of_a_run_that_is_dead(tmp_path: Path) -> None:
     """A script does not wait for the secret of a dead run. A second script receives the whole secret too."""
     pipe = tmp_path / "pipe"

@@ -29,6 +29,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "stress.jsonl"
 
 
+@pytest.mark.thorough
 def test_each_failure_is_counted(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A round that is stored is not run again."""
     command = ["fast", "--part", "sinks", "--busy", "1", "--results", str(suite)]
@@ -41,6 +42,7 @@ def test_each_failure_is_counted(suite: Path, capsys: pytest.CaptureFixture[str]
     assert len(suite.read_text().splitlines()) == 2
 
 
+@pytest.mark.thorough
 def test_a_run_that_tests_nothing_has_failed(suite: Path) -> None:
     """For example because the file of tests cannot be read."""
     suite.with_name("test_flaky.py").write_text("this is not Python")

@@ -36,6 +36,7 @@ from marshal_dagster.sensors.lag import build_lag_sensor
 from marshal_dagster.telemetry import log_lines, metrics
 from marshal_dagster.telemetry.observer import Telemetry
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
+from tests.conditions import WITHIN_S
 from tests.fast.test_dagster_ops import do_without_spark
 from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.members import RANGES, Site
@@ -507,7 +508,7 @@ def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture
     finally:
         let_go.set()
         assert written._thread is not None
-        written._thread.join(10)
+        written._thread.join(WITHIN_S)
         log_lines.LOGGER.removeHandler(hanging)
 
     assert took_s < 1
@@ -515,6 +516,7 @@ def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture
     assert "afterwards" not in caplog.text
 
 
+@pytest.mark.thorough
 def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> None:
     """A separate thread writes the lines, so a claim does not wait for handlers."""
     caplog.set_level(logging.INFO, log_lines.LOGGER.name)
@@ -549,5 +551,5 @@ def test_an_interrupt_at_the_end_leaves_no_thread(caplog: pytest.LogCaptureFixtu
         with pytest.raises(KeyboardInterrupt):
             written.close()
     assert written._thread is not None
-    written._thread.join(10)
+    written._thread.join(WITHIN_S)
     assert not written._thread.is_alive()

@@ -18,6 +18,7 @@ from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.sinks import PostgresSink
+from tests.conditions import WITHIN_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +46,7 @@ def _look(spark: "SparkSession") -> None:
     ]
     seen = []
     for address in addresses:
-        with urlopen(address, timeout=20) as answer:  # noqa: S310 - the URL of the test's own session
+        with urlopen(address, timeout=WITHIN_S) as answer:  # noqa: S310 - the URL of the test's own session
             seen.append(answer.read())
     (FOLDER / "pages").write_bytes(b"\n".join(seen))
     arguments = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]

@@ -42,6 +42,7 @@ from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.runs.names import TOPIC_TAG
 from marshal_dagster.sensors.run_failure import build_run_failure_sensors
+from tests.conditions import WITHIN_S
 from tests.real.kill_points import KillableLog, die, read_messages
 from tests.sink_outputs import FakeFileSink, FakeFrame, hook
 
@@ -300,6 +301,6 @@ class RunWorkers(RunLauncher[Any], ConfigurableClass):
         """Kill the remaining processes."""
         for worker in self.workers.values():
             worker.process.kill()
-            worker.process.join(10)
+            worker.process.join(WITHIN_S)
             worker.process.close()
         self.workers.clear()

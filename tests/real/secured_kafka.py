@@ -26,13 +26,12 @@ from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
 from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.devkafka.readiness import brokers_known_to
 from marshal_dagster.devkafka.state import new_cluster_id
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.certificates import self_signed, signed_by
 
 PLAIN_USER, PLAIN_PASSWORD = "paula", "plain-password"
 SCRAM_USER = "sam"
 SCRAM_PASSWORD = r"""it's "quoted", \back\slashed; and spaced"""
-WITHIN_S = 60.0
 
 _LISTENERS = {
     "SASL_PLAINTEXT": "SASL_PLAINTEXT",
@@ -78,9 +77,7 @@ class SecuredKafka:
             future.result(WITHIN_S)
         # The controller answers when it has stored the right; the broker's authorizer gets it a moment later.
         wanted = AclBindingFilter(*acl)
-        wait_until(
-            lambda: admin.describe_acls(wanted).result(WITHIN_S), f"the broker knows {operation} on {name}", WITHIN_S
-        )
+        wait_until(lambda: admin.describe_acls(wanted).result(WITHIN_S), f"the broker knows {operation} on {name}")
 
     def make_user(self, name: str = SCRAM_USER, password: str = SCRAM_PASSWORD) -> None:
         """Create a user with a password for both SCRAM mechanisms."""
@@ -114,7 +111,6 @@ def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
         wait_until(
             lambda: not processes.is_alive(mark) or brokers_known_to(node.port),
             lambda: f"the broker answers: {folder.last_log_line({folder.log: 0, folder.console: 0})}",
-            WITHIN_S,
         )
         assert processes.is_alive(mark), folder.last_log_line({folder.log: 0, folder.console: 0})
         secured = SecuredKafka(

@@ -26,14 +26,13 @@ from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from tests.cli import Answer, start
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 
 GROUP = "etl"
 SETTINGS = GroupSettings(2_000)
 PARTITIONS, MESSAGES = 2, 400
 STEP = 7
-WITHIN_S = 30.0
 
 Call = Callable[..., Answer]
 Batch = tuple[int, int, int, int]
@@ -78,7 +77,7 @@ class Worker(threading.Thread):
             assert self.failure is None
             return bool(condition())
 
-        wait_until(holds, what, WITHIN_S)
+        wait_until(holds, what)
 
     def _turn(self) -> None:
         member = Member(GROUP, "worker", new_instance_id("worker"))

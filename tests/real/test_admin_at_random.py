@@ -27,7 +27,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.kill_points import read_messages
 from tests.real.sink_worker import COLUMNS, value_of
@@ -40,7 +40,6 @@ GROUP = "etl"
 PARTITIONS, MESSAGES = 3, 300
 MAX_RECORDS = 30
 ROUNDS = 10
-WITHIN_S = 180.0
 FAILS_EVERY = 3
 """One of this many batches with an output fails once, after the write and before the commit."""
 
@@ -177,7 +176,7 @@ def test_nothing_is_lost_or_repeated_however_it_is_operated(deployment: Deployme
         if is_paused:
             deployment.execute(build_resume_job(), ResumeConfig())
     ends = dict.fromkeys(range(PARTITIONS), MESSAGES)
-    wait_until(lambda: topics.group_offsets(GROUP, deployment.topic) == ends, "the topic is drained", WITHIN_S)
+    wait_until(lambda: topics.group_offsets(GROUP, deployment.topic) == ends, "the topic is drained")
     deployment.over.set()
     for thread in threads:
         thread.join(WITHIN_S)

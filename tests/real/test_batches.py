@@ -46,7 +46,7 @@ from marshal_dagster.protocol.messages import (
 )
 from marshal_dagster.protocol.state import Key
 from tests.batch_fixtures import MemorySink
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Message, Side, read_messages
 from tests.real.test_spark_reader import Writer
@@ -212,7 +212,7 @@ def delete_before(kafka: str, topic: str, partition: int, offset: int) -> None:
     """Delete messages as retention does."""
     admin = AdminClient({"bootstrap.servers": kafka})
     for future in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
-        future.result(30)
+        future.result(WITHIN_S)
 
 
 @pytest.mark.parametrize("accept", [None, True, False])
@@ -301,7 +301,7 @@ def test_an_open_transaction(group: Group, topic: MakeTopic, kafka: str) -> None
     assert late.drain(late.open(), name) == []
     other.commit_transaction(30)
     # The broker reports the end of a transaction before it writes the marker.
-    wait_until(lambda: group.topics.offsets(name, [0])[0].end > 2, "the marker is written", 30)
+    wait_until(lambda: group.topics.offsets(name, [0])[0].end > 2, "the marker is written")
     assert [spans(batch) for batch in group.drain(delivery, name)] == [{0: (2, 6)}]
     assert group.processed == {(0, at): 1 for at in range(5)}
     assert [spans(batch) for batch in late.drain(late.open(), name)] == [{0: (4, 6)}]
@@ -335,7 +335,7 @@ def test_compacted_gaps(group: Group, topic: MakeTopic, kafka: str) -> None:
         probe.close()
         return [offset for offset in left if offset < 10] == [3, 6, 7, 8, 9]
 
-    wait_until(is_compacted, "compaction has left the newest message of each key", 120, pause_s=1)
+    wait_until(is_compacted, "compaction has left the newest message of each key", pause_s=1)
 
     batches = group.drain(group.open(), name, max_records=2)
 
@@ -456,7 +456,7 @@ def test_a_paused_group(group: Group, topic: MakeTopic, fill: Fill) -> None:
     idle = group.work(delivery, name).idle
     assert idle is not None
     assert (idle.reason, str(until_s) in idle.text) == (IdleReason.PAUSED, True)
-    wait_until(lambda: time.time() > until_s, "the pause is over", 10)
+    wait_until(lambda: time.time() > until_s, "the pause is over")
     group.drain(delivery, name)
     assert group.processed == {(0, at): 1 for at in range(8)}
 
@@ -524,7 +524,6 @@ def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
         wait_until(
             lambda: all(batch._claimer.claims[0].lease != lease for batch, lease in zip((one, two), seen, strict=True)),
             "both leases are renewed",
-            10,
         )
         for batch in (one, two):
             group.process(batch)
@@ -604,7 +603,7 @@ def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> 
     with group.batch(group.open(interval_ms=2_000), "orders") as batch:
         batch.begin_processing()
         kill_broker(1)
-        wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim", 20)
+        wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim")
         raise RuntimeError("the work was cut off")
 
 

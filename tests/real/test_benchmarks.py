@@ -12,11 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.fast.test_benchmarks import check_form
 
 TOP = Path(__file__).resolve().parents[2]
-WITHIN_S = 390.0
 SHORT = {
     "claim": ["--single-rounds=5", "--many-rounds=2", "--partitions=50", "--process-rounds=1", "--log-records=3"],
     "world_state": ["--records=20000", "--keys=500", "--alternations=2"],
@@ -135,7 +134,7 @@ def test_a_benchmark_that_is_stopped_stops_its_broker() -> None:
         try:
             broker = broker_of(process.pid)
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            process.communicate(timeout=WITHIN_S)
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGTERM
@@ -152,4 +151,4 @@ def broker_of(pid: int) -> psutil.Process:
                     return child
         return None
 
-    return wait_until(broker, "a broker is started", 60)
+    return wait_until(broker, "a broker is started")

@@ -16,10 +16,8 @@ from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.kafka.connection import KafkaConnection
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
-
-WITHIN_S = 90.0
 
 Call = Callable[..., "subprocess.Popen[str]"]
 
@@ -57,7 +55,6 @@ def settled(members: Sequence[CoordinatedMember], partitions: int) -> list[int]:
     wait_until(
         lambda: sum(len(each.places) for each in members) >= partitions,
         f"{partitions} partitions are assigned",
-        WITHIN_S,
     )
     return [len(each.places) for each in members]
 
@@ -112,13 +109,11 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
         assert shares == {"a": {wanted: [0, 1, 2, 3]}, "b": {wanted: [4, 5, 6]}}
         assert "0-3" in said(call("assignments", "etl"))[1]
         assert "7 partitions for 2 members, 3 to 4 each; " in said(call("status"))[1]
-        with urllib.request.urlopen(f"http://{started['health']}/health", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{started['health']}/health", timeout=WITHIN_S) as answer:
             how = json.load(answer)
         assert (answer.status, how["role"], how["groups"], how["members"]) == (200, "leader", 1, 2)
         assert (how["partitions"], how["failure"]) == (2, None)
-    wait_until(
-        lambda: said(call("assignments", "etl"))[1] == "Group etl has no members\n", "no member is left", WITHIN_S
-    )
+    wait_until(lambda: said(call("assignments", "etl"))[1] == "Group etl has no members\n", "no member is left")
 
     serving.send_signal(signal.SIGTERM)
     code, out, _ = said(serving)

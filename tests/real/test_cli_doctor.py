@@ -27,12 +27,11 @@ from marshal_dagster.protocol.messages import (
     render,
 )
 from tests.cli import start
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 
 PARTITIONS = 4
 HOUR_MS = 3_600_000
-WITHIN_S = 30.0
 
 Fill = Callable[[str, int, int], None]
 
@@ -165,7 +164,7 @@ def test_a_client_hears_that_a_quota_holds_it_back(connection: KafkaConnection, 
             cluster.topic_info(name)
             return cluster.throttled_s > 0
 
-        wait_until(is_throttled, "an answer reports the throttle", WITHIN_S, pause_s=0)
+        wait_until(is_throttled, "an answer reports the throttle", pause_s=0)
 
 
 def set_quota(connection: KafkaConnection, client_id: str, quota: str) -> None:
@@ -175,5 +174,5 @@ def set_quota(connection: KafkaConnection, client_id: str, quota: str) -> None:
     tool = [str(java.executable), "-Xmx64m", "-cp", classpath, "kafka.admin.ConfigCommand"]
     entity = ["--entity-type", "clients", "--entity-name", client_id]
     servers = ["--bootstrap-server", connection.bootstrap_servers]
-    done = subprocess.run([*tool, *servers, "--alter", "--add-config", quota, *entity], timeout=60, check=False)
+    done = subprocess.run([*tool, *servers, "--alter", "--add-config", quota, *entity], timeout=WITHIN_S, check=False)
     assert done.returncode == 0

@@ -27,6 +27,7 @@ from marshal_dagster.protocol.messages import (
     render,
 )
 from tests.cli import COMMAND, REPOSITORY, Answer, environ, start
+from tests.conditions import WITHIN_S
 from tests.real.conftest import MakeTopic
 from tests.real.test_coordination_topic import alter
 from tests.topics import grow
@@ -148,7 +149,7 @@ def delete_up_to(connection: KafkaConnection, topic: str, partition: int, offset
     """Delete a partition's records before `offset`, as retention does."""
     client, _ = clients.admin(connection, client_id="test")
     (future,) = client.delete_records([TopicPartition(topic, partition, offset)]).values()
-    future.result(30)
+    future.result(WITHIN_S)
 
 
 def test_tail_follows_until_it_is_interrupted(connection: KafkaConnection, kafka: str, coordination_topic: str) -> None:
@@ -169,7 +170,7 @@ def test_tail_follows_until_it_is_interrupted(connection: KafkaConnection, kafka
         write(connection, coordination_topic, message(ClaimingPartition, "orders"))
         assert process.stdout.readline().endswith("refused: the partition has a live owner\n")
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(WITHIN_S) == 130
         assert process.stderr.read() == ""
 
 
@@ -185,7 +186,7 @@ def test_a_follower_ends_when_nobody_reads(connection: KafkaConnection, kafka: s
     with process:
         assert process.stdout.readline() != b""
         process.stdout.close()
-        assert process.wait(30) == 141
+        assert process.wait(WITHIN_S) == 141
         assert process.stderr.read() == b""
 
 

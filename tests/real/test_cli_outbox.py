@@ -19,11 +19,10 @@ from confluent_kafka import Consumer, TopicPartition
 
 from marshal_dagster import Outbox, OutboxRecord
 from tests.cli import COMMAND, REPOSITORY, Answer, call, environ, start
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.sink_outputs import own_schema
 
-WITHIN_S = 20.0
 HANDED_OVER_MS = 4_500
 """The maximum time of a handover.
 
@@ -135,7 +134,7 @@ class Harvesting:
 def health(address: str) -> tuple[int, dict[str, Any]]:
     """Return the health of a harvester: the HTTP status and the reported values."""
     try:
-        with urllib.request.urlopen(f"http://{address}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{address}/health", timeout=WITHIN_S) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -214,9 +213,7 @@ def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
 
 def _told_apart(first: Harvesting, second: Harvesting, addresses: Sequence[str]) -> tuple[Harvesting, Harvesting]:
     """Wait until one harvester leads, and return that one first."""
-    wait_until(
-        lambda: "leader" in {health(address)[1]["role"] for address in addresses}, "one of the two leads", WITHIN_S
-    )
+    wait_until(lambda: "leader" in {health(address)[1]["role"] for address in addresses}, "one of the two leads")
     is_first = health(addresses[0])[1]["role"] == "leader"
     return (first, second) if is_first else (second, first)
 

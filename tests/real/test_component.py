@@ -15,6 +15,7 @@ from marshal_dagster.component import ClaimedTopicComponent
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops import execution
 from marshal_dagster.sinks import FileSink
+from tests.conditions import WITHIN_S
 from tests.real.conftest import MakeTopic
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ TYPE = "marshal_dagster.component.ClaimedTopicComponent"
 def run_dg(folder: Path, *arguments: str) -> str:
     """Run `dg` in a project and return its output."""
     command = [str(Path(sys.executable).parent / "dg"), *arguments]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     printed: str = result.stdout
     assert result.returncode == 0, printed + result.stderr
     return printed

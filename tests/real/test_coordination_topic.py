@@ -24,10 +24,9 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import KafkaInspector, Replicas
 from marshal_dagster.protocol.messages import GroupSettings
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 
-WITHIN_S = 30.0
 API: Any = kafka_admin
 """The module as Any, for names that the client library's type hints do not export."""
 
@@ -38,7 +37,7 @@ def alter(connection: KafkaConnection, topic: str, setting: str, value: str) -> 
     entry = API.ConfigEntry(setting, value, incremental_operation=API.AlterConfigOpType.SET)
     resource = API.ConfigResource(API.ResourceType.TOPIC, topic, incremental_configs=[entry])
     for future in client.incremental_alter_configs([resource]).values():
-        future.result(20)
+        future.result(WITHIN_S)
 
 
 @pytest.fixture
@@ -115,7 +114,6 @@ def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
             wait_until(
                 lambda: set(cluster_now.topic_info("__marshal").replicas.values()) == two_left,
                 "each partition has two replicas in sync",
-                WITHIN_S,
             )
 
 
@@ -160,7 +158,7 @@ def test_a_topic_that_turns_to_senders_timestamps_ends_every_claim(connection: K
                 return True
             return False
 
-        wait_until(beat_until_noticed, "the member notices its sender's timestamp", 30)
+        wait_until(beat_until_noticed, "the member notices its sender's timestamp")
         assert claimer.claims == {}
 
 

@@ -26,7 +26,7 @@ from marshal_dagster.coordinator.transport import (
 from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.topics import grow
 
@@ -62,7 +62,7 @@ def coordinator(
         yield service
     finally:
         service.stop()
-        thread.join(30)
+        thread.join(WITHIN_S)
 
 
 @contextmanager
@@ -114,12 +114,12 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
         first = ExitStack()
         first.enter_context(coordinator(connection, topics_of))
         members = [stack.enter_context(member(connection, topics_of, f"m{number}", wanted)) for number in range(2)]
-        wait_until(even(members, 12), "the members share all partitions evenly", 60)
+        wait_until(even(members, 12), "the members share all partitions evenly")
         for each in members:
             each.stopped.clear()
 
         members.append(stack.enter_context(member(connection, topics_of, "m2", wanted)))
-        wait_until(even(members, 12), "the members share all partitions evenly", 30)
+        wait_until(even(members, 12), "the members share all partitions evenly")
         assert sorted(len(each.stopped) for each in members) == [0, 2, 2]
 
         stack.enter_context(coordinator(connection, topics_of))
@@ -127,11 +127,11 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
         for each in members:
             each.stopped.clear()
         with member(connection, topics_of, "m3", wanted) as late:
-            wait_until(even([*members, late], 12), "the member that came late has its share", 60)
+            wait_until(even([*members, late], 12), "the member that came late has its share")
             assert all(len(each.stopped) <= 1 for each in members)
-        wait_until(even(members, 12), "the members share the partitions of the one that left", 30)
+        wait_until(even(members, 12), "the members share the partitions of the one that left")
         grow(topics, wanted, 15)
-        wait_until(even(members, 15), "the partitions that were added are shared evenly", 30)
+        wait_until(even(members, 15), "the partitions that were added are shared evenly")
 
 
 def test_coordinators_share_the_groups(
@@ -153,16 +153,15 @@ def test_coordinators_share_the_groups(
         wait_until(
             lambda: first.health()["partitions"] == second.health()["partitions"] == 1,
             "each coordinator leads one partition",
-            60,
         )
         members = [stack.enter_context(member(connection, topics_of, "m", wanted, group)) for group in groups]
-        wait_until(lambda: all(even([each], 4)() for each in members), "each member has all of its group", 60)
+        wait_until(lambda: all(even([each], 4)() for each in members), "each member has all of its group")
         assert sorted([*first.groups(), *second.groups()]) == sorted(groups)
         for each in members:
             each.stopped.clear()
         other.close()
-        wait_until(lambda: sorted(first.groups()) == sorted(groups), "the one that is left leads all groups", 60)
-        wait_until(lambda: first.health()["members"] == 2, "the one that is left knows both members", 60)
+        wait_until(lambda: sorted(first.groups()) == sorted(groups), "the one that is left leads all groups")
+        wait_until(lambda: first.health()["members"] == 2, "the one that is left knows both members")
         assert [each.stopped for each in members] == [[], []]
 
 
@@ -204,9 +203,9 @@ def test_a_second_of_the_same_name_is_refused(
     """The second member gets an error and no partitions. The first one continues."""
     wanted = topic(2)
     with coordinator(connection, topics_of), member(connection, topics_of, "m", wanted) as first:
-        wait_until(even([first], 2), "the first member has both partitions", 60)
+        wait_until(even([first], 2), "the first member has both partitions")
         with member(connection, topics_of, "m", wanted) as second:
-            wait_until(lambda: second.client.state is MemberState.REFUSED, "the second member is refused", 30)
+            wait_until(lambda: second.client.state is MemberState.REFUSED, "the second member is refused")
             assert second.client.error == "duplicate_id"
         assert even([first], 2)()
 
@@ -218,8 +217,8 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
     wanted, partition = topic(4), partition_of("etl", topics_of.partitions(connection))
     with coordinator(connection, topics_of), member(connection, topics_of, "stays", wanted) as stays:
         with member(connection, topics_of, "goes", wanted) as goes:
-            wait_until(even([stays, goes], 4), "both members have their share", 60)
-        wait_until(even([stays], 4), "the member that stays has all", 30)
+            wait_until(even([stays, goes], 4), "both members have their share")
+        wait_until(even([stays], 4), "the member that stays has all")
 
         def kept() -> set[bytes]:
             return {
@@ -230,7 +229,6 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
         wait_until(
             lambda: not any(key.startswith(b"etl/goes/") for key in kept()),
             "nothing is kept of the member that left",
-            10,
         )
         assert b"etl/stays/start" in kept()
 
@@ -241,7 +239,7 @@ def test_a_coordinator_may_be_told_which_topics_there_are(
     """With given topics, the coordinator does not ask the brokers."""
     look = {"nowhere": 7}.copy
     with coordinator(connection, topics_of, look), member(connection, topics_of, "m", "nowhere") as one:
-        wait_until(even([one], 7), "the member has all partitions", 60)
+        wait_until(even([one], 7), "the member has all partitions")
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -256,7 +254,7 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer.produce(topics_of.coordinator_messages, render(ping), key_of(ping), 0)
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
-    wait_until(lambda: end_of(connection, topics_of.coordinator_messages, 0) == 2, "both orders are in the topic", 30)
+    wait_until(lambda: end_of(connection, topics_of.coordinator_messages, 0) == 2, "both orders are in the topic")
     found = read_coordinator_messages(connection, topics_of.coordinator_messages, [0])
     assert [(order, came.offset, came.key) for order, came in found] == [(ping, 0, b"etl/*/ping")]
 
@@ -271,11 +269,11 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
     producer.flush(30)
     admin = AdminClient({"bootstrap.servers": connection.bootstrap_servers})
     for done in admin.delete_records([TopicPartition(topics_of.member_messages, 0, 3)]).values():
-        done.result(30)
+        done.result(WITHIN_S)
     reader = Reader(connection, topics_of.member_messages)
     try:
         reader.follow({0: 0})
-        wait_until(lambda: not list(reader.read(0.1)) and reader.ends.get(0) == 3, "the reader is at the end", 30)
+        wait_until(lambda: not list(reader.read(0.1)) and reader.ends.get(0) == 3, "the reader is at the end")
         producer.produce(topics_of.member_messages, b"new", partition=0)
         producer.flush(30)
         found: list[bytes | None] = []
@@ -284,7 +282,7 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
             found.extend(each.value for each in reader.read(0.1))
             return bool(found)
 
-        wait_until(finds_some, "the new record is read", 30)
+        wait_until(finds_some, "the new record is read")
         assert (found, end_of(connection, topics_of.member_messages, 0)) == ([b"new"], 4)
     finally:
         reader.close()

@@ -23,13 +23,12 @@ from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.sinks import FileSink
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS, GROUP, TOPIC = 24, "parcels", "parcels"
-WAIT_S = 240.0
 FIRST, LATER = ("east", "north", "west"), ("south", "centre")
 
 logger = logging.getLogger(__name__)
@@ -77,14 +76,14 @@ class Depot:
         """Kill a process and its children."""
         process = self.processes.pop(name)
         kill_tree(process.pid)
-        process.wait(20)
+        process.wait(WITHIN_S)
 
     def stop(self) -> None:
         """End the remaining processes."""
         for process in self.processes.values():
             if process.poll() is None:
                 kill_tree(process.pid)
-            process.wait(20)
+            process.wait(WITHIN_S)
 
     def write(self, count: int) -> None:
         """Write messages, round-robin over the partitions."""
@@ -110,7 +109,7 @@ class Depot:
             counts = shares.values()
             return set(shares) == set(members) and sum(counts) == PARTITIONS and max(counts) - min(counts) <= 1
 
-        wait_until(is_even, f"{members} share all partitions evenly", WAIT_S)
+        wait_until(is_even, f"{members} share all partitions evenly")
         self.tell(", ".join(f"{name} {count}" for name, count in self.shares().items()))
 
     def taken(self) -> int:
@@ -178,10 +177,10 @@ def test_deployments_come_and_go_and_coordinators_are_killed(depot: Depot, spark
     depot.kill("coordinator-2")
     depot.tell("terminated a deployment, killed two, and the other coordinator")
     depot.wait_until_even("centre", "west")
-    assert depot.processes.pop("east").wait(WAIT_S) == 0
+    assert depot.processes.pop("east").wait(WITHIN_S) == 0
 
     depot.write(PARTITIONS)
-    wait_until(lambda: depot.taken() == depot.written.total(), "all messages are committed", WAIT_S)
+    wait_until(lambda: depot.taken() == depot.written.total(), "all messages are committed")
     depot.tell(f"{depot.written.total()} messages are committed")
     found = FileSink(depot.folder / "out").read(spark).select("partition", "offset").collect()
     wanted = [(number, offset) for number, count in depot.written.items() for offset in range(count)]

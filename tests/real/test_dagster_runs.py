@@ -38,7 +38,7 @@ from marshal_dagster.runs.announcements import announced_ranges
 from marshal_dagster.sensors.run_failure import build_run_failure_sensors
 from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from marshal_dagster.sinks import FileSink
-from tests.conditions import RUN_S, wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.test_cli_log import delete_up_to
 from tests.stderr_capture import lines_about
@@ -128,7 +128,7 @@ class Site:
     def start_and_wait(self, job: str, **settings: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401 - as `start`
         """Start a run and wait until it processes a batch."""
         process = self.start(job, **settings)
-        wait_until(lambda: self.mark.exists() or process.poll() is not None, f"{job} holds a batch", RUN_S)
+        wait_until(lambda: self.mark.exists() or process.poll() is not None, f"{job} holds a batch")
         assert self.mark.exists(), (self.folder / f"{job}.log").read_text()[-4000:]
         return process
 
@@ -159,7 +159,7 @@ class Site:
         for process in self.started:
             for each in _tree(process.pid):
                 each.kill()
-            process.wait(10)
+            process.wait(WITHIN_S)
         if self._reader is not None:
             self._reader.close()
 
@@ -367,7 +367,7 @@ def _cancel_at_work(site: Site, slow: Slow, spark: "SparkSession") -> None:
         stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
         return slow.is_at_work.is_set() and any(stage and stage.numActiveTasks for stage in stages)
 
-    wait_until(is_at_work, "Spark is at work", RUN_S)
+    wait_until(is_at_work, "Spark is at work")
     site.instance.report_run_canceling(site.run())
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -401,7 +401,7 @@ def test_a_run_canceled_while_spark_works_commits_nothing_more(site: Site, spark
         cancel.result()
     canceled = site.run()
     assert canceled.status is dg.DagsterRunStatus.CANCELED
-    wait_until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "Spark has stopped", 10)
+    wait_until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "Spark has stopped")
     position = (20, None) if is_dropping else (0, 20)
     assert [(key.owner, key.offset, key.plan_end) for key in map(site.key, range(PARTITIONS))] == [
         (None, *position)
@@ -459,9 +459,7 @@ def test_runs_share_partitions_by_ranges(site: Site, spark: "SparkSession") -> N
     assert [site.key(n).offset for n in range(PARTITIONS)] == [0, 0]
     for each in _tree(holding.pid):
         each.kill()
-    wait_until(
-        lambda: site.tick(build_reprocess_job(op)).run_requests, "the sensor finds what the dead run left", RUN_S
-    )
+    wait_until(lambda: site.tick(build_reprocess_job(op)).run_requests, "the sensor finds what the dead run left")
     again = build_claimed_batch_job(op).execute_in_process(instance=site.instance, resources=resources)
     assert again.output_for_node("work").offsets == 10
     assert [(site.key(n).offset, site.key(n).ranges) for n in range(PARTITIONS)] == [(20, ()), (20, ())]
@@ -485,21 +483,17 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
 
     def finish(worker: "subprocess.Popen[bytes]", start: int) -> None:
         (site.folder / f"let-go-{start}").touch()
-        assert worker.wait(RUN_S) == 0, said.read_text()[-4000:]
+        assert worker.wait(WITHIN_S) == 0, said.read_text()[-4000:]
 
     said, near = site.folder / "share.log", start()
-    wait_until(
-        lambda: is_at_work(0) or near.poll() is not None, "Spark is at work on the messages that are there", RUN_S
-    )
+    wait_until(lambda: is_at_work(0) or near.poll() is not None, "Spark is at work on the messages that are there")
     assert near.poll() is None, said.read_text()[-4000:]
     ahead = start()
-    wait_until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.poll() is not None, "a range is held ahead", RUN_S)
+    wait_until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.poll() is not None, "a range is held ahead")
     time.sleep(3)
     assert (ahead.poll(), (20, 40, Phase.CLAIMED) in ranges(), is_at_work(20)) == (None, True, False), "it waits"
     fill(site.topic, PARTITIONS, MESSAGES)
-    wait_until(
-        lambda: is_at_work(20) or ahead.poll() is not None, "Spark is at work on the messages that have come", RUN_S
-    )
+    wait_until(lambda: is_at_work(20) or ahead.poll() is not None, "Spark is at work on the messages that have come")
     assert (near.poll(), ahead.poll()) == (None, None), said.read_text()[-4000:]
     assert ranges() == [(0, 20, Phase.PLANNED), (20, 40, Phase.PLANNED)]
     assert len({one.owner.instance for one in site.key().ranges if one.owner is not None}) == 2
@@ -520,9 +514,9 @@ def test_a_terminated_run_releases_at_once(site: Site, job: str) -> None:
     assert site.key().owner is not None
     tree = _tree(worker.pid)
     worker.send_signal(signal.SIGTERM)
-    wait_until(lambda: site.key().owner is None and site.key(1).owner is None, "both claims are released", 20)
+    wait_until(lambda: site.key().owner is None and site.key(1).owner is None, "both claims are released")
     assert (site.key().offset, site.key().plan_end) == (0, 20)
-    wait_until(lambda: not psutil.wait_procs(tree, timeout=0)[1], "all processes of the run have ended", RUN_S)
+    wait_until(lambda: not psutil.wait_procs(tree, timeout=0)[1], "all processes of the run have ended")
     assert site.run().is_finished
 
 
@@ -532,9 +526,9 @@ def test_a_step_whose_run_worker_is_killed_stops_and_releases(site: Site) -> Non
     step = psutil.Process(int(site.mark.read_text()))
     assert step.pid != worker.pid
     worker.kill()
-    worker.wait(10)
-    wait_until(lambda: site.key().owner is None, "the claim is released", 20)
-    wait_until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE, "the step has ended", RUN_S)
+    worker.wait(WITHIN_S)
+    wait_until(lambda: site.key().owner is None, "the claim is released")
+    wait_until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE, "the step has ended")
     assert site.key().offset == 0
 
 
@@ -544,7 +538,7 @@ def test_an_announcement_outlives_a_kill(site: Site) -> None:
     Nothing is committed.
     """
     worker = site.start("kill_after_announcing", delivery=DeliveryMode.AT_MOST_ONCE)
-    assert worker.wait(RUN_S) == -signal.SIGKILL
+    assert worker.wait(WITHIN_S) == -signal.SIGKILL
     found = [(row.partition, row.start, row.end) for row, _ in announced_ranges(site.instance, site.run().run_id)]
     assert found == [(0, 0, 20), (1, 0, 20)]
     assert (site.key().offset, site.key().plan_end) == (0, 20)
@@ -560,10 +554,10 @@ def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession
     assert dead is not None
     for each in reversed(_tree(worker.pid)):
         each.kill()
-    worker.wait(10)
+    worker.wait(WITHIN_S)
     op = build_claimed_batch_op(lambda *_: None, name="endless", topic=site.topic, spark_key="spark")
     redo = build_reprocess_job(op, name="redo")
-    wait_until(lambda: site.tick(redo).run_requests, "the sensor finds the stale claim", 20)
+    wait_until(lambda: site.tick(redo).run_requests, "the sensor finds the stale claim")
     (request,) = site.tick(redo).run_requests or ()
     result = redo.execute_in_process(
         run_config=request.run_config,
@@ -583,7 +577,7 @@ def test_a_run_that_dagster_says_is_over_is_taken_over_without_waiting(site: Sit
     worker = site.start_and_wait("hold")
     for each in reversed(_tree(worker.pid)):
         each.kill()
-    worker.wait(10)
+    worker.wait(WITHIN_S)
     site.instance.report_run_failed(site.run())
     op = build_claimed_batch_op(lambda *_: None, name="work", topic=site.topic, spark_key="spark")
     began_s = time.monotonic()
@@ -600,7 +594,7 @@ def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
     run = site.run()
     for each in reversed(_tree(worker.pid)):
         each.kill()
-    worker.wait(10)
+    worker.wait(WITHIN_S)
     told = site.react(run, DeliveryMode.AT_LEAST_ONCE)
     assert isinstance(told, dg.SensorResult)
     assert f"revoked the claims of run {run.run_id}: {site.topic}/0: plan [0, 5)" in str(told.skip_reason)
@@ -613,7 +607,7 @@ def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
 def test_what_a_failed_at_most_once_run_dropped_is_reported(site: Site) -> None:
     """A run killed right after its commit is revoked, and its possibly dropped messages become an observation."""
     worker = site.start("kill_after_commit", delivery=DeliveryMode.AT_MOST_ONCE)
-    assert worker.wait(RUN_S) == -signal.SIGKILL
+    assert worker.wait(WITHIN_S) == -signal.SIGKILL
     told = site.react(site.run(), DeliveryMode.AT_MOST_ONCE)
     assert isinstance(told, dg.SensorResult)
     assert [event.metadata["possibly_dropped_offsets"].value for event in told.asset_events] == [20, 20]

@@ -31,7 +31,7 @@ from marshal_dagster.sensors._exhausted_plans import exhausted_plans_check_key
 from marshal_dagster.sensors.lag import build_lag_sensor
 from marshal_dagster.sensors.run_failure import build_run_failure_sensors
 from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 
 PARTITIONS = 2
@@ -127,7 +127,7 @@ def test_the_lag_sensor_sees_what_is_unread_and_how_old_it_is(site: Site) -> Non
     claimer.release()
     assert str(site.evaluate(many, fired.cursor).skip_message).startswith("2 records are unread")
     client = AdminClient({"bootstrap.servers": site.connection.bootstrap_servers})
-    groups = client.list_consumer_groups().result(10).valid
+    groups = client.list_consumer_groups().result(WITHIN_S).valid
     assert site.group not in {group.group_id for group in groups}
 
 
@@ -230,7 +230,7 @@ def _until_it_answers(site: Site, before: Mapping[str, SensorExecutionData]) -> 
     def tick() -> dict[str, SensorExecutionData]:
         return {name: site.evaluate(_sensors(site)[name], before[name].cursor) for name in ("stale claims", "lag")}
 
-    return wait_until(tick, "no tick fails", 60, ignored=UnavailableError)
+    return wait_until(tick, "no tick fails", ignored=UnavailableError)
 
 
 def test_a_port_where_nothing_listens_fails_every_sensor_in_one_line(site: Site) -> None:

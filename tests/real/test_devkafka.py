@@ -25,9 +25,7 @@ from marshal_dagster.devkafka import (
     PortInUseError,
     running_kafka,
 )
-from tests.conditions import wait_until
-
-TIMEOUT_S = 30.0
+from tests.conditions import WITHIN_S, wait_until
 
 
 @contextmanager
@@ -48,8 +46,8 @@ def pids(status: KafkaStatus) -> list[int]:
 def make_topic(cluster: KafkaCluster, topic: str, replicas: int = 1) -> None:
     """Create a topic with one partition."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    for made in admin.create_topics([NewTopic(topic, 1, replicas)], request_timeout=TIMEOUT_S).values():
-        made.result(TIMEOUT_S)
+    for made in admin.create_topics([NewTopic(topic, 1, replicas)], request_timeout=WITHIN_S).values():
+        made.result(WITHIN_S)
 
 
 def produce(cluster: KafkaCluster, topic: str, *values: bytes) -> None:
@@ -58,7 +56,7 @@ def produce(cluster: KafkaCluster, topic: str, *values: bytes) -> None:
     errors: list[object] = []
     for value in values:
         producer.produce(topic, value, on_delivery=lambda error, _message: errors.append(error))
-    assert producer.flush(TIMEOUT_S) == 0
+    assert producer.flush(WITHIN_S) == 0
     assert errors == [None] * len(values)
 
 
@@ -76,7 +74,7 @@ def read(cluster: KafkaCluster, topic: str, count: int) -> list[bytes]:
             values.append(value)
         return len(values) >= count
 
-    wait_until(are_read, f"{count} messages are read", TIMEOUT_S)
+    wait_until(are_read, f"{count} messages are read")
     consumer.close()
     return values
 
@@ -89,7 +87,11 @@ def in_another_process(program: str, directory: Path) -> str:
     start = "import sys; from pathlib import Path; from marshal_dagster.devkafka import KafkaCluster\n"
     start += "cluster = KafkaCluster(Path(sys.argv[1]), port=0)\n"
     done = subprocess.run(
-        [sys.executable, "-c", start + program, directory], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", start + program, directory],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
@@ -246,7 +248,7 @@ def test_a_frozen_broker_is_running_but_not_ready(tmp_path: Path) -> None:
         (pid,) = pids(cluster.up())
         os.kill(pid, signal.SIGSTOP)
         # The threads of the process stop one after another.
-        wait_until(lambda: not cluster.status().is_up, "the frozen broker does not answer", TIMEOUT_S)
+        wait_until(lambda: not cluster.status().is_up, "the frozen broker does not answer")
         assert cluster.status().is_running
         cluster.down(timeout_s=0.2)
         assert not psutil.pid_exists(pid)
@@ -258,7 +260,7 @@ def test_settings_and_loopback(tmp_path: Path) -> None:
         (broker,) = cluster.status().brokers
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
         (asked,) = admin.describe_configs([ConfigResource(ConfigResource.Type.BROKER, "1")]).values()
-        configs = asked.result(TIMEOUT_S)
+        configs = asked.result(WITHIN_S)
         assert configs["message.max.bytes"].value == "123456"
         assert configs["auto.create.topics.enable"].value == "false"
         assert configs["group.initial.rebalance.delay.ms"].value == "0"
@@ -319,9 +321,8 @@ def test_three_brokers_live_on_without_one(tmp_path: Path) -> None:
         assert read(cluster, "kept", 2) == [b"a", b"b"]
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
         wait_until(
-            lambda: len(admin.list_topics("kept", TIMEOUT_S).topics["kept"].partitions[0].isrs) == 3,
+            lambda: len(admin.list_topics("kept", WITHIN_S).topics["kept"].partitions[0].isrs) == 3,
             "all replicas are in sync",
-            TIMEOUT_S,
         )
 
         cluster.kill(1)

@@ -19,7 +19,7 @@ from marshal_dagster.election.rules import Event, TermEnded, TermStarted, Timing
 from marshal_dagster.errors import AuthorizationError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.election_process import boot_ms
 from tests.real.conftest import MakeTopic
 from tests.real.secured_kafka import PLAIN_PASSWORD, PLAIN_USER, SecuredKafka, secured_kafka
@@ -27,7 +27,6 @@ from tests.real.secured_kafka import PLAIN_PASSWORD, PLAIN_USER, SecuredKafka, s
 SESSION_S = 6.0
 FEW_S = 4.0
 """The duration of a takeover in addition to the session timeout, on a busy machine."""
-WITHIN_S = 30.0
 
 
 @dataclass(slots=True)
@@ -78,8 +77,8 @@ class Election:
         """Start two members. Return the leader first."""
         for _ in range(2):
             self.start()
-        wait_until(lambda: all(member.is_there for member in self.members), "all members are started", WITHIN_S)
-        wait_until(lambda: any(member.leads() for member in self.members), "a member leads", WITHIN_S)
+        wait_until(lambda: all(member.is_there for member in self.members), "all members are started")
+        wait_until(lambda: any(member.leads() for member in self.members), "a member leads")
         leader, other = sorted(self.members, key=Member.leads, reverse=True)
         assert not other.leads()
         return leader, other
@@ -149,9 +148,8 @@ def test_a_leader_that_was_stopped_does_not_believe_that_it_leads(election: Elec
     wait_until(
         lambda: ("TermEnded", fence) in [(line.get("event"), line.get("told")) for line in leader.lines()],
         "the former leader has resigned",
-        WITHIN_S,
     )
-    wait_until(lambda: len(leader.lines()) > before + 20, "the former leader beats on", WITHIN_S)
+    wait_until(lambda: len(leader.lines()) > before + 20, "the former leader beats on")
     answers = [line for line in leader.lines() if "fence" in line and line["at_ms"] > continued_ms]
     assert len(answers) > 10
     assert {line["fence"] for line in answers} == {None}
@@ -171,19 +169,19 @@ def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConne
         with Topics(connection) as topics:
             # The broker rejects all beats from now on.
             set_largest(connection, name, 1)
-            wait_until(lambda: not elector.leads(first), "the elector has lost the first term", WITHIN_S)
-            wait_until(lambda: len(events) == 2, "two events were reported", WITHIN_S)
+            wait_until(lambda: not elector.leads(first), "the elector has lost the first term")
+            wait_until(lambda: len(events) == 2, "two events were reported")
             assert topics.has_consumers(elector.group)
         assert isinstance(events[1], TermEnded)
         assert events[1].reason == "read back none of its own beats of the last 1 s"
-        wait_until(lambda: elector.failure is not None, "the elector reports that it cannot lead", WITHIN_S)
+        wait_until(lambda: elector.failure is not None, "the elector reports that it cannot lead")
         assert "are not stored or not read back: Broker: Message size too large" in str(elector.failure)
         set_largest(connection, name, 10_000)
         second = elector.wait_for_term(WITHIN_S)
         assert second is not None
         assert second.fence > first.fence
         assert second.leader_id != first.leader_id
-        wait_until(lambda: elector.failure is None, "the failure is over", WITHIN_S)
+        wait_until(lambda: elector.failure is None, "the failure is over")
     assert [type(event) for event in events] == [TermStarted, TermEnded, TermStarted, TermEnded]
     assert elector.term() is None
 
@@ -201,11 +199,9 @@ def test_a_group_that_cannot_be_joined_is_told(connection: KafkaConnection, topi
     )
     other.subscribe([name])
     try:
-        wait_until(lambda: other.poll(0.1) is None and bool(other.assignment()), "the other is a member", WITHIN_S)
+        wait_until(lambda: other.poll(0.1) is None and bool(other.assignment()), "the other is a member")
         with Elector(connection, name, group) as elector:
-            wait_until(
-                lambda: other.poll(0.1) is None and elector.failure is not None, "the elector reports it", WITHIN_S
-            )
+            wait_until(lambda: other.poll(0.1) is None and elector.failure is not None, "the elector reports it")
             assert f"cannot take part in election {group!r}" in str(elector.failure)
             assert "\n" not in str(elector.failure)
     finally:
@@ -239,7 +235,7 @@ def test_each_partition_has_a_leader_of_its_own(connection: KafkaConnection, top
         assert beside is not None
         elector.give_up(first, "by request")
         assert not elector.leads(first)
-        wait_until(lambda: elector.term() is not None, "the elector leads", WITHIN_S)
+        wait_until(lambda: elector.term() is not None, "the elector leads")
         later = elector.term()
         assert later is not None
         assert later.fence > first.fence
@@ -253,7 +249,7 @@ def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: Kafk
     """
     name = topic(1, LEADER_SETTINGS)
     with Elector(connection, name, f"group-{name}") as one, Elector(connection, name, f"group-{name}") as another:
-        wait_until(lambda: one.term() is not None or another.term() is not None, "one of the two leads", WITHIN_S)
+        wait_until(lambda: one.term() is not None or another.term() is not None, "one of the two leads")
         leader, other = (one, another) if one.term() is not None else (another, one)
         first = leader.term()
         assert first is not None
@@ -261,7 +257,7 @@ def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: Kafk
         second = other.wait_for_term(SESSION_S)
         assert second is not None
         assert second.fence > first.fence
-        wait_until(lambda: leader._aside_s == 0, "the pause after the failure is over", WITHIN_S)
+        wait_until(lambda: leader._aside_s == 0, "the pause after the failure is over")
         other.step_down(first, "an earlier term", FEW_S)
         assert (leader.term(), other.term(), other._aside_s) == (None, second, 0)
         other.step_down(second, "no database", WITHIN_S)
@@ -323,18 +319,16 @@ def test_a_right_that_is_missing_is_told(secured: SecuredKafka) -> None:
             pass
         assert "\n" not in str(told.value)
         secured.grant(PLAIN_USER, right, "TOPIC", topic)
-    wait_until(lambda: enters(stand()), "the rights on the topic are known", WITHIN_S)
+    wait_until(lambda: enters(stand()), "the rights on the topic are known")
     with stand() as one, stand() as another:
         both = (one, another)
-        wait_until(
-            lambda: all(each.failure is not None for each in both), "both report that a right is missing", WITHIN_S
-        )
+        wait_until(lambda: all(each.failure is not None for each in both), "both report that a right is missing")
         for each in both:
             assert "grant this user READ on group 'group'" in str(each.failure)
             assert "\n" not in str(each.failure)
         secured.grant(PLAIN_USER, "READ", "GROUP", group)
-        wait_until(lambda: any(each.term() is not None for each in both), "one of the two leads", WITHIN_S)
-        wait_until(lambda: all(each.failure is None for each in both), "neither reports a failure", WITHIN_S)
+        wait_until(lambda: any(each.term() is not None for each in both), "one of the two leads")
+        wait_until(lambda: all(each.failure is None for each in both), "neither reports a failure")
 
 
 def enters(elector: Elector) -> bool:

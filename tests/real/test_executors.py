@@ -31,7 +31,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.state import Key
 from marshal_dagster.runs.names import sensor_name
-from tests.conditions import RUN_S, wait_until
+from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.executor_location import FORKED, GOT, HALT, POOL, RunWorkers, going_on, halted
 from tests.sink_outputs import FileOutput
@@ -109,7 +109,7 @@ class Site:
             return self.run(run_id).is_finished
 
         for run_id in run_ids:
-            wait_until(lambda run_id=run_id: is_over(run_id), f"run {run_id} is over", RUN_S)  # type: ignore[misc]
+            wait_until(lambda run_id=run_id: is_over(run_id), f"run {run_id} is over")  # type: ignore[misc]
         return [self.run(run_id) for run_id in run_ids]
 
     def work(self, name: str, location: str = "one", **tags: str) -> dg.DagsterRun:
@@ -120,7 +120,7 @@ class Site:
     def wait_until_halted(self, run_id: str) -> None:
         """Wait until a run has halted."""
         worker = self.workers.workers[run_id]
-        wait_until(lambda: halted(run_id).exists() or not worker.is_at_work, "the run has halted", RUN_S)
+        wait_until(lambda: halted(run_id).exists() or not worker.is_at_work, "the run has halted")
         assert worker.is_at_work, self.said(run_id)
 
     def said(self, run_id: str) -> str:
@@ -361,7 +361,7 @@ def test_a_canceled_run_lets_go_at_once(make_site: MakeSite, job: str, phase: st
     site.wait_until_halted(run_id)
     began_s = time.monotonic()
     site.workers.terminate(run_id)
-    wait_until(lambda: not site.owners(), "no claim is left", 20)
+    wait_until(lambda: not site.owners(), "no claim is left")
     assert time.monotonic() - began_s < 20, "the claims were not released, they went stale"
     (canceled,) = site.wait(run_id)
     assert canceled.status is CANCELED, site.said(run_id)
@@ -377,7 +377,7 @@ def test_a_run_that_is_canceled_by_force_commits_nothing_more(make_site: MakeSit
     run_id = site.start("retrying", halt="processing")
     site.wait_until_halted(run_id)
     site.instance.report_run_canceled(site.run(run_id))
-    wait_until(lambda: "the heartbeats have ended" in site.said(run_id), "its heartbeats end", 20)
+    wait_until(lambda: "the heartbeats have ended" in site.said(run_id), "its heartbeats end")
     going_on().touch()
     (run,) = site.wait(run_id)
     assert f"Dagster reports that run {run_id} is canceled: BatchAbortedError" in site.error(run_id)
@@ -406,7 +406,7 @@ def test_a_run_that_waits_for_its_pool_has_claimed_nothing(make_site: MakeSite) 
         pending = site.instance.event_log_storage.get_concurrency_info(POOL).pending_steps
         return any(step.run_id == second for step in pending)
 
-    wait_until(waits, "the second run waits for the pool", RUN_S)
+    wait_until(waits, "the second run waits for the pool")
     assert site.owners() == {first}
     assert [key.owner is not None for key in site.states()] == [True, False, False, False]
     going_on().touch()
@@ -482,7 +482,7 @@ def test_twenty_queued_runs_share_eight_partitions(make_site: MakeSite) -> None:
             site.iterate(QueuedRunCoordinatorDaemon, interval_seconds=1)
         return len(workers) == len(queued)
 
-    wait_until(are_begun, "all runs are started", 120)
+    wait_until(are_begun, "all runs are started")
     runs = site.wait(*(run.run_id for run in queued))
     assert {run.status for run in runs} == {SUCCESS}
     outcomes = Counter(run.tags["marshal/outcome"] for run in runs)

@@ -10,6 +10,7 @@ from confluent_kafka import Consumer
 
 from marshal_dagster.kafka.admin_client import Topics
 from tests.cli import Answer, start
+from tests.conditions import WITHIN_S
 from tests.real.conftest import MakeTopic
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 GROUP = "etl"
 PARTITIONS, MESSAGES = 3, 60
-WITHIN_S = 30.0
 
 Call = Callable[..., Answer]
 

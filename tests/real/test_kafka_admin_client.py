@@ -15,10 +15,8 @@ from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.state import OffsetBounds
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
-
-WITHIN_S = 10.0
 
 
 @pytest.fixture
@@ -155,10 +153,10 @@ def test_the_committed_end_stays_before_an_open_transaction(
     transactions.begin_transaction()
     transactions.produce(name, "open")
     assert transactions.flush(WITHIN_S) == 0
-    wait_until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 2)}, "the committed offset is seen", WITHIN_S)
+    wait_until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 2)}, "the committed offset is seen")
     assert topics.offsets(name, [0], committed_only=False) == {0: OffsetBounds(0, 3)}
     transactions.abort_transaction(WITHIN_S)
-    wait_until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 4)}, "the committed offset is seen", WITHIN_S)
+    wait_until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 4)}, "the committed offset is seen")
 
 
 def test_a_thousand_partitions_are_looked_up_together(topics: Topics, topic: MakeTopic) -> None:
@@ -241,7 +239,7 @@ def test_offsets_of_a_group_with_live_consumers_are_left_alone(kafka: str, topic
         reader.poll(0.1)
         return bool(reader.assignment())
 
-    wait_until(is_assigned, "the consumer has partitions", 3 * WITHIN_S)
+    wait_until(is_assigned, "the consumer has partitions")
     text = topics.commit_group_offsets(group, name, {0: 1})
     assert text is not None
     assert "that group has active Kafka consumers" in text
@@ -297,6 +295,6 @@ def test_offsets_are_looked_up_by_time(kafka: str, topics: Topics, topic: MakeTo
     transactions.flush(WITHIN_S)
     assert topics.offsets_at(name, [2], 4_000) == {}
     transactions.commit_transaction(WITHIN_S)
-    wait_until(lambda: topics.offsets_at(name, [2], 4_000) == {2: 0}, "the offset at the time is seen", WITHIN_S)
+    wait_until(lambda: topics.offsets_at(name, [2], 4_000) == {2: 0}, "the offset at the time is seen")
     with pytest.raises(TopicNotFoundError, match="no-such-topic"):
         topics.offsets_at("no-such-topic", [0], 0)

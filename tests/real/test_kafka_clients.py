@@ -9,11 +9,10 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.stderr_capture import lines_about
 
-WITHIN_S = 10.0
 END = KafkaError._PARTITION_EOF
 
 
@@ -57,7 +56,7 @@ def read(consumer: Consumer) -> list[Message]:
         found.extend(consumer.consume(1000, timeout=0.5))
         return bool(found) and found[-1].error() is not None
 
-    wait_until(is_at_end, lambda: f"the end shows: {found}", WITHIN_S)
+    wait_until(is_at_end, lambda: f"the end shows: {found}")
     return found
 
 
@@ -174,7 +173,7 @@ def test_isolation_decides_what_shows_of_transactions(
         assert writer.flush(WITHIN_S) == 0
         (writer.commit_transaction if commits else writer.abort_transaction)(WITHIN_S)
     with Topics(connection) as topics:
-        wait_until(lambda: topics.offsets(name, [0])[0].end == 6, "the last marker is there", WITHIN_S)
+        wait_until(lambda: topics.offsets(name, [0])[0].end == 6, "the last marker is there")
     reader, log = clients.consumer(connection, client_id="test", committed_only=committed_only)
     reader.assign([TopicPartition(name, 0, 0)])
     found = read(reader)

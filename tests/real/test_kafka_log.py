@@ -21,8 +21,8 @@ from marshal_dagster.errors import ClaimLostError, CoordinationLogChangedError, 
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import GroupSettings
-from tests.conditions import wait_until
-from tests.fast.test_log_port import SOON_S, House, LogPort, read, values
+from tests.conditions import WITHIN_S, wait_until
+from tests.fast.test_log_port import House, LogPort, read, values
 from tests.real.conftest import MakeTopic
 from tests.stderr_capture import lines_about
 
@@ -74,13 +74,13 @@ class KafkaHouse:
             end = offset_of_end(self._topics, self.topic, partition, committed_only=False)
             return offset_of_end(self._topics, self.topic, partition, committed_only=True) == end
 
-        wait_until(is_there, "the marker is there", SOON_S)
+        wait_until(is_there, "the marker is there")
 
     def retain_from(self, partition: int, start: int) -> None:
         """Delete records."""
         admin = AdminClient({"bootstrap.servers": self._connection.bootstrap_servers})
         for future in admin.delete_records([TopicPartition(self.topic, partition, start)]).values():
-            future.result(20)
+            future.result(WITHIN_S)
 
     def recreate(self, partitions: int) -> None:
         """Delete and re-create the topic."""
@@ -194,7 +194,7 @@ def test_a_long_log_is_read_in_large_chunks(house: KafkaHouse) -> None:
     reader = house.open()
     reader.follow({0: 0})
 
-    sizes = [len(chunk.records) for chunk in reader.read_until({0: 20_000}, SOON_S)]
+    sizes = [len(chunk.records) for chunk in reader.read_until({0: 20_000}, WITHIN_S)]
 
     assert sum(sizes) == 20_000
     assert max(sizes) >= 1_000
@@ -234,7 +234,7 @@ def test_a_log_on_a_broker_that_is_down_fails_in_time(
             offset = log.append([Append(0, b"c")])[0].offset
             return None if offset is None else offset + 1
 
-        end = wait_until(end_after_append, "the broker takes a record again", 30)
+        end = wait_until(end_after_append, "the broker takes a record again")
         assert values(read(log, {0: end}, timeout_s=20), 0)[-1] == b"c"
         log.close()
     assert len(lines_about(connection.bootstrap_servers, capfd.readouterr().err)) < 5
@@ -248,7 +248,7 @@ def member(log: KafkaLog, interval_ms: int = 20_000, topic: str = "orders") -> C
 
 def beat_until_it_ends(claimer: Claimer) -> None:
     """Send heartbeats as `Heartbeats` does, which retries if the broker is briefly unavailable."""
-    deadline = time.monotonic() + SOON_S
+    deadline = time.monotonic() + WITHIN_S
     while time.monotonic() < deadline:
         with suppress(UnavailableError, TopicNotFoundError):
             claimer.beat()

@@ -35,7 +35,7 @@ def test_the_largest_mean_of_what_is_unread_counts(
         assert within.flush(30) == 0
         end(30)
     # The broker writes markers after it has answered that the transaction ended.
-    wait_until(lambda: topics.offsets(name, [2])[2].end == 2 * (3 + 1), "all messages and markers are there", 10)
+    wait_until(lambda: topics.offsets(name, [2])[2].end == 2 * (3 + 1), "all messages and markers are there")
     assert bytes_per_offset(topics, connection, group, name) == 80
 
 
@@ -62,7 +62,7 @@ def test_offsets_without_records_make_batches_smaller_and_never_larger(
             within.produce(name, value=b"v" * 100)
         assert within.flush(30) == 0
         end(30)
-    wait_until(lambda: topics.offsets(name, [0])[0].end == 100 + 1 + 10 + 1, "all messages and markers are there", 10)
+    wait_until(lambda: topics.offsets(name, [0])[0].end == 100 + 1 + 10 + 1, "all messages and markers are there")
     assert bytes_per_offset(topics, connection, "sampled", name) == 100
 
 

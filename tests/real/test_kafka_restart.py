@@ -14,10 +14,9 @@ from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.state import OffsetBounds
-from tests.conditions import wait_for_line
+from tests.conditions import WITHIN_S, wait_for_line
 
 RESTARTS = 2
-WITHIN_S = 60.0
 
 ASKS_ON_AND_ON = """
 import sys

@@ -26,7 +26,7 @@ from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.spark.reader import read_ranges
 from tests.cli import call
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.secured_kafka import (
     PLAIN_PASSWORD,
     PLAIN_USER,
@@ -41,7 +41,6 @@ from tests.topics import grow
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WITHIN_S = 10.0
 SECRETS = (PLAIN_PASSWORD, SCRAM_PASSWORD)
 WITH_PLAIN = {"sasl_mechanism": "PLAIN", "username": PLAIN_USER, "password": PLAIN_PASSWORD}
 WITH_SCRAM = {"sasl_mechanism": "SCRAM-SHA-512", "username": SCRAM_USER, "password": SCRAM_PASSWORD}
@@ -234,7 +233,7 @@ def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) 
         assert text is not None
         assert "grant this user READ on group 'g' and on topic 'rights'" in text
         secured.grant(PLAIN_USER, "DESCRIBE", "TOPIC", "rights")
-        wait_until(lambda: answers(lambda: topics.describe("rights")), "the right to describe is known", WITHIN_S)
+        wait_until(lambda: answers(lambda: topics.describe("rights")), "the right to describe is known")
         assert topics.offsets("rights", [0]) == {0: OffsetBounds(0, 0)}
         with pytest.raises(AuthorizationError, match="DESCRIBE on group 'g'"):
             topics.group_offsets("g", "rights")
@@ -257,7 +256,7 @@ def test_reading_by_position_takes_no_right_on_a_group(secured: SecuredKafka, ad
     secured.grant(SCRAM_USER, "READ", "TOPIC", "readable")
     connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
     with Topics(connection) as topics:
-        wait_until(lambda: answers(lambda: topics.describe("readable")), "the right to describe is known", WITHIN_S)
+        wait_until(lambda: answers(lambda: topics.describe("readable")), "the right to describe is known")
     reader, log = clients.consumer(connection, client_id="test")
     reader.assign([TopicPartition("readable", 0, 0)])
     values, codes = [], set()
@@ -271,7 +270,7 @@ def test_reading_by_position_takes_no_right_on_a_group(secured: SecuredKafka, ad
                 codes.add(error.code())
         return KafkaError._PARTITION_EOF in codes
 
-    wait_until(is_at_end, "the end of the partition shows", WITHIN_S)
+    wait_until(is_at_end, "the end of the partition shows")
     clients.close_client(reader, log)
     assert values == [b"0", b"1", b"2", b"3", b"4"]
     assert codes - {KafkaError._PARTITION_EOF} <= clients.HARMLESS_TO_A_READER
@@ -285,9 +284,7 @@ def test_offsets_take_the_right_to_describe_alone(secured: SecuredKafka, admin: 
         with pytest.raises(AuthorizationError, match="grant this user DESCRIBE on topic 'described'"):
             topics.offsets("described", [0, 1])
         secured.grant(SCRAM_USER, "DESCRIBE", "TOPIC", "described")
-        wait_until(
-            lambda: answers(lambda: topics.offsets("described", [0, 1])), "the right to describe is known", WITHIN_S
-        )
+        wait_until(lambda: answers(lambda: topics.offsets("described", [0, 1])), "the right to describe is known")
         assert topics.offsets("described", [0, 1]) == dict.fromkeys((0, 1), OffsetBounds(0, 0))
 
 
@@ -322,7 +319,7 @@ def test_a_producer_that_polls_itself_finds_the_fatal_error_in_its_log(secured: 
             client.poll(0.05)
         return log.fatal is not None
 
-    wait_until(is_fatal, "the error is fatal", WITHIN_S)
+    wait_until(is_fatal, "the error is fatal")
     assert "Cluster authorization failed" in (log.fatal or "")
     clients.close_client(client, log)
 
@@ -340,7 +337,7 @@ def test_who_may_not_write_snapshots_goes_without(
         secured.grant(SCRAM_USER, right, "TOPIC", topic)
     connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
     with Topics(connection) as topics:
-        wait_until(lambda: answers(lambda: topics.describe("log_snapshot")), "the right to describe is known", WITHIN_S)
+        wait_until(lambda: answers(lambda: topics.describe("log_snapshot")), "the right to describe is known")
     log = KafkaLog(connection, "log")
     rationalizer = Rationalizer(log)
 
@@ -351,7 +348,6 @@ def test_who_may_not_write_snapshots_goes_without(
     wait_until(
         lambda: renew_snapshots(rationalizer, kafka_snapshots(connection, "log")) == [0],
         "a snapshot can be written",
-        WITHIN_S,
     )
     log.close()
 
@@ -383,11 +379,10 @@ def test_doctor_tells_what_this_user_can_do(
     wait_until(
         lambda: ("problem", "on doctored: Describe; not Read") in rights(),
         "the missing right to read is reported",
-        WITHIN_S,
     )
     secured.grant(PLAIN_USER, "READ", "TOPIC", "doctored")
     secured.grant(PLAIN_USER, "READ", "TOPIC", "doctored_snapshot")
-    wait_until(lambda: [state for state, _ in rights()] == ["ok", "ok"], "all rights are found", WITHIN_S)
+    wait_until(lambda: [state for state, _ in rights()] == ["ok", "ok"], "all rights are found")
     reader = findings()
     assert "problem" not in [each["state"] for each in reader]
     assert "it can read" in next(each["found"] for each in reader if each["name"] == "rights")
@@ -397,7 +392,6 @@ def test_doctor_tells_what_this_user_can_do(
     wait_until(
         lambda: ("warning", "on doctored_snapshot: Describe, Read; not Write") in rights(),
         "the missing right to write is reported",
-        WITHIN_S,
     )
     assert "it can claim" in rights()[0][1]
 

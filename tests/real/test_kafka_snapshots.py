@@ -22,12 +22,11 @@ from marshal_dagster.protocol.snapshots import PART_BYTES, Record
 from marshal_dagster.protocol.snapshots import render as snapshot_records
 from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import PartitionWorld, World
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.fast.test_snapshot_port import SnapshotTopicPort
 from tests.members import TOPIC, about
 from tests.real.conftest import MakeTopic
 
-SOON_S = 60.0
 IDENTITY = LogIdentity("__marshal", "A" * 22, 1)
 
 
@@ -98,7 +97,7 @@ def test_compaction_leaves_the_newest_and_it_is_found(kept: KafkaSnapshotTopic) 
         (records,) = kept.read({0: OffsetBounds(0, end)}, 10).values()
         return end if len([value for _, value in records if value]) < 10 else None
 
-    assert wait_until(end_when_compacted, "the snapshots before are compacted away", SOON_S, pause_s=0.2) > 20
+    assert wait_until(end_when_compacted, "the snapshots before are compacted away", pause_s=0.2) > 20
     found = newest(kept, world)
     assert found is not None
     assert found.next_offset == 11
@@ -123,7 +122,7 @@ def test_the_record_before_a_snapshot_is_looked_at_in_the_log(
             return snapshots.newest(rationalizer.identity, bounds, world.defaults, strange)
 
         assert newest_of([])[0].next_offset == 3
-        assert newest_snapshots(log, bounds, SOON_S, newest_of)[0].next_offset == 2
+        assert newest_snapshots(log, bounds, WITHIN_S, newest_of)[0].next_offset == 2
 
 
 def test_a_missing_topic_is_told(connection: KafkaConnection) -> None:

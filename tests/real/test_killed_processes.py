@@ -13,13 +13,12 @@ import pytest
 
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.protocol.messages import DeliveryMode
-from tests.conditions import wait_for_line
+from tests.conditions import WITHIN_S, wait_for_line
 from tests.real.batch_worker import Orders
 from tests.real.conftest import MakeTopic
 from tests.real.kill_points import Message, Side
 
 PARTITIONS, MESSAGES = 3, 90
-DEADLINE_S = 40
 
 
 class Workers:
@@ -43,7 +42,7 @@ class Workers:
     def run(self, **extra: object) -> tuple[int, str]:
         """Run a member to its end. Return its exit code and its output."""
         worker = self.start(**extra)
-        said, _ = worker.communicate(timeout=DEADLINE_S)
+        said, _ = worker.communicate(timeout=WITHIN_S)
         return worker.returncode, said
 
     def output(self) -> Counter[Message]:
@@ -141,11 +140,11 @@ def test_a_stopped_member_is_fenced(workers: Workers) -> None:
     taken = ranges_claimed(wait_for_line(successor, "claimed"))
     assert taken, "no claim is stale, although each becomes stale at its own time"
     assert taken <= plan, "the successor does not take over the stopped member's plan"
-    assert successor.wait(DEADLINE_S) == 0
+    assert successor.wait(WITHIN_S) == 0
     stopped.send_signal(signal.SIGCONT)
     said = wait_for_line(stopped, "failed")
     assert "ClaimLostError" in said
-    assert stopped.wait(DEADLINE_S) == 1
+    assert stopped.wait(WITHIN_S) == 1
     assert set(workers.output()) == all_messages()
 
 
@@ -159,7 +158,7 @@ def test_an_orphan_stops(workers: Workers) -> None:
     wait_for_line(parent, "processing")
     parent.kill()
     assert "the parent process ended" in wait_for_line(parent, "failed")
-    child.wait(DEADLINE_S)
+    child.wait(WITHIN_S)
     assert workers.run()[0] == 0
     assert set(workers.output()) == all_messages()
 

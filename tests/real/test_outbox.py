@@ -38,13 +38,12 @@ from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.store import PostgresStore
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.outbox_faults.worker import Orders
 from tests.outbox_fixtures import LONG_MS, Site, values
 from tests.outbox_process import STEPS
 from tests.real.conftest import MakeTopic
 
-WITHIN_S = 30
 MEGABYTE = 1_000_000
 
 
@@ -70,7 +69,6 @@ def running(site: Site) -> Iterator[None]:
         wait_until(
             lambda: harvester.term is not None and harvester.counts.sessions > 0,
             "the harvester leads and has begun a session",
-            WITHIN_S,
         )
         yield
     finally:
@@ -205,7 +203,6 @@ def test_dead_rows_are_not_read_again_and_again(site: Site) -> None:
         wait_until(
             lambda: sum(scans(connection, site)) >= sum(before) + 10,
             "PostgreSQL has counted the scans of ten queries",
-            WITHIN_S,
         )
         assert scans(connection, site)[0] == before[0]
 

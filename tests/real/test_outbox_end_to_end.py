@@ -37,13 +37,12 @@ from marshal_dagster.outbox.harvester import OutboxTopics
 from marshal_dagster.outbox.interfaces import ID_HEADER
 from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector, OutboxStatus
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outbox"
 ROOT = EXAMPLE.parents[1]
 
 FLIGHTS, BATCH, PARTITIONS = 12_000, 3_000, 4
-WAIT_S = 240.0
 MOST_RUNS = 5
 SECOND, LAST = 1, 3
 """Numbers of batches, from 0. The test can make a run wait before it writes the events of these batches."""
@@ -153,7 +152,7 @@ class Circle:
                 self.start_run()
             return False
 
-        wait_until(goes_on, what, WAIT_S)
+        wait_until(goes_on, what)
 
     @contextmanager
     def caught_at_work(self) -> Iterator[psutil.Process]:
@@ -168,8 +167,8 @@ class Circle:
                 locking.execute("LOCK TABLE outbox IN SHARE MODE")
                 return self.status().rows > 0
 
-            wait_until(has_work, "there is a backlog", WAIT_S)
-            wait_until(lambda: self.ask(STRIKING), "the harvester has published a batch", WAIT_S)
+            wait_until(has_work, "there is a backlog")
+            wait_until(lambda: self.ask(STRIKING), "the harvester has published a batch")
             yield psutil.Process(int(str(self.status().registration.leader).rpartition(":")[2]))
 
     def notes_leader(self) -> int:
@@ -205,7 +204,7 @@ class Circle:
         for process in self.started:
             if process.poll() is None:
                 kill_tree(process.pid)
-            process.wait(10)
+            process.wait(WITHIN_S)
 
 
 def decoded(messages: Sequence[Message]) -> list[Event]:
@@ -266,7 +265,7 @@ def break_it(circle: Circle) -> None:
     with circle.caught_at_work() as leader:
         leader.kill()
         circle.tell(f"killed the leading harvester; {circle.status().rows} rows of its backlog are left")
-    wait_until(lambda: circle.ask(HELD), "the run has moved the rows of its second batch", WAIT_S)
+    wait_until(lambda: circle.ask(HELD), "the run has moved the rows of its second batch")
     circle.tell(f"killed the run within its second transaction: {kill_tree(first.pid)} processes")
     circle.ask(END_HELD)
     assert circle.rows() == BATCH
@@ -282,7 +281,7 @@ def break_it(circle: Circle) -> None:
     circle.tell(f"{circle.rows()} rows were written with the broker down")
     (other,) = (harvester for harvester in harvesters if harvester.poll() is None)
     other.terminate()
-    assert other.wait(WAIT_S) == 0
+    assert other.wait(WITHIN_S) == 0
     circle.tell(f"terminated the other harvester; {circle.status().rows} rows wait")
     circle.ask(f"SELECT pg_advisory_unlock({LAST})")
     circle.cluster.start(broker)
@@ -338,9 +337,9 @@ def test_each_delay_is_seen_once_and_in_order(circle: Circle) -> None:
     assert len(rows) == FLIGHTS
     assert_ranges_are_whole(circle, wanted)
 
-    wait_until(lambda: len(circle.seen()) >= FLIGHTS, "the consumer has seen all", WAIT_S, pause_s=0.5)
+    wait_until(lambda: len(circle.seen()) >= FLIGHTS, "the consumer has seen all", pause_s=0.5)
     consumer.terminate()
-    assert consumer.wait(WAIT_S) == 0
+    assert consumer.wait(WITHIN_S) == 0
     seen = [event for _, event in circle.seen()]
     assert {event.flight: event.delay for event in seen} == wanted
     assert len(seen) == FLIGHTS

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from marshal_dagster.kafka.connection import KafkaConnection
+from tests.conditions import WITHIN_S
 
 ROUNDS = 50
 PARTITIONS = 1_000
-EXIT_WITHIN_S = 30
 
 
 class Racer:
@@ -54,7 +54,7 @@ def racer(connection: KafkaConnection, topic: str, run: str) -> Iterator[Racer]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Racer(process)
-            process.communicate(timeout=EXIT_WITHIN_S)
+            process.communicate(timeout=WITHIN_S)
         finally:
             process.kill()
     assert process.returncode == 0

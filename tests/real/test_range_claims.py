@@ -18,12 +18,11 @@ from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.state import Key, Phase
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 
 GROUP, DATA_TOPIC, TOPIC_ID = "sharers", "orders", "A" * 22
 SETTINGS = GroupSettings(8_000, features=("ranges",))
 MESSAGES, SIZE = 1_000, 100
-WITHIN_S = 60
 
 
 class Site:
@@ -105,7 +104,7 @@ def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> Non
         assert key.offset == 0, "the dead member's range was taken before the others were done"
         return False
 
-    wait_until(others_are_done, "all other ranges are done", WITHIN_S, pause_s=0.05)
+    wait_until(others_are_done, "all other ranges are done", pause_s=0.05)
     for thread in threads:
         thread.join(WITHIN_S)
 

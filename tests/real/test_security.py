@@ -38,11 +38,10 @@ from marshal_dagster.sinks.conformance import LocalFrame
 from marshal_dagster.sinks.conformance.target import never, part, rows_of
 from marshal_dagster.sinks.kafka.sink import NOTES_SETTINGS
 from tests.cli import Answer, call, start
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.kafka_outputs import KafkaOutput
 from tests.real.secured_kafka import SecuredKafka, secured_kafka
 
-WITHIN_S = 20.0
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 CANARIES = Path(__file__).parent / "canary_location.py"
 ROLES = ("reader", "member", "writer", "operator", "coordinator", "maker")
@@ -235,7 +234,7 @@ def wait_until_refused(question: Callable[[], object], said: str) -> str:
         assert "\n" not in answers[-1]
         return answers[-1] if f"grant this user {said}" in answers[-1] else None
 
-    return wait_until(answer, lambda: f"an error requests {said}, the last: {answers[-1]}", WITHIN_S)
+    return wait_until(answer, lambda: f"an error requests {said}, the last: {answers[-1]}")
 
 
 def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:
@@ -273,7 +272,7 @@ def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
         with CoordinatedMember(
             as_member, "shops", "east", start=lambda _: None, stop=lambda _: None, topics_wanted=["orders"]
         ) as member:
-            wait_until(lambda: member.places == {("orders", 0)}, "the member has the partition", 2 * WITHIN_S)
+            wait_until(lambda: member.places == {("orders", 0)}, "the member has the partition")
             assert stand.call("reader", "coordinator", "status").code == 0
             assert "east" in stand.call("reader", "coordinator", "assignments", "shops").out
     finally:
@@ -293,7 +292,7 @@ def wait_until_ok(question: Callable[[], Answer]) -> Answer:
         answers.append(question())
         return None if answers[-1].code else answers[-1]
 
-    return wait_until(answer, lambda: f"the command succeeds, not: {answers[-1].err}", WITHIN_S)
+    return wait_until(answer, lambda: f"the command succeeds, not: {answers[-1].err}")
 
 
 def test_who_makes_the_topics_cannot_use_them(stand: Stand) -> None:
@@ -492,7 +491,7 @@ def execute(job: str, folder: Path, environment: Mapping[str, str]) -> int:
             stdout=output,
             stderr=subprocess.STDOUT,
             check=False,
-            timeout=120,
+            timeout=WITHIN_S,
         ).returncode
 
 
@@ -579,4 +578,4 @@ def refused(stand: Stand, role: str, topic: str) -> bool:
 
 def wait_until_allowed(action: Callable[[], object]) -> None:
     """Repeat until the action raises nothing: brokers apply a new right after a moment."""
-    wait_until(lambda: (action(),), "the action is allowed", WITHIN_S, ignored=MarshalError)
+    wait_until(lambda: (action(),), "the action is allowed", ignored=MarshalError)

@@ -15,6 +15,7 @@ from marshal_dagster.sinks.conformance import CASES, Case, Target
 from marshal_dagster.sinks.conformance.target import deliver, intervals, never, part, rows_of
 from marshal_dagster.sinks.delta.commit import APPLICATION, Commit
 from marshal_dagster.sinks.delta.table import alone_on_this_machine
+from tests.conditions import WITHIN_S
 from tests.sink_conformance import shared
 from tests.sink_kit import a_renamed_group_takes_over
 from tests.sink_outputs import DELTA_STEPS
@@ -103,11 +104,11 @@ def test_delta_lets_no_two_commits_of_a_number_overlap(spark: "SparkSession", tm
     begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(slow_append, spark, tmp_path, Commit(1, "slow"), begun, "slow")
-        assert begun.wait(60)
+        assert begun.wait(WITHIN_S)
         fast = spark.createDataFrame([(0, 0, "fast")], "partition int, offset long, value string")
         fast.write.format("delta").mode("append").options(txnAppId=APPLICATION, txnVersion="1").save(str(tmp_path))
         with pytest.raises(Exception, match="DELTA_CONCURRENT_TRANSACTION"):
-            first.result(120)
+            first.result(WITHIN_S)
     values = [row.value for row in spark.read.format("delta").load(str(tmp_path)).collect()]
     assert sorted(values) == ["fast", "old"]
 
@@ -194,7 +195,7 @@ def test_two_processes_do_not_commit_to_a_local_table_at_once(target: DeltaTarge
             with pytest.raises(TimeoutError):
                 writing.result(3)
             assert target.found() == []
-        assert writing.result(60).taken == (wanted,)
+        assert writing.result(WITHIN_S).taken == (wanted,)
     assert target.found() == rows_of("a", wanted)
 
 

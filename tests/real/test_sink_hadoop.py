@@ -17,6 +17,7 @@ from marshal_dagster.sinks.conformance import Case
 from marshal_dagster.sinks.files import commit_log, hadoop_storage
 from marshal_dagster.sinks.files.commit_log import CommitLog
 from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage, PublishOutcomeUnknownError
+from tests.conditions import WITHIN_S
 from tests.sink_conformance import CrashConformance, deliver, never, part, rows_of
 from tests.sink_kit import SHORT_CASES, OutputTarget
 from tests.sink_outputs import FILE_STEPS, FakeFileSink, FileOutput, counting, hook
@@ -218,12 +219,12 @@ def test_an_interrupt_while_the_jvm_commits(output: HadoopOutput) -> None:
 
     def slow(name: str, content: bytes, scratch: str) -> None:
         began.set()
-        assert go_on.wait(30)
+        assert go_on.wait(WITHIN_S)
         real(name, content, scratch)
 
     def interrupted(*_: object) -> bool:
         # An interrupt of the waiting thread looks like this.
-        assert began.wait(30)
+        assert began.wait(WITHIN_S)
         raise KeyboardInterrupt
 
     sink.hadoop._by_rename = slow  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ from marshal_dagster.sinks import KafkaSink
 from marshal_dagster.sinks.conformance import CASES, Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
 from marshal_dagster.sinks.kafka.records import Record
+from tests.conditions import WITHIN_S
 from tests.kafka_outputs import FakeRecords, KafkaOutput, committed
 from tests.real import sink_worker
 from tests.real.conftest import MakeTopic
@@ -163,7 +164,7 @@ def test_a_zombie_that_believes_in_its_claim_is_fenced(output: KafkaOutput) -> N
     def reached(step: str) -> None:
         if step == "noted":
             noted.set()
-            assert go_on.wait(30)
+            assert go_on.wait(WITHIN_S)
 
     failed: list[BaseException] = []
 
@@ -175,10 +176,10 @@ def test_a_zombie_that_believes_in_its_claim_is_fenced(output: KafkaOutput) -> N
 
     late = threading.Thread(target=write)
     late.start()
-    assert noted.wait(30)
+    assert noted.wait(WITHIN_S)
     assert deliver(KafkaTarget(output), "new", part(0, 0, 3, epoch=11)).taken
     go_on.set()
-    late.join(30)
+    late.join(WITHIN_S)
     assert "another run has taken the partition over; this run must stop" in str(failed[0])
     assert output.rows() == rows_of("new", mine)
 

@@ -13,6 +13,7 @@ from psycopg import sql
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks import PostgresSink
+from tests.conditions import WITHIN_S
 from tests.sink_conformance import CrashConformance, Frame, ahead, deliver, never, part, rows_of
 from tests.sink_outputs import TABLE, FakeCopyRows, FakePostgresSink, PostgresOutput, own_schema
 
@@ -158,7 +159,7 @@ def test_tables_can_be_made_by_many_at_once_and_again(postgres: str) -> None:
     execute(output, f"DROP TABLE {TABLE}, marshal_ranges, marshal_taken_ranges")
     with ThreadPoolExecutor(6) as pool:
         for future in [pool.submit(output.sink().create_tables, output.frame([]).schema) for _ in range(6)]:
-            future.result(30)
+            future.result(WITHIN_S)
     output.sink().create_tables(output.frame([]).schema)
     assert deliver(output, "a", part(0, 0, 2)).taken
 
@@ -397,7 +398,7 @@ def test_many_neighbours_at_once(with_ranges: PostgresOutput) -> None:
     ]
     with ThreadPoolExecutor(6) as pool:
         running = [pool.submit(deliver, with_ranges, "x", *batch, sink=with_ranges.sink()) for batch in batches]
-        outcomes = [future.result(100) for future in running]
+        outcomes = [future.result(WITHIN_S) for future in running]
     assert sum(len(outcome.taken) for outcome in outcomes) == 30
     expected = rows_of("x", *(part(number, 100, 150) for number in range(3)))
     assert [row for row in with_ranges.rows() if row[2] == "x"] == expected
@@ -424,7 +425,7 @@ def test_what_a_person_removes_meanwhile_is_written_anew(with_ranges: PostgresOu
 
             removed: list[Future[None]] = []
             assert deliver(with_ranges, "a", mine, sink=with_ranges.sink(reached)).taken
-            removed[0].result(30)
+            removed[0].result(WITHIN_S)
     assert execute(with_ranges, "SELECT version, generation FROM marshal_ranges") == [(2, 20)]
     assert deliver(with_ranges, "b", mine).skipped
 

@@ -9,7 +9,7 @@ import pytest
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.conformance import Case, Target
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.sink_conformance import (
     AnyOrderConformance,
     CrashConformance,
@@ -68,7 +68,7 @@ def test_a_group_waits_for_the_one_that_it_follows_on(output: PostgresOutput) ->
             wait_until(lambda: is_waiting(output), "a writer that waits for a lock of groups")
 
     assert deliver(output, "late", part(0, 5, 9), sink=output.sink(reached)).taken
-    thread.join(60)
+    thread.join(WITHIN_S)
     assert "has rows of group 'g' at these offsets" in str(results[0])
     assert output.rows() == rows_of("old", part(0, 0, 5)) + rows_of("late", part(0, 5, 9))
 

@@ -18,6 +18,7 @@ from marshal_dagster.sinks import FileSink, PostgresSink
 from marshal_dagster.sinks.database import pg_copy
 from marshal_dagster.sinks.files.writer import some_files_at_once
 from marshal_dagster.spark.reader import offsets_read
+from tests.conditions import WITHIN_S
 from tests.sink_conformance import (
     AnyOrderConformance,
     CrashConformance,
@@ -457,7 +458,7 @@ def test_executors_that_see_another_folder_are_noticed(tmp_path: Path) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=WITHIN_S,
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 3, done.stdout + done.stderr[-3000:]

@@ -21,7 +21,6 @@ from tests.real.spark_cluster import WORKERS, SparkCluster, running_cluster
 from tests.real.spark_driver import (
     MESSAGES,
     PARTITIONS,
-    WITHIN_S,
     Driver,
     Where,
     Work,
@@ -120,7 +119,7 @@ def test_a_revoked_batch_ends_its_tasks_on_the_cluster(driver: Driver, work: Wor
     assert "held by no instance" in error
     assert "was stopped" in came_of
     assert took_s < 20
-    wait_until(lambda: not driver.call(tasks_at_work, work), "no task is at work", 30, pause_s=0.1)
+    wait_until(lambda: not driver.call(tasks_at_work, work), "no task is at work", pause_s=0.1)
 
 
 @pytest.mark.parametrize("into", ["files", "table"])
@@ -130,7 +129,7 @@ def test_a_killed_worker_costs_no_record(
     """A worker and its executor die during a batch. The other worker runs the tasks again, and each row exists once."""
     table = Table(request.getfixturevalue("postgres")) if into == "table" else None
     result = driver.start(write_through_the_sink, work, 100, table and (table.dsn, table.schema))
-    wait_until(work.mark.exists, "the batch is at work", WITHIN_S)
+    wait_until(work.mark.exists, "the batch is at work")
     cluster.kill_worker()
     result()
     found = table.rows() if table else rows_in(FileSink(work.output).committed_files())
@@ -145,9 +144,7 @@ def test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once(
     """No offset is processed twice. The committed messages of the batch are reported as possibly dropped."""
     once = replace(work, mode=DeliveryMode.AT_MOST_ONCE, where=replace(work.where, settings=SINGLE))
     result = driver.start(note_each, once)
-    wait_until(
-        lambda: work.output.exists() and work.output.read_text().count("\n") > 2, "three messages are noted", WITHIN_S
-    )
+    wait_until(lambda: work.output.exists() and work.output.read_text().count("\n") > 2, "three messages are noted")
     cluster.kill_worker()
     states = result()
     noted = work.output.read_text().splitlines()

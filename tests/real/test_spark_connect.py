@@ -30,12 +30,11 @@ from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.decoding import AVRO_PACKAGE, SchemaRegistry, decode_avro, decode_json, decode_protobuf
 from marshal_dagster.spark.reader import read_ranges
 from tests.avro_bytes import encode, framed
-from tests.conditions import RUN_S, wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.protobuf_bytes import framed_message, orders_file
 from tests.real.batch_function import mark_when_at_work, values
 from tests.real.conftest import MakeTopic
 from tests.real.spark_driver import (
-    WITHIN_S,
     Driver,
     Where,
     Work,
@@ -194,7 +193,7 @@ def interrupt_a_batch(work: Work) -> float:
 
 def alarm_when_at_work(mark: Path) -> None:
     """Send this process a signal once the batch is at work."""
-    wait_until(mark.exists, "the batch is at work", RUN_S)
+    wait_until(mark.exists, "the batch is at work")
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
 
@@ -285,22 +284,22 @@ def test_an_interrupt_leaves_the_batch_at_once(driver: Driver, work: Work) -> No
     """The signal's exception ends the wait for the server, and the server's tasks end. The session remains usable."""
     work = replace(work, mode=DeliveryMode.AT_LEAST_ONCE)
     assert driver.call(interrupt_a_batch, work) < 9
-    with urllib.request.urlopen(f"http://127.0.0.1:{PAGE}/api/v1/applications", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{PAGE}/api/v1/applications", timeout=WITHIN_S) as answer:
         application = json.load(answer)[0]["id"]
 
     def running() -> int:
         jobs = f"http://127.0.0.1:{PAGE}/api/v1/applications/{application}/jobs?status=running"
-        with urllib.request.urlopen(jobs, timeout=20) as answer:
+        with urllib.request.urlopen(jobs, timeout=WITHIN_S) as answer:
             return len(json.load(answer))
 
-    wait_until(lambda: not running(), "no operation runs", 8)
+    wait_until(lambda: not running(), "no operation runs")
 
 
 def test_the_servers_page_shows_no_secret(driver: Driver, work: Work) -> None:
     """A reader's options are redacted on the page. Without the library's rule they are not."""
     for hidden in (True, False):
         driver.call(fail_to_read, work, hidden)
-        with urllib.request.urlopen(f"http://127.0.0.1:{PAGE}/connect/", timeout=20) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{PAGE}/connect/", timeout=WITHIN_S) as page:
             assert ("canary" in page.read().decode()) is not hidden
 
 
@@ -322,7 +321,7 @@ def test_a_killed_server_fails_the_batch_at_once_and_the_next_run_redoes_it(
     """
     server = start(home)
     result = driver.start(run_job, work, str(home.folder), 500)
-    wait_until(work.mark.exists, "the batch is at work", WITHIN_S)
+    wait_until(work.mark.exists, "the batch is at work")
     psutil.Process(server.process.pid).kill()
     killed_s = time.monotonic()
     success, error = result()

@@ -17,7 +17,7 @@ from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark.job_control import batch_jobs, cancel, progress
 from marshal_dagster.spark.reader import read_ranges, read_schema
 from marshal_dagster.spark.session import check_session, check_single_execution
-from tests.conditions import RUN_S, wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.spark_driver import Where, Work, lose_a_batch
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ def test_cancelling_ends_a_running_action(spark: "SparkSession") -> None:
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
-        wait_until(lambda: running(spark, "b1"), "Spark works on b1", RUN_S)
+        wait_until(lambda: running(spark, "b1"), "Spark works on b1")
         started = time.monotonic()
         cancel(spark, "b1", "the lease has ended")
-        future.result(30)
+        future.result(WITHIN_S)
     assert time.monotonic() - started < 10
     assert "the lease has ended" in failures[0]
-    wait_until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "no job is left", RUN_S)
+    wait_until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "no job is left")
 
 
 def test_a_revoked_batch_has_its_jobs_cancelled(
@@ -66,7 +66,7 @@ def test_a_revoked_batch_has_its_jobs_cancelled(
     assert "held by no instance" in error
     assert "was stopped" in came_of
     assert took_s < 20
-    wait_until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "no job is left", 5)
+    wait_until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "no job is left")
 
 
 def test_a_cancelled_batch_starts_no_more_jobs(spark: "SparkSession") -> None:
@@ -82,17 +82,16 @@ def test_a_cancelled_batch_starts_no_more_jobs(spark: "SparkSession") -> None:
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
-        wait_until(lambda: running(spark, "b2"), "Spark works on b2", RUN_S)
+        wait_until(lambda: running(spark, "b2"), "Spark works on b2")
         cancel(spark, "b2")
         cancel(spark, "b2")
-        future.result(60)
+        future.result(WITHIN_S)
     assert len(ended) == 3
     with batch_jobs(spark, "b2"):
         assert spark.range(10).count() == 10
     wait_until(
         lambda: not any(thread.name.startswith("cancel ") for thread in threading.enumerate()),
         "no thread that cancels is left",
-        RUN_S,
     )
 
 
@@ -102,7 +101,7 @@ def test_other_jobs_of_the_session_go_on(spark: "SparkSession") -> None:
 
     def other() -> int:
         with batch_jobs(spark, "b3, the other"):
-            wait_until(go_on.is_set, "the task may continue", RUN_S)
+            wait_until(go_on.is_set, "the task may continue")
             return spark.range(1000).count()
 
     with ThreadPoolExecutor(2) as pool:
@@ -110,8 +109,8 @@ def test_other_jobs_of_the_session_go_on(spark: "SparkSession") -> None:
         with batch_jobs(spark, "b3"):
             cancel(spark, "b3")
             go_on.set()
-            assert counted.result(60) == 1000
-        assert pool.submit(lambda: spark.range(7).count()).result(60) == 7
+            assert counted.result(WITHIN_S) == 1000
+        assert pool.submit(lambda: spark.range(7).count()).result(WITHIN_S) == 7
 
 
 def test_threads_of_the_batch_belong_to_it(spark: "SparkSession") -> None:
@@ -127,9 +126,9 @@ def test_threads_of_the_batch_belong_to_it(spark: "SparkSession") -> None:
     with batch_jobs(spark, "b4"):
         thread = InheritableThread(target=work)
         thread.start()
-        wait_until(lambda: running(spark, "b4"), "Spark works on b4", RUN_S)
+        wait_until(lambda: running(spark, "b4"), "Spark works on b4")
         cancel(spark, "b4", "enough")
-        thread.join(30)
+        thread.join(WITHIN_S)
     assert not thread.is_alive()
     assert "enough" in failures[0]
 
@@ -157,7 +156,6 @@ def test_progress_counts_tasks(spark: "SparkSession", tmp_path: Path) -> None:
             wait_until(
                 lambda: future.done() or ((found := progress(spark, "b5")) and found.tasks_done == 2),
                 "two tasks are done, or the work has ended",
-                RUN_S,
             )
             found = progress(spark, "b5")
             assert found is not None
@@ -165,7 +163,7 @@ def test_progress_counts_tasks(spark: "SparkSession", tmp_path: Path) -> None:
             assert str(found) == "2 of 3 tasks done, 1 stages running"
         finally:
             (tmp_path / "go on").touch()
-        assert future.result(60) == 3
+        assert future.result(WITHIN_S) == 3
     assert progress(spark, "b5") is None
 
 
@@ -232,7 +230,7 @@ def test_an_unfit_session_is_one_line_and_a_stopped_one_is_left_alone() -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WITHIN_S,
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 4, done.stdout + done.stderr[-2000:]

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.reader import offsets_read, read_ranges, read_schema, run_once
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.spark_driver import Driver, Where, session
 
@@ -101,7 +101,6 @@ class Writer:
         wait_until(
             lambda: watermarks(self.kafka, self.topic, range(self.partitions)) == ends,
             "there is a marker in every partition",
-            30,
         )
 
 
@@ -203,7 +202,7 @@ def test_every_range_over_compacted_gaps(spark: "SparkSession", kafka: str, topi
         left.update({partition: remaining(kafka, name, partition) for partition in (0, len(ranges) - 1)})
         return all(within(offsets, (0, 10)) == [3, 6, 7, 8, 9] for offsets in left.values())
 
-    wait_until(is_compacted, lambda: f"compaction has left the newest messages, not {left}", 120, pause_s=1)
+    wait_until(is_compacted, lambda: f"compaction has left the newest messages, not {left}", pause_s=1)
     frame = read_ranges(spark, options(kafka), name, dict(enumerate(ranges)))
     found = offsets_of(frame)
     for partition, bounds in enumerate(ranges):
@@ -217,7 +216,7 @@ def test_offsets_that_retention_took_fail_the_read(spark: "SparkSession", kafka:
     Writer(kafka, name, 1).plain(10)
     admin = AdminClient({"bootstrap.servers": kafka})
     for future in admin.delete_records([TopicPartition(name, 0, 5)]).values():
-        future.result(30)
+        future.result(WITHIN_S)
     assert offsets_of(read_ranges(spark, options(kafka), name, {0: (5, 10)})) == {0: [5, 6, 7, 8, 9]}
     with pytest.raises(Exception, match=r"data loss|Cannot fetch|OFFSET|aged out"):
         read_ranges(spark, options(kafka), name, {0: (3, 10)}).count()
@@ -339,7 +338,7 @@ def remaining(kafka: str, topic: str, partition: int) -> list[int]:
                 found.append(offset)
             return bool(found) and found[-1] >= end - 1
 
-        wait_until(is_at_end, lambda: f"all is read to {end}: {found}", 30)
+        wait_until(is_at_end, lambda: f"all is read to {end}: {found}")
         return found
 
 
@@ -352,7 +351,7 @@ def test_consumers_that_idle_are_let_go(driver: Driver, kafka: str, filled: str)
     """In a warm session, consumers of earlier batches and their fetched records are released."""
     where = Where("local[2]")
     assert driver.call(connections_after_a_read, where, kafka, filled) > 0
-    wait_until(lambda: not driver.call(connections, where, kafka), "no connection is left", 60, pause_s=1)
+    wait_until(lambda: not driver.call(connections, where, kafka), "no connection is left", pause_s=1)
 
 
 def connections_after_a_read(where: Where, kafka: str, topic: str) -> int:

@@ -25,7 +25,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.pipes import Submission, handed_over
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.sinks import FileSink
-from tests.conditions import RUN_S, wait_until
+from tests.conditions import wait_until
 from tests.real import submitted_script
 from tests.real.batch_function import values
 from tests.real.spark_cluster import stop_tree
@@ -90,7 +90,7 @@ def test_the_example_parses_each_order_once_though_its_first_script_is_killed(
             threading.Thread(target=kill_at_work, args=(mark, killed_s), daemon=True).start()
             assert not job.execute_in_process(instance=instance, raise_on_error=False).success
             assert time.monotonic() - killed_s[0] < 30
-        wait_until(lambda: spark_processes() == before, "no Spark process is left", 10)
+        wait_until(lambda: spark_processes() == before, "no Spark process is left")
         assert not FileSink(example.OUTPUT).committed_files()
         brokers, log = os.environ["MARSHAL_BOOTSTRAP_SERVERS"], os.environ["ORDERS_COORDINATION_TOPIC"]
         key = key_of(Work(Where("local[2]"), brokers, log, "orders", example.OUTPUT, group="parsed-orders"))
@@ -118,7 +118,7 @@ def test_what_becomes_of_a_scripts_batches(work: Work, script: "Script", spark: 
         with claimed(work, sink) as batch, handed_over(batch, connection) as submission:
             script.start(submission)
             script.work_on(submission.folder, work, SLOW_MS, goes_on=True)
-            wait_until(work.mark.exists, "the batch is at work", RUN_S)
+            wait_until(work.mark.exists, "the batch is at work")
             revoke(work)
             raise ChildProcessError(script.says(20))
 
@@ -136,7 +136,7 @@ def test_what_becomes_of_a_scripts_batches(work: Work, script: "Script", spark: 
     work = replace(work, mode=DeliveryMode.AT_LEAST_ONCE, group="another", output=work.output.with_name("another"))
     with killed_run(work) as folder:
         script.work_on(folder, work, SLOW_MS)
-        wait_until(work.mark.exists, "the batch is at work", RUN_S)
+        wait_until(work.mark.exists, "the batch is at work")
     assert "has died: nothing more is committed" in script.says(20)
     assert script.ends(20) != 0
     assert not folder.exists()
@@ -225,7 +225,7 @@ def hand_over(work: Work, told: Connection) -> None:
 
 def kill_at_work(mark: Path, killed_s: list[float]) -> None:
     """Kill the script's Python process once Spark works for it, and record the time."""
-    wait_until(mark.exists, "the batch is at work", RUN_S)
+    wait_until(mark.exists, "the batch is at work")
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # another process, which may have ended meanwhile
             if SCRIPT.name in " ".join(each.cmdline()) and each.name() != "java":

@@ -25,7 +25,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key
-from tests.conditions import wait_for_line, wait_until
+from tests.conditions import WITHIN_S, wait_for_line, wait_until
 from tests.kafka_outputs import KafkaOutput
 from tests.real.conftest import MakeTopic
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 HEARTBEAT_INTERVAL_MS = 2_000
 PARTITIONS, MESSAGES = 5, 40
-DEADLINE_S = 120
 
 
 def input_rows() -> list[Row]:
@@ -85,14 +84,14 @@ class Site:
             claimer.rationalizer.catch_up()
             return len(claimer.claimable(range(PARTITIONS))) == PARTITIONS
 
-        wait_until(is_claimable, "all partitions can be claimed", DEADLINE_S)
+        wait_until(is_claimable, "all partitions can be claimed")
 
     def drain(self, output: Output, spark: "SparkSession") -> list[ClaimedBatch]:
         """Take over in this process: wait until all claims are stale, then drain the topic."""
         self.wait_until_claimable(output)
         delivery = self.delivery()
         done: list[ClaimedBatch] = []
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + WITHIN_S
         while time.monotonic() < deadline:
             batch = self.batch(output, delivery)
             try:
@@ -193,15 +192,15 @@ class Worker:
         Wait until all processes have ended.
         """
         processes = [psutil.Process(self.process.pid), *children(self.process.pid)]
-        wait_until(when, "the moment to kill has come", DEADLINE_S, pause_s=0)
+        wait_until(when, "the moment to kill has come", pause_s=0)
         os.killpg(self.process.pid, signal.SIGKILL)
-        assert self.process.wait(DEADLINE_S) == -signal.SIGKILL
-        _, alive = psutil.wait_procs(processes, DEADLINE_S)
+        assert self.process.wait(WITHIN_S) == -signal.SIGKILL
+        _, alive = psutil.wait_procs(processes, WITHIN_S)
         assert not alive
 
     def wait(self) -> int:
         """Wait until the process ends by itself, and return its exit code."""
-        return self.process.wait(DEADLINE_S)
+        return self.process.wait(WITHIN_S)
 
 
 @pytest.fixture
@@ -461,7 +460,7 @@ def test_an_orphaned_spark_process_stops(site: Site, table: Table, spark: "Spark
     said = run_worker.wait_until_reported("failed")
     assert "BatchAbortedError" in said
     assert "the parent process ended" in said
-    _, alive = psutil.wait_procs(orphans, DEADLINE_S)
+    _, alive = psutil.wait_procs(orphans, WITHIN_S)
     assert not alive, "processes of the step are still alive"
     assert table.rows() == []
     site.drain(table, spark)

@@ -20,10 +20,10 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import RANGES
+from tests.conditions import WITHIN_S
 from tests.real.conftest import MakeTopic
 from tests.real.test_kill_points_sinks import Files
 from tests.real.test_takeover_sinks import (
-    DEADLINE_S,
     HEARTBEAT_INTERVAL_MS,
     MESSAGES,
     PARTITIONS,
@@ -41,7 +41,7 @@ PYTHON = (sys.executable, "-P")
 
 def run(*command: str | Path, environment: dict[str, str] | None = None) -> bytes:
     """Run a command. If it fails, show its stderr."""
-    result = subprocess.run(command, env=environment, capture_output=True, timeout=DEADLINE_S, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, timeout=WITHIN_S, check=False)
     assert result.returncode == 0, f"{command}: {result.stderr.decode()}"
     return result.stdout
 

@@ -24,7 +24,6 @@ SETTINGS = {
     "MARSHAL_SPARK_MASTER": "local[1]",
     "TEST_TOPIC": ORDERS,
 }
-START_S = 90.0
 WORKSPACE = """\
 load_from:
   - python_file: {{relative_path: {root}/definitions.py, working_directory: {root}, location_name: marshal-dagster}}
@@ -55,7 +54,7 @@ def running_site(directory: Path) -> Iterator[Site]:
         dagster = deployment.start("dagster", "dev", "-w", str(workspace), "-h", "127.0.0.1", "-p", str(site.port))
         try:
             log = directory / "dagster.log"
-            wait_until(lambda: _answers(site), f"Dagster's webserver answers (see {log})", START_S, pause_s=0.1)
+            wait_until(lambda: _answers(site), f"Dagster's webserver answers (see {log})", pause_s=0.1)
             yield site
         finally:
             deployment.stop()
