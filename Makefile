@@ -90,7 +90,7 @@ test: java $(READY) ## runs all tests, or those of a part: PART=sinks (the fast 
 	$(REAL_TESTS)
 
 .PHONY: test-fast
-test-fast: $(READY) ## runs the tests that need neither Java nor a service, except some that take seconds each
+test-fast: $(READY) ## runs the tests that need neither Java nor a service, except those that take half a second or more each
 	$(BIN)/pytest -n auto -m "not thorough" $(call tests_in,fast)
 
 .PHONY: test-real
