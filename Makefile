@@ -83,7 +83,7 @@ in_part = $(or $(if $(PART),,all),$(filter $(1),$(PART)))
 
 .PHONY: test
 test: java $(READY) ## runs all tests, or those of a part: PART=sinks (the fast ones, then those with real services)
-	$(BIN)/pytest -n auto $(call tests_in,fast)
+	$(BIN)/pytest -n auto --junitxml build/fast-tests.xml $(call tests_in,fast)
 	$(if $(call in_part,coordination batches),$(BIN)/python -m tests.simulator --seeds 10000)
 	$(if $(call in_part,outbox),$(BIN)/python -m tests.outbox_simulator --seeds 10000)
 	$(if $(call in_part,coordination coordinator outbox),$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS))

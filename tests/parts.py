@@ -67,6 +67,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "repository_checks",
         "stress",
         "test_services",
+        "times",
     ),
 }
 """The files of each part: their names without `test_` and `.py`, or a folder of files."""
