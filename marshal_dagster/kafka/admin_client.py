@@ -281,7 +281,7 @@ class Topics:
         def states(client: AdminClient, left_s: float) -> set[ConsumerGroupState]:
             listed = result(client.list_consumer_groups(request_timeout=left_s), left_s)
             if listed.errors:
-                raise listed.errors[0]
+                raise KafkaException(listed.errors[0])
             return {consumers.state for consumers in listed.valid if consumers.group_id == group}
 
         return not self._ask(request, states) <= {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}

@@ -5,12 +5,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import OFFSET_END, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, TopicPartition
 
 from marshal_dagster.errors import ConfigurationError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka import clients
@@ -365,6 +366,25 @@ def test_a_client_is_closed_by_the_last_who_asks(monkeypatch: pytest.MonkeyPatch
         thread.join(WITHIN_S)
     assert found == [{0: OffsetBounds(3, 68)}] * 2
     assert client.is_closed.wait(WITHIN_S)
+
+
+class Unanswered(ElectingClient):
+    """An admin client of which one broker does not list its consumer groups in time."""
+
+    def list_consumer_groups(self, **_: object) -> "Future[SimpleNamespace]":
+        """Return the groups of the other brokers, and the error as the client library has it: not an exception."""
+        listed: Future[SimpleNamespace] = Future()
+        listed.set_result(SimpleNamespace(valid=[], errors=[KafkaError(KafkaError._TIMED_OUT)]))
+        return listed
+
+
+def test_a_broker_that_lists_no_groups_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is not "no consumers". A KafkaError of the client library can be raised, but no `except` catches it."""
+    with (
+        topics_of(Unanswered(), monkeypatch) as asked,
+        pytest.raises(UnavailableError, match="cannot list the consumer groups"),
+    ):
+        asked.has_consumers("etl")
 
 
 def test_topics_that_were_closed_say_so(free_port: int) -> None:
