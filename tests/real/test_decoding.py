@@ -32,6 +32,7 @@ from tests.avro_bytes import encode, framed, long, record
 from tests.protobuf_bytes import framed_message, orders_file
 from tests.real.conftest import MakeTopic
 from tests.registry import Registry, running_registry
+from tests.spark_frames import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -53,7 +54,7 @@ def batch(spark: "SparkSession", values: Sequence[bytes | str | None]) -> "DataF
         )
         for number, value in enumerate(values)
     ]
-    return spark.createDataFrame(rows, read_schema())
+    return local_frame(spark, rows, read_schema())
 
 
 def place(row: "Row") -> int:

@@ -1,0 +1,21 @@
+"""Frames of a few rows that cost Spark little."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+def local_frame(spark: "SparkSession", rows: Iterable[tuple[Any, ...]], schema: "StructType") -> "DataFrame":
+    """Return a frame of these rows, which Spark itself holds.
+
+    `createDataFrame` of a list would start Python workers for each evaluation.
+    """
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    names = schema.fieldNames()
+    listed = [dict(zip(names, row, strict=True)) for row in rows]
+    return spark.createDataFrame(pa.Table.from_pylist(listed, to_arrow_schema(schema)), schema)
