@@ -1,12 +1,14 @@
 """Each delivery mode keeps its promise when a member dies before or after any of its appends, or while it processes.
 
 The broker is real. The member dies inside this process: from one moment on none of its calls reaches the log, and it
-neither releases nor sends heartbeats. Its successors wait until its claims are stale. `test_killed_processes` has
+neither releases nor sends heartbeats. Its successors wait until its claims are stale. There is a group for each step,
+and all members die before the first successor starts, so that the tests wait only once. `test_killed_processes` has
 similar tests with processes that end by SIGKILL, `test_kill_points_sinks` with Spark and the real sinks.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -30,16 +32,17 @@ POSITIONS = [KillPoint(side, "Heartbeat", 2) for side in Side]
 COMMITS = [KillPoint(side, "Heartbeat", 3) for side in Side]
 PROCESSING = None
 
+KILLS = [*STEPS, *POSITIONS, *COMMITS, PROCESSING]
+
 OpenDelivery = Callable[..., tuple[BatchSession, KillableLog]]
 
 
 @pytest.fixture
 def open_delivery(connection: KafkaConnection, coordination_topic: str, topics: Topics) -> Iterator[OpenDelivery]:
-    """A function that opens members of one group. Each dies at the given step."""
-    group = new_instance_id("group")
+    """A function that opens members of groups. Each dies at the given step."""
     opened: list[KillableLog] = []
 
-    def open_one(mode: DeliveryMode, at: KillPoint | None = None) -> tuple[BatchSession, KillableLog]:
+    def open_one(group: str, mode: DeliveryMode, at: KillPoint | None = None) -> tuple[BatchSession, KillableLog]:
         log = KillableLog(KafkaLog(connection, coordination_topic, HEARTBEAT_INTERVAL_MS), at)
         opened.append(log)
         delivery = BatchSession(
@@ -98,50 +101,62 @@ def planned(batch: ClaimedBatch) -> set[Message]:
     return {(range_.partition, offset) for range_ in batch.all_ranges for offset in range(range_.start, range_.end)}
 
 
-def run_and_die(
-    delivery: BatchSession, log: KillableLog, topic: str, connection: KafkaConnection, at: KillPoint | None
-) -> tuple[Account, set[Message]]:
-    """Process one batch of 30 messages. Die at `at`, or after 10 messages."""
-    account = Account(connection, log, die_after=10 if at is None else None)
-    batch = delivery.claimed_batch(BatchRequest(topic=topic, max_records=30))
-    with pytest.raises(KilledError), batch:
-        account.process(batch)
-    return account, planned(batch)
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A member that died at `at`, or after 10 messages, in its only batch."""
+
+    at: KillPoint | None
+    group: str
+    processed: Counter[Message]
+    batch: set[Message]
+    """All messages of the ranges of its batch."""
 
 
-@pytest.mark.parametrize("at", [*STEPS, *POSITIONS, *COMMITS, PROCESSING], ids=str)
+def deaths(open_delivery: OpenDelivery, topic: str, connection: KafkaConnection, mode: DeliveryMode) -> list[Death]:
+    """Have a member of a group of its own process one batch of 30 messages and die, for each of `KILLS`."""
+    found = []
+    for at in KILLS:
+        group = new_instance_id("group")
+        member, log = open_delivery(group, mode, at)
+        account = Account(connection, log, die_after=10 if at is None else None)
+        batch = member.claimed_batch(BatchRequest(topic=topic, max_records=30))
+        with pytest.raises(KilledError), batch:
+            account.process(batch)
+        found.append(Death(at, group, account.processed, planned(batch)))
+    return found
+
+
+def in_all(
+    open_delivery: OpenDelivery, topic: str, connection: KafkaConnection, mode: DeliveryMode, death: Death
+) -> Counter[Message]:
+    """Have a successor process the rest. Return how often each message was processed."""
+    successor, _ = open_delivery(death.group, mode)
+    account = Account(connection)
+    drain(lambda: successor.claimed_batch(BatchRequest(topic=topic, max_records=40)), account.process)
+    return death.processed + account.processed
+
+
 def test_at_least_once_loses_nothing(
-    open_delivery: OpenDelivery, filled_topic: str, connection: KafkaConnection, at: KillPoint | None
+    open_delivery: OpenDelivery, filled_topic: str, connection: KafkaConnection
 ) -> None:
     """Every message is processed. Messages processed twice belong to the one batch that was not committed."""
-    first, log = open_delivery(DeliveryMode.AT_LEAST_ONCE, at)
-    dead, its_batch = run_and_die(first, log, filled_topic, connection, at)
-
-    successor, _ = open_delivery(DeliveryMode.AT_LEAST_ONCE)
-    account = Account(connection)
-    drain(lambda: successor.claimed_batch(BatchRequest(topic=filled_topic, max_records=40)), account.process)
-
-    total = dead.processed + account.processed
-    assert set(total) == all_messages()
-    assert {message for message, count in total.items() if count > 1} <= its_batch
-    assert max(total.values()) <= 2
+    mode = DeliveryMode.AT_LEAST_ONCE
+    for death in deaths(open_delivery, filled_topic, connection, mode):
+        total = in_all(open_delivery, filled_topic, connection, mode, death)
+        assert set(total) == all_messages(), death.at
+        assert {message for message, count in total.items() if count > 1} <= death.batch, death.at
+        assert max(total.values()) <= 2, death.at
 
 
-@pytest.mark.parametrize("at", [*STEPS, *POSITIONS, *COMMITS, PROCESSING], ids=str)
 def test_at_most_once_repeats_nothing(
-    open_delivery: OpenDelivery, filled_topic: str, connection: KafkaConnection, at: KillPoint | None
+    open_delivery: OpenDelivery, filled_topic: str, connection: KafkaConnection
 ) -> None:
     """No message is processed twice. Messages that are never processed belong to the one batch of the dead member."""
-    first, log = open_delivery(DeliveryMode.AT_MOST_ONCE, at)
-    dead, its_batch = run_and_die(first, log, filled_topic, connection, at)
-
-    successor, _ = open_delivery(DeliveryMode.AT_MOST_ONCE)
-    account = Account(connection)
-    drain(lambda: successor.claimed_batch(BatchRequest(topic=filled_topic, max_records=40)), account.process)
-
-    total = dead.processed + account.processed
-    assert max(total.values()) == 1
-    dropped = all_messages() - set(total)
-    assert dropped <= its_batch
-    if at is not None and at in [*STEPS, *POSITIONS] and at.record != "ReleasingPartition":
-        assert not dropped
+    mode = DeliveryMode.AT_MOST_ONCE
+    for death in deaths(open_delivery, filled_topic, connection, mode):
+        total = in_all(open_delivery, filled_topic, connection, mode, death)
+        assert max(total.values()) == 1, death.at
+        dropped = all_messages() - set(total)
+        assert dropped <= death.batch, death.at
+        if death.at is not None and death.at in [*STEPS, *POSITIONS] and death.at.record != "ReleasingPartition":
+            assert not dropped, death.at
