@@ -15,11 +15,12 @@ from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.real.services import ended_services, stop_left_behind, watched
-from tests.real.spark_fixtures import driver, filled, hdfs, postgres, spark  # noqa: F401 - fixtures
+from tests.real.spark_fixtures import driver, filled, hdfs, interpreted, postgres, spark  # noqa: F401 - fixtures
 from tests.spark_archive import start_spark_quickly
 
-LONG = {"test_takeover_sinks.py", "test_spark_cluster.py", "test_sink_delta.py", "test_sink_hadoop.py"}
-"""Files that take several minutes each and that sort late by name."""
+LONG = {f"test_{name}.py" for name in ("sink_delta", "sink_formats", "sink_hadoop", "spark_cluster", "spark_connect")}
+LONG |= {f"test_{name}.py" for name in ("spark_submit", "takeover_sinks")}
+"""Files that take minutes each and that sort late by name."""
 
 
 def pytest_configure() -> None:

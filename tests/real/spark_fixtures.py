@@ -13,6 +13,7 @@ from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.decoding import AVRO_PACKAGE
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.services import watched
+from tests.session_settings import session_settings
 from tests.spark_archive import jvm_crash_log
 
 if TYPE_CHECKING:
@@ -55,6 +56,17 @@ def spark() -> Iterator["SparkSession"]:
     with watched("the JVM of the Spark session", pid, jvm_crash_log(pid)):
         yield session
     session.stop()
+
+
+@pytest.fixture
+def interpreted(spark: "SparkSession") -> Iterator[None]:
+    """Let Spark interpret its plans: for a few rows that takes a sixth less processor time than to compile them.
+
+    Tests of values, and all tests with a Spark session of their own, use compiled plans.
+    """
+    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    with session_settings(spark, settings):
+        yield
 
 
 @pytest.fixture(scope="module")

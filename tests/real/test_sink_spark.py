@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from pyspark.errors import AnalysisException
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks import FileSink, PostgresSink
@@ -29,12 +29,11 @@ from tests.sink_conformance import (
     never,
     part,
 )
-from tests.sink_outputs import FILE_STEPS, POSTGRES_STEPS, TABLE, PostgresOutput, hook, own_schema
+from tests.sink_outputs import FILE_STEPS, POSTGRES_STEPS, TABLE, TYPES, PostgresOutput, hook, own_schema
+from tests.spark_frames import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-TYPES = {"partition": "int", "offset": "long", "value": "string"}
 
 
 class SparkOutput(Output):
@@ -47,8 +46,9 @@ class SparkOutput(Output):
         self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = ("partition", "offset", "value")
     ) -> "DataFrame":
         """Return a frame of these rows in two Spark partitions."""
-        types = ", ".join(f"{name} {TYPES[name]}" for name in columns)
-        return self.spark.createDataFrame(list(rows), types).coalesce(2)
+        return local_frame(self.spark, rows, StructType([StructField(name, TYPES[name]) for name in columns])).coalesce(
+            2
+        )
 
     def poison(self) -> "DataFrame":
         """Return a frame that fails when a row is computed."""
@@ -116,6 +116,7 @@ def output(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path: Path
     return SparkPostgresOutput(spark, postgres)
 
 
+@pytest.mark.usefixtures("interpreted")
 class TestRules:
     """The rules that involve Spark. All other rules are tested without Spark, on the same sinks."""
 
@@ -424,6 +425,7 @@ def test_rows_are_not_sorted_to_be_written(spark: "SparkSession", tmp_path: Path
 
 
 ON_A_CLUSTER = """
+import os
 import sys
 from pathlib import Path
 from marshal_dagster.errors import ConfigurationError
@@ -432,8 +434,9 @@ from marshal_dagster.sinks import FileSink
 from tests.sink_conformance import never, part
 
 spark = start_session(spark_settings(app_name="cluster", extra={
-    "spark.master": "local-cluster[1,1,600]", "spark.executor.memory": "600m"}))
-frame = spark.range(0, 100, numPartitions=4).selectExpr("CAST(id % 2 AS int) AS partition", "id AS offset")
+    "spark.master": "local-cluster[1,1,600]", "spark.executor.memory": "600m",
+    "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}))
+frame = spark.range(0, 100, numPartitions=2).selectExpr("CAST(id % 2 AS int) AS partition", "id AS offset")
 ranges = [part(0, 0, 100), part(1, 0, 100)]
 sink = FileSink(sys.argv[1])
 print(sink.write(frame, ranges, never).rows, sink.read(spark).count())
