@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
             default = getattr(benchmark.sizes, size.name)
             command.add_argument(
                 f"--{size.name.replace('_', '-')}",
-                type=_positive,
+                type=_not_negative if size.name == "warm_up" else _positive,
                 default=default,
                 metavar="N",
                 help=f"default {default}",
@@ -74,8 +74,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return _whole(text, 1)
+
+
+def _not_negative(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 

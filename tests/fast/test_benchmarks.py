@@ -32,13 +32,13 @@ class Sizes:
     """The sizes of a benchmark that measures nothing."""
 
     records: int = 10
-    warm_up_rounds: int = 2
+    warm_up: int = 2
 
 
 def measure(sizes: Sizes) -> Measured:
     """Return figures that contain the sizes."""
     case = Case("seconds", [3.0, sizes.records, 1.0], [2.0, 1.0, 4.0], "s", Goal.RATIO_AT_MOST, 2)
-    return Measured([case], {"spun": sizes.warm_up_rounds})
+    return Measured([case], {"spun": sizes.warm_up})
 
 
 TOY = Benchmark("toy", "measures nothing", Sizes(), measure)
@@ -150,7 +150,7 @@ def test_json_is_one_object_of_the_agreed_form(capsys: pytest.CaptureFixture[str
     assert list(found) == ["benchmark", "conditions", "cases"]
     check_form(found)
     assert found["benchmark"] == "toy"
-    assert found["conditions"]["sizes"] == {"records": 10, "warm_up_rounds": 2}
+    assert found["conditions"]["sizes"] == {"records": 10, "warm_up": 2}
     assert found["conditions"]["spun"] == 2
     assert found["conditions"]["spread"]["seconds"]["beside"] == {"samples": 3, "min": 1.0, "median": 2.0, "max": 4.0}
 
@@ -158,17 +158,17 @@ def test_json_is_one_object_of_the_agreed_form(capsys: pytest.CaptureFixture[str
 @pytest.mark.usefixtures("toy")
 def test_each_size_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     """A size on the command line is the one measured with, and it is reported in the conditions."""
-    command.main(["toy", "--json", "--records", "2", "--warm-up-rounds", "7"])
+    command.main(["toy", "--json", "--records", "2", "--warm-up", "0"])
     found = json.loads(capsys.readouterr().out)
-    assert found["conditions"]["sizes"] == {"records": 2, "warm_up_rounds": 7}
-    assert found["conditions"]["spun"] == 7
+    assert found["conditions"]["sizes"] == {"records": 2, "warm_up": 0}
+    assert found["conditions"]["spun"] == 0
     assert found["cases"][0]["ours"] == 2.0
 
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize("size", ["0", "-1", "1.5", "many", "", "\u0661"])
 def test_a_size_that_cannot_be_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A size is a whole number of at least 1; the error names the option."""
+    """A size is a whole number of at least 1, except that there may be no warm-up; the error names the option."""
     with pytest.raises(SystemExit, match="2"):
         command.main(["toy", f"--records={size}"])
     assert "argument --records" in capsys.readouterr().err

@@ -20,22 +20,33 @@ SHORT = {
     "claim": ["--single-rounds=5", "--many-rounds=2", "--partitions=50", "--process-rounds=1", "--log-records=3"],
     "world_state": ["--records=20000", "--keys=500", "--alternations=2"],
     "snapshot": ["--records=160000", "--keys=500", "--alternations=1"],
-    "batch": ["--records=4000", "--alternations=1", "--warm-up=1", "--long-batches=1"],
-    "alternatives": ["--fewest=400", "--most=400", "--alternations=1", "--warm-up=1"],
+    "batch": ["--records=4000", "--alternations=1", "--warm-up=0", "--long-batches=1"],
+    "alternatives": ["--fewest=400", "--most=400", "--alternations=1", "--warm-up=0"],
     "growth": ["--partitions=8", "--runs=2", "--alternations=1"],
     "scale": ["--runs=200", "--alternations=2", "--readings=1"],
-    "connect": ["--alternations=1", "--warm-up=1"],
-    "postgres_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=1"],
-    "kafka_sink": ["--records=2000", "--alternations=1", "--warm-up=1"],
+    "connect": ["--alternations=1", "--warm-up=0"],
+    "postgres_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
+    "kafka_sink": ["--records=2000", "--alternations=1", "--warm-up=0"],
     "coordinator": [
         *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
         *("--small-members=3", "--small-partitions=6", "--alternations=1"),
         *("--simulated-members=40", "--simulated-partitions=200"),
     ],
-    "heartbeat_under_load": ["--seconds=10", "--heartbeat-interval-ms=3000"],
+    "heartbeat_under_load": ["--seconds=5", "--heartbeat-interval-ms=2000"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
 }
+IN_ONE_JVM = [("postgres_sink", "kafka_sink"), ("batch", "alternatives", "heartbeat_under_load")]
+"""Benchmarks with a Spark session of their own process. A process that runs several starts one JVM."""
+ALONE = [(name,) for name in SHORT if not any(name in together for together in IN_ONE_JVM)]
+ONE_AFTER_THE_OTHER = """
+import json, signal, sys
+from benchmarks.__main__ import main
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+for arguments in json.loads(sys.argv[1]):
+    main(arguments)
+"""
 CASES = {
     "claim": ["claim 1 partition", "claim 50 partitions", "fresh process to first won claim"],
     "world_state": ["world state from 20,000 records"],
@@ -95,29 +106,47 @@ CASES = {
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     """Start `python -m benchmarks`."""
-    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return started([sys.executable, "-m", "benchmarks", *arguments])
+
+
+def started(command: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a process in the top folder."""
     return subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def run(name: str, sizes: Sequence[str]) -> Any:  # noqa: ANN401 - the printed JSON
-    """Run a benchmark and return the object that it printed."""
-    with start(name, "--json", *sizes) as process:
+def printed_by(process: subprocess.Popen[str]) -> str:
+    """Return what a process prints, which must succeed."""
+    with process:
         try:
             printed, told = process.communicate(timeout=WITHIN_S)
         finally:
             process.terminate()
     assert process.returncode == 0, told
-    return json.loads(printed)
+    return printed
 
 
-@pytest.mark.parametrize("name", SHORT)
-def test_a_benchmark_measures_every_case(name: str) -> None:
+def run(name: str, sizes: Sequence[str]) -> Any:  # noqa: ANN401 - the printed JSON
+    """Run a benchmark and return the object that it printed."""
+    return json.loads(printed_by(start(name, "--json", *sizes)))
+
+
+def run_together(names: Sequence[str]) -> list[Any]:
+    """Run benchmarks in one process and return the objects that it printed."""
+    commands = json.dumps([[name, "--json", *SHORT[name]] for name in names])
+    printed = printed_by(started([sys.executable, "-c", ONE_AFTER_THE_OTHER, commands]))
+    found: list[Any] = json.loads("[" + printed.replace("}\n{", "},{") + "]")
+    return found
+
+
+@pytest.mark.parametrize("names", [*ALONE, *IN_ONE_JVM], ids="-".join)
+def test_a_benchmark_measures_every_case(names: Sequence[str]) -> None:
     """A benchmark prints one object of the specified form, with figures for each of its cases."""
-    found = run(name, SHORT[name])
-    check_form(found)
-    assert found["benchmark"] == name
-    assert [case["name"] for case in found["cases"]] == CASES[name]
-    assert all(case["ours"] > 0 for case in found["cases"])
+    results = run_together(names) if len(names) > 1 else [run(names[0], SHORT[names[0]])]
+    for name, found in zip(names, results, strict=True):
+        check_form(found)
+        assert found["benchmark"] == name
+        assert [case["name"] for case in found["cases"]] == CASES[name]
+        assert all(case["ours"] > 0 for case in found["cases"])
 
 
 def test_the_measured_log_is_the_one_asked_for() -> None:
