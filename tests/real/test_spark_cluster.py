@@ -1,4 +1,7 @@
-"""Claimed batches on Spark's standalone cluster, with the URL of its master."""
+"""Claimed batches on Spark's standalone cluster, with the URL of its master.
+
+Tests with the same session follow each other, because each new session starts two executors.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -98,14 +101,6 @@ def test_effectively_once_into_a_topic(driver: Driver, work: Work, connection: K
     assert topic.rows() == messages()
 
 
-@pytest.mark.parametrize("master", ["here", "cluster"])
-def test_in_the_session_of_dagsters_resource(driver: Driver, cluster: SparkCluster, work: Work, master: str) -> None:
-    """The settings of an op's `LazyPySparkResource` name the master: local, and the cluster."""
-    where = Where(cluster.master if master == "cluster" else "local[2]")
-    assert driver.call(run_with_dagsters_session, replace(work, where=where)) == (True, "")
-    assert rows_in(FileSink(work.output).committed_files()) == messages()
-
-
 def test_at_least_once(driver: Driver, work: Work) -> None:
     """The batch writes its own output, which equals the topic's messages."""
     driver.call(write_oneself, replace(work, mode=DeliveryMode.AT_LEAST_ONCE))
@@ -138,6 +133,18 @@ def test_a_killed_worker_costs_no_record(
     cluster.wait_for(WORKERS)
 
 
+def test_a_session_with_retries_is_refused_at_most_once(driver: Driver, work: Work) -> None:
+    """The error names the setting, before anything is planned or committed. In another mode the session does retry."""
+    once = replace(work, mode=DeliveryMode.AT_MOST_ONCE)
+    with pytest.raises(ConfigurationError, match=r"spark\.task\.maxFailures is 4, must be 1"):
+        driver.call(write_oneself, once)
+    assert key_of(once).plan_end is None
+    assert not key_of(once).offset
+    again = replace(work, mode=DeliveryMode.AT_LEAST_ONCE, group="again")
+    assert driver.call(fail_in_a_task, again) == ["not committed"] * PARTITIONS
+    assert work.output.read_text().startswith("ran\n" * 4), "the task did not run four times"
+
+
 def test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once(
     driver: Driver, cluster: SparkCluster, work: Work
 ) -> None:
@@ -154,18 +161,6 @@ def test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once(
     cluster.wait_for(WORKERS)
 
 
-def test_a_session_with_retries_is_refused_at_most_once(driver: Driver, work: Work) -> None:
-    """The error names the setting, before anything is planned or committed. In another mode the session does retry."""
-    once = replace(work, mode=DeliveryMode.AT_MOST_ONCE)
-    with pytest.raises(ConfigurationError, match=r"spark\.task\.maxFailures is 4, must be 1"):
-        driver.call(write_oneself, once)
-    assert key_of(once).plan_end is None
-    assert not key_of(once).offset
-    again = replace(work, mode=DeliveryMode.AT_LEAST_ONCE, group="again")
-    assert driver.call(fail_in_a_task, again) == ["not committed"] * PARTITIONS
-    assert work.output.read_text().startswith("ran\n" * 4), "the task did not run four times"
-
-
 def test_a_failing_task_is_not_retried_at_most_once(driver: Driver, work: Work) -> None:
     """With the required settings the task runs once, and its committed messages are reported as possibly dropped."""
     once = replace(work, mode=DeliveryMode.AT_MOST_ONCE, where=replace(work.where, settings=SINGLE))
@@ -174,12 +169,20 @@ def test_a_failing_task_is_not_retried_at_most_once(driver: Driver, work: Work) 
     assert key_of(once).offset == MESSAGES // PARTITIONS
 
 
+@pytest.mark.parametrize("master", ["here", "cluster"])
+def test_in_the_session_of_dagsters_resource(driver: Driver, cluster: SparkCluster, work: Work, master: str) -> None:
+    """The settings of an op's `LazyPySparkResource` name the master: local, and the cluster."""
+    where = Where(cluster.master if master == "cluster" else "local[2]")
+    assert driver.call(run_with_dagsters_session, replace(work, where=where)) == (True, "")
+    assert rows_in(FileSink(work.output).committed_files()) == messages()
+
+
 def test_a_session_without_delta_lake_is_refused(work: Work) -> None:
     """The error states what to do, before anything is processed. The next run takes over the plan.
 
     The test uses a new process, because a JVM that has loaded Delta Lake keeps it.
     """
-    without = replace(work, where=replace(work.where, settings=SINGLE))
+    without = replace(work, where=Where("local[2]"))
     match = "does not have Delta Lake: start it with `delta_settings`"
     with running_driver() as fresh, pytest.raises(ConfigurationError, match=match):
         fresh.call(write_into, without, DeltaSink(str(work.output)))
