@@ -1,4 +1,4 @@
-"""Settings for every test: interrupts work, Dagster's instances in memory start fast, and garbage collection is quick.
+"""Settings for every test: interrupts work, Dagster's instances in memory start fast, Hypothesis measures no time.
 
 A shell starts background commands with SIGINT ignored, and every process that a test starts would inherit that.
 """
@@ -11,8 +11,12 @@ import sys
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from hypothesis import HealthCheck, settings
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 _load_migrations = ScriptDirectory.from_config

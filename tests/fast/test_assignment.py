@@ -4,7 +4,7 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marshal_dagster.coordinator.assignment import (
@@ -54,7 +54,7 @@ def spread(found: Assignment, of: AssignmentInput) -> list[Fraction]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 @given(of=boards())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_each_partition_goes_to_one_who_takes_it(strategy: object, of: AssignmentInput) -> None:
     """Each partition with a subscriber goes to one of its subscribers, and equal inputs have equal results."""
     assert callable(strategy)
@@ -76,7 +76,7 @@ NOTHING_AT_FIRST = AssignmentInput(
 
 @given(of=boards())
 @example(of=NOTHING_AT_FIRST)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_no_move_would_make_the_sticky_spread_more_even(of: AssignmentInput) -> None:
     """No partition can move from one member to another so that the loads become more even."""
     found = sticky_assignment(of)

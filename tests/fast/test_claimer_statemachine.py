@@ -15,7 +15,7 @@ from marshal_dagster.protocol.leases import Lease
 from tests.claimer_statemachine import ClaimerMachine
 from tests.member_statemachine import run_until_seen
 
-SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None)
+SETTINGS = settings(max_examples=150, stateful_step_count=40)
 UNTIL_FOUND = settings(
     SETTINGS,
     max_examples=1_000,

@@ -759,7 +759,7 @@ records = st.fixed_dictionaries(
 
 @pytest.mark.thorough
 @given(st.lists(st.one_of(records.map(json.dumps), st.text(max_size=20)), max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_is_written_nobody_ends_by_it(values: list[str]) -> None:
     """Arbitrary records crash neither a coordinator, nor its successor that reads the kept shares, nor a member."""
     leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)

@@ -13,7 +13,7 @@ from marshal_dagster.coordination.log import Ack, Append, Chunk
 from marshal_dagster.testing import MemoryLog
 from tests.log_statemachine import MemoryLogMachine
 
-SETTINGS = settings(max_examples=150, stateful_step_count=30, deadline=None)
+SETTINGS = settings(max_examples=150, stateful_step_count=30)
 
 
 @pytest.mark.thorough

@@ -15,7 +15,7 @@ from marshal_dagster.protocol.leases import Lease
 from tests.member_statemachine import run_until_seen
 from tests.range_claimer_statemachine import RangeMachine
 
-SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None)
+SETTINGS = settings(max_examples=150, stateful_step_count=40)
 UNTIL_FOUND = settings(
     SETTINGS,
     max_examples=400,

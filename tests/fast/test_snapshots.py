@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marshal_dagster.protocol import snapshots
@@ -496,7 +496,6 @@ WRITTEN = [render(world, TOPIC_ID, f"writer{number}", 400) for number, world in 
 assert min(map(len, WRITTEN)) > 5
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False), st.lists(st.booleans(), min_size=len(WRITTEN), max_size=len(WRITTEN)))
 def test_interleaved_writers_do_not_break_each_other(rng: Random, breaks_off: list[bool]) -> None:
     """However writers interleave, and wherever some stop, the newest complete snapshot is read."""
@@ -517,7 +516,6 @@ def test_interleaved_writers_do_not_break_each_other(rng: Random, breaks_off: li
     assert facts(choice.world) in [facts(world) for world in whole if world.next_offset == highest]
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 @pytest.mark.thorough
 def test_what_is_deleted_is_never_the_newest_that_is_whole(rng: Random) -> None:

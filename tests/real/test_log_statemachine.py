@@ -1,6 +1,6 @@
 """The log over Kafka under any sequence of steps. `tests/fast/test_log_statemachine.py` tests the log in memory."""
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from marshal_dagster.kafka.admin_client import Topics
@@ -12,9 +12,7 @@ from tests.real.test_kafka_log import SETTINGS, KafkaHouse
 FEW = settings(
     max_examples=10,
     stateful_step_count=20,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 

@@ -251,7 +251,6 @@ def test_whatever_is_put_in_is_given_back(spark: "SparkSession", format_name: st
 
     @settings(
         max_examples=12,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.generate],
