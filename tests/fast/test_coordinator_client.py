@@ -3,8 +3,7 @@
 import itertools
 import queue
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,10 +19,12 @@ from marshal_dagster.coordinator.messages import CoordinatorMessage, MemberMessa
 from marshal_dagster.coordinator.transport import CoordinatorTopics, ReceivedRecord
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
-from tests.conditions import wait_until
+from marshal_dagster.testing import ManualClock
+from tests.conditions import WITHIN_S, wait_until
 
 GROUP = "etl"
 SESSION_MS = 600
+TICK_MS = 50
 PLACES = {("orders", number) for number in range(4)}
 
 
@@ -32,10 +33,11 @@ class Hub:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.clock = ManualClock()
         rules = GroupRules(sticky_assignment, min_session_ms=100, rebalance_backoff_ms=100)
         self.leader = GroupCoordinator(GROUP, 1, rules, self.now_ms)
         self.leader.update_topics({"orders": 4}, self.now_ms)
-        self.readers: list[queue.SimpleQueue[bytes]] = []
+        self.readers: list[Reader] = []
         self.fatal: list[Exception] = []
         """What the members' next turns raise."""
         self.made = 0
@@ -44,8 +46,8 @@ class Hub:
 
     @property
     def now_ms(self) -> float:
-        """Return the present time."""
-        return time.monotonic() * 1_000
+        """Return the present time of the coordinator and its members."""
+        return self.clock.lease_ms()
 
     @property
     def happened(self) -> list[GroupEventKind]:
@@ -58,14 +60,22 @@ class Hub:
             self._send(self.leader.receive(message, self.now_ms))
 
     def tick(self) -> None:
-        """Let the coordinator act on the time that passed."""
+        """Let a moment pass, and let the coordinator act on that, if each member has read what it was sent.
+
+        So a member is silent only if it has no clients.
+        """
         with self.lock:
-            self._send(self.leader.tick(self.now_ms))
+            readers = list(self.readers)
+            if all(reader.has_read_all for reader in readers) and (readers or self.refusal):
+                for reader in readers:
+                    reader.has_read_all = False
+                self.clock.advance(TICK_MS)
+                self._send(self.leader.tick(self.now_ms))
 
     def _send(self, orders: list[CoordinatorMessage]) -> None:
         for order in orders:
             for reader in self.readers:
-                reader.put(render(order))
+                reader.values.put(render(order))
 
 
 class Reader:
@@ -73,22 +83,24 @@ class Reader:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._values: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.values: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.has_read_all = False
         hub.made += 1
 
     def follow(self, _: object) -> None:
         """Start to read."""
-        self._hub.readers.append(self._values)
+        self._hub.readers.append(self)
 
     def read(self, timeout_s: float) -> Iterator[ReceivedRecord]:
         """Yield one order if it arrives in time."""
+        self.has_read_all = self.values.empty()
         with suppress(queue.Empty):
-            yield ReceivedRecord(0, 0, b"", self._values.get(timeout=timeout_s), 0)
+            yield ReceivedRecord(0, 0, b"", self.values.get(timeout=timeout_s), 0)
 
     def close(self) -> None:
         """Stop reading."""
-        if self._values in self._hub.readers:
-            self._hub.readers.remove(self._values)
+        if self in self._hub.readers:
+            self._hub.readers.remove(self)
 
 
 class Writer:
@@ -138,7 +150,7 @@ class Work:
     def __init__(self) -> None:
         self.on: set[DataPartitionId] = set()
         self.calls = 0
-        self.stop_takes_s = 0.0
+        self.may_stop: Callable[[], bool] = lambda: True
         self.fails: list[Exception] = []
         """What the next calls raise."""
 
@@ -149,7 +161,7 @@ class Work:
 
     def stop(self, places: frozenset[DataPartitionId]) -> None:
         """Stop work on these partitions."""
-        time.sleep(self.stop_takes_s)
+        wait_until(self.may_stop, "the work may stop")
         self.on -= places
         self._call()
 
@@ -159,7 +171,7 @@ class Work:
             raise self.fails.pop()
 
 
-def member(work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: ANN401 - the options of a member
+def member(hub: Hub, work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: ANN401 - a member's options
     """Return a member of the hub's group."""
     connection = KafkaConnection(bootstrap_servers="127.0.0.1:1")
     return CoordinatedMember(
@@ -168,29 +180,34 @@ def member(work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: 
         name,
         start=work.start,
         stop=work.stop,
+        clock=hub.clock,
         topics_wanted=["orders"],
         session_timeout_ms=SESSION_MS,
         **fields,
     )
 
 
-@pytest.mark.thorough
+def until(hub: Hub, passed_ms: float) -> Callable[[], bool]:
+    """Return a function that returns whether this time has passed from now on."""
+    at_ms = hub.now_ms + passed_ms
+    return lambda: hub.now_ms >= at_ms
+
+
 def test_one_that_stops_slowly_answers_pings_meanwhile(hub: Hub) -> None:
     """Stopping takes longer than the session timeout, but the member does not count as dead."""
     one, other = Work(), Work()
-    with member(one, "a"):
+    with member(hub, one, "a"):
         wait_until(lambda: one.on == PLACES, "the member has all partitions")
-        one.stop_takes_s = 3 * SESSION_MS / 1_000
-        with member(other, "b"):
+        one.may_stop = until(hub, 3 * SESSION_MS)
+        with member(hub, other, "b"):
             wait_until(lambda: len(one.on) == len(other.on) == 2, "both members have two partitions")
             assert GroupEventKind.FAILED not in hub.happened
-            one.stop_takes_s = 0
 
 
 def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
     """The member continues with a new client and keeps its partitions."""
     work = Work()
-    with member(work, "a") as found:
+    with member(hub, work, "a") as found:
         wait_until(lambda: work.on == PLACES, "the member has all partitions")
         hub.fatal.append(UnavailableError("the client has failed for good"))
         wait_until(lambda: hub.made == 2, "a second producer was made")
@@ -204,13 +221,13 @@ def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
 def test_one_whose_work_cannot_be_done_leaves_and_comes_back(hub: Hub, in_stop: bool) -> None:
     """Other members get its share meanwhile, so no partition stays without a worker."""
     one, other = Work(), Work()
-    with member(one, "a"):
+    with member(hub, one, "a"):
         wait_until(lambda: one.on == PLACES, "the first member has all partitions")
         if in_stop:
             one.fails.append(ValueError("it cannot stop"))
         else:
             other.fails.append(ValueError("it cannot start"))
-        with member(other, "b"):
+        with member(hub, other, "b"):
             wait_until(lambda: hub.happened.count(GroupEventKind.LEFT) == 1, "one member has left")
             wait_until(lambda: hub.happened.count(GroupEventKind.JOINED) == 3, "a member has joined again")
             wait_until(
@@ -223,9 +240,9 @@ def test_one_whose_work_cannot_be_done_leaves_and_comes_back(hub: Hub, in_stop: 
 def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
     """Otherwise another member would start work that this one has not stopped."""
     work = Work()
-    with member(work, "a") as found:
+    with member(hub, work, "a") as found:
         wait_until(lambda: work.on == PLACES, "the member has all partitions")
-        work.stop_takes_s = 0.3
+        work.may_stop = lambda: found.state is MemberState.GONE and GroupEventKind.LEFT not in hub.happened
     assert not work.on
     assert found.state is MemberState.GONE
     wait_until(lambda: hub.happened[-1] is GroupEventKind.LEFT, "the member has left")
@@ -241,7 +258,7 @@ def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest
             raise OSError("no answer")
         return {("orders", 0): 17, ("orders", 1): OFFSET_INVALID}
 
-    with member(work, "m0", auto_commit=True, offsets=offsets):
+    with member(hub, work, "m0", auto_commit=True, offsets=offsets):
         wait_until(lambda: hub.leader.positions == {("orders", 0): 17}, "the leader knows the position")
     assert "no offsets are reported to the coordinator" in caplog.text
 
@@ -249,7 +266,7 @@ def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest
 def test_whatever_goes_wrong_in_its_thread_a_member_goes_on(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     """After any error in its thread the member continues with a new client, and logs the error."""
     work = Work()
-    with member(work, "a") as found:
+    with member(hub, work, "a") as found:
         wait_until(lambda: work.on == PLACES, "the member has all partitions")
         hub.fatal.append(ZeroDivisionError("odd"))
         wait_until(lambda: hub.made == 2, "a second producer was made")
@@ -263,7 +280,7 @@ def test_a_member_whose_clients_cannot_be_made_stops_its_work_and_comes_back(
 ) -> None:
     """A key file can be missing while it is replaced; the work stops after a session timeout, as without a message."""
     work = Work()
-    with member(work, "a") as found:
+    with member(hub, work, "a") as found:
         wait_until(lambda: work.on == PLACES, "the member has all partitions")
         hub.refusal = ConfigurationError("the Kafka client rejects its settings: no key file")
         hub.fatal.append(UnavailableError("the client has failed for good"))
@@ -280,7 +297,7 @@ def test_a_member_whose_clients_cannot_be_made_stops_its_work_and_comes_back(
 def test_a_member_whose_clients_cannot_be_made_can_end(hub: Hub, auto_commit: bool) -> None:
     """It stops its work and ends after a session timeout, though it cannot notify the coordinator."""
     work = Work()
-    with member(work, "a", auto_commit=auto_commit) as found:
+    with member(hub, work, "a", auto_commit=auto_commit) as found:
         wait_until(lambda: work.on == PLACES, "the member has all partitions")
         hub.refusal = ConfigurationError("the Kafka client rejects its settings: no key file")
         hub.fatal.append(UnavailableError("the client has failed for good"))
@@ -295,17 +312,19 @@ def test_leaving_waits_for_a_session_and_says_so_when_that_is_not_enough(
     hub: Hub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that commits by itself waits for two pings, and then for its work to stop."""
-    del hub
-    monkeypatch.setattr(client, "_STOP_WITHIN_S", 0.1)
+    monkeypatch.setattr(client, "_STOP_WITHIN_S", WITHIN_S)
     work = Work()
-    with member(work, "a", auto_commit=True) as quick:
+    with member(hub, work, "a", auto_commit=True) as quick:
         wait_until(lambda: work.on == PLACES, "the member has all partitions")
     assert quick.is_over
     assert not work.on
     assert "did not leave" not in caplog.text
-    with member(work, "a") as slow:
+    with member(hub, work, "a") as slow:
         wait_until(lambda: work.on == PLACES, "the member has all partitions again")
-        work.stop_takes_s = 2 * SESSION_MS / 1_000 + 1
+        monkeypatch.setattr(client, "_STOP_WITHIN_S", 0.1)
+        may_stop = threading.Event()
+        work.may_stop = may_stop.is_set
     assert not slow.is_over
     assert "it did not leave within" in caplog.text
+    may_stop.set()
     wait_until(lambda: slow.is_over, "the slow work is over")

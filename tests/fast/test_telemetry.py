@@ -299,16 +299,17 @@ def test_the_metrics_are_handed_over_at_the_end(stand: Stand, measured: Measured
 
 def test_a_flush_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A collector that does not respond delays the op by the time-out, and causes a warning."""
+    let_go = threading.Event()
 
     class Hanging:
         def force_flush(self, timeout_millis: float) -> None:
-            time.sleep(timeout_millis / 1_000 + 0.3)
+            del timeout_millis
+            let_go.wait()
 
     monkeypatch.setattr(api, "get_meter_provider", Hanging)
-    began_s = time.monotonic()
     metrics.flush(0.05)
+    let_go.set()
 
-    assert time.monotonic() - began_s < 0.3
     assert "could not be exported within 0.05 s" in caplog.text
 
 
@@ -488,12 +489,13 @@ def test_the_fields_reach_dagsters_json_logger(
 
 def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture) -> None:
     """A handler that hangs delays the op's end by the time-out. The number of dropped lines is logged."""
-    let_go = threading.Event()
+    hangs, let_go = threading.Event(), threading.Event()
 
     class Hanging(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "were dropped" not in record.getMessage():
-                let_go.wait(10)
+                hangs.set()
+                let_go.wait()
 
     hanging = Hanging()
     log_lines.LOGGER.addHandler(hanging)
@@ -501,17 +503,15 @@ def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture
     try:
         for number in range(3):
             written.write(logging.WARNING, "line", {"partition": number})
-        began_s = time.monotonic()
+        hangs.wait()
         written.close(0.05)
-        took_s = time.monotonic() - began_s
         written.write(logging.WARNING, "afterwards", {})
     finally:
         let_go.set()
         assert written._thread is not None
-        written._thread.join(WITHIN_S)
+        written._thread.join()
         log_lines.LOGGER.removeHandler(hanging)
 
-    assert took_s < 1
     assert "2 log lines about claims were dropped" in caplog.text
     assert "afterwards" not in caplog.text
 
@@ -521,23 +521,23 @@ def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> Non
     """A separate thread writes the lines, so a claim does not wait for handlers."""
     caplog.set_level(logging.INFO, log_lines.LOGGER.name)
 
+    let_go = threading.Event()
+
     class Slow(logging.Handler):
         def emit(self, _record: logging.LogRecord) -> None:
-            time.sleep(0.2)
+            let_go.wait()
 
     slow = Slow()
     log_lines.LOGGER.addHandler(slow)
     written = log_lines.LineWriter()
     try:
-        began_s = time.monotonic()
         for number in range(3):
             written.write(logging.INFO, "line", {"partition": number})
-        took_s = time.monotonic() - began_s
-        written.close()
+        let_go.set()
+        written.close(WITHIN_S)
     finally:
         log_lines.LOGGER.removeHandler(slow)
 
-    assert took_s < 0.2
     assert [each["partition"] for each in _told(caplog)] == [0, 1, 2]
 
 
@@ -551,5 +551,4 @@ def test_an_interrupt_at_the_end_leaves_no_thread(caplog: pytest.LogCaptureFixtu
         with pytest.raises(KeyboardInterrupt):
             written.close()
     assert written._thread is not None
-    written._thread.join(WITHIN_S)
-    assert not written._thread.is_alive()
+    written._thread.join()
