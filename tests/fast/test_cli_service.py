@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -36,8 +35,6 @@ def test_work_that_does_not_end_holds_up_no_process(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(service, "_END_WITHIN_S", 0.2)
     hung = threading.Event()
     signalled()
-    began_s = time.monotonic()
     with pytest.raises(UnavailableError, match="did not end within"):
-        run_until_signal(lambda: hung.wait(20), lambda: None)
-    assert time.monotonic() - began_s < 5
+        run_until_signal(hung.wait, lambda: None)
     hung.set()

@@ -193,6 +193,7 @@ def until(hub: Hub, passed_ms: float) -> Callable[[], bool]:
     return lambda: hub.now_ms >= at_ms
 
 
+@pytest.mark.thorough
 def test_one_that_stops_slowly_answers_pings_meanwhile(hub: Hub) -> None:
     """Stopping takes longer than the session timeout, but the member does not count as dead."""
     one, other = Work(), Work()

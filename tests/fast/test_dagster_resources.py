@@ -32,6 +32,7 @@ from marshal_dagster.runs.announcements import AnnouncedRange, announced_ranges,
 from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.runs.names import run_of
 from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worker_ended
+from tests.conditions import WITHIN_S
 
 CANARY = "canary-7b1e"
 STATUSES = [
@@ -291,8 +292,9 @@ class CountingInstance:
         return self.run
 
 
-def test_a_storage_that_does_not_answer_knows_of_nobody() -> None:
+def test_a_storage_that_does_not_answer_knows_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of Dagster's storage makes no owner dead and stops no work; the storage is not queried again at once."""
+    monkeypatch.setattr("marshal_dagster.runs.status._ASK_AGAIN_AFTER_S", WITHIN_S)
     down = CountingInstance(OSError("no such host"))
     dead = EndedRunDetector(cast("dg.DagsterInstance", down))
     assert not any(dead(_owner("run")) for _ in range(1_000))

@@ -1372,10 +1372,8 @@ def test_a_broker_that_is_down_fails_the_tick_in_one_line(watch: Watch) -> None:
     context = dg.build_sensor_context(
         instance=watch.instance, resources={"rationalizer": RationalizerResource(connection=connection)}
     )
-    began_s = time.monotonic()
-    with pytest.raises(UnavailableError, match=r"Kafka at 127\.0\.0\.1:9 cannot be reached") as failed:
+    with pytest.raises(UnavailableError, match=r"Kafka at 127\.0\.0\.1:9 cannot be reached.* for 0\.5 s") as failed:
         sensor(context)
-    assert time.monotonic() - began_s < 10
     assert "\n" not in str(failed.value)
 
 

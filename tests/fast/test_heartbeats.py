@@ -4,6 +4,7 @@ See protocol.md, section 6, "Stay". The threads repeat `step`, `watch` and `ask`
 clock.
 """
 
+import functools
 import logging
 import threading
 import time
@@ -13,7 +14,7 @@ from itertools import pairwise
 import pytest
 
 from marshal_dagster.coordination.claimer import Claimer, Member
-from marshal_dagster.coordination.heartbeats import Heartbeats
+from marshal_dagster.coordination.heartbeats import LONGEST_PART, Heartbeats
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
     BatchAbortedError,
@@ -23,8 +24,8 @@ from marshal_dagster.errors import (
     UnavailableError,
 )
 from marshal_dagster.protocol.messages import GroupSettings
-from marshal_dagster.testing import MemoryBroker, MemoryLog
-from tests.conditions import WITHIN_S, wait_until
+from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
+from tests.conditions import wait_until
 from tests.faulty_log import FaultyLog
 from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site, faulty
 
@@ -180,24 +181,6 @@ def test_a_reason_to_stop_is_asked_for_often(site: Site) -> None:
         heartbeats.ask()
 
 
-@pytest.mark.thorough
-def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat() -> None:
-    """Dagster's storage may hang longer than the lease; as the broker works, the claim is kept."""
-    member, log = running_member(500)
-    answered = threading.Event()
-
-    def hang() -> None:
-        answered.wait(60)
-
-    with Heartbeats(member, ignore, reasons_to_stop=[hang]) as heartbeats:
-        try:
-            wait_until(lambda: log.types().count("Heartbeat") >= 6, "six heartbeats are in the log")
-        finally:
-            answered.set()
-        assert heartbeats.error is None
-        member.check([0])
-
-
 def test_who_cannot_tell_a_reason_stops_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """If a reason cannot be checked, heartbeats continue."""
 
@@ -253,70 +236,94 @@ def test_without_claims_there_is_nothing_to_watch(site: Site) -> None:
     assert site.values() == before
 
 
-# With threads, and with the clocks of this machine
+# With threads: they look at the clock often, but only the test moves it
 
 
-def running_member(interval_ms: int) -> tuple[Claimer, FaultyLog]:
-    """Return a member that holds partition 0, with the machine's clocks."""
-    log = FaultyLog(MemoryLog(MemoryBroker(1)))
-    member = Claimer(Rationalizer(log), Member(GROUP, "c", "run1.0"), TOPIC, GroupSettings(interval_ms))
-    member.ensure_group_settings()
-    member.claim([0])
-    member.name_data_topic(TOPIC_ID)
-    member.beat({0: 0})
-    return member, log
+INTERVAL_MS = 200
+DUE_MS = LONGEST_PART * INTERVAL_MS
 
 
-@pytest.mark.thorough
-def test_threads_keep_a_claim_alive() -> None:
+class Running:
+    """A member that holds partition 0, with a short heartbeat interval and a clock of its own."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.log = FaultyLog(MemoryLog(MemoryBroker(1, now_ms=self.clock.wall_ms)))
+        rationalizer = Rationalizer(self.log, clock=self.clock)
+        settings = GroupSettings(INTERVAL_MS)
+        self.member = Claimer(rationalizer, Member(GROUP, "c", "run1.0"), TOPIC, settings, clock=self.clock)
+        self.member.ensure_group_settings()
+        self.member.claim([0])
+        self.member.name_data_topic(TOPIC_ID)
+        self.member.beat({0: 0})
+
+    @property
+    def beats(self) -> int:
+        """Return the number of heartbeats in the log."""
+        return self.log.types().count("Heartbeat")
+
+    def await_beats(self, number: int) -> None:
+        """Let time pass until the next heartbeat is due, and wait for that; repeat this."""
+        for count in range(self.beats + 1, self.beats + number + 1):
+            self.clock.advance(DUE_MS)
+            wait_until(functools.partial(self._has_beats, count), "another heartbeat is in the log")
+
+    def _has_beats(self, number: int) -> bool:
+        return self.beats >= number
+
+
+@pytest.fixture
+def running() -> Running:
+    """Return a member for heartbeats with threads."""
+    return Running()
+
+
+def test_threads_keep_a_claim_alive(running: Running) -> None:
     """The claim outlives its lease many times while the block runs."""
-    member, log = running_member(500)
-    with Heartbeats(member, ignore) as heartbeats:
-        began = time.monotonic()
-        wait_until(lambda: log.types().count("Heartbeat") >= 6, "six heartbeats are in the log")
+    with Heartbeats(running.member, ignore) as heartbeats:
+        running.await_beats(6)
         assert heartbeats.error is None
-        assert time.monotonic() - began > 1
-        member.check([0])
+        running.member.check([0])
 
 
-@pytest.mark.thorough
-def test_a_hanging_broker_does_not_keep_the_work_going() -> None:
+def test_a_hanging_broker_does_not_keep_the_work_going(running: Running) -> None:
     """While one thread waits for the broker, the other ends the work at the lease's end."""
-    member, log = running_member(300)
-    told = threading.Event()
-    goes_on = threading.Event()
+    told, hangs, goes_on = threading.Event(), threading.Event(), threading.Event()
 
     def hang() -> None:
-        goes_on.wait(20)
+        hangs.set()
+        goes_on.wait()
 
-    log.before_append = hang
-    with Heartbeats(member, lambda _: told.set()) as heartbeats:
-        assert told.wait(WITHIN_S)
+    running.log.before_append = hang
+    with Heartbeats(running.member, lambda _: told.set()) as heartbeats:
+        running.clock.advance(DUE_MS)
+        hangs.wait()
+        assert not told.is_set()
+        running.clock.advance(2 * INTERVAL_MS)
+        told.wait()
         assert isinstance(heartbeats.error, ClaimLostError)
         goes_on.set()
 
 
-def test_after_the_block_no_heartbeat_is_sent() -> None:
+def test_after_the_block_no_heartbeat_is_sent(running: Running) -> None:
     """The threads end with the block."""
-    member, log = running_member(100)
-    before = threading.active_count()
-    with Heartbeats(member, ignore):
-        assert threading.active_count() == before + 2
-        wait_until(lambda: log.types().count("Heartbeat") >= 3, "three heartbeats are in the log")
+    with Heartbeats(running.member, ignore) as heartbeats:
+        assert [thread.is_alive() for thread in heartbeats._threads] == [True, True]
+        running.await_beats(2)
 
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in heartbeats._threads)
 
 
-def test_a_fault_in_the_heartbeats_ends_the_work() -> None:
+def test_a_fault_in_the_heartbeats_ends_the_work(running: Running) -> None:
     """After an unexpected error, the work does not continue without heartbeats."""
-    member, log = running_member(200)
 
     def broken() -> None:
         raise ValueError("a client that broke")
 
-    log.before_append = broken
+    running.log.before_append = broken
     told: list[MarshalError] = []
-    with Heartbeats(member, told.append):
+    with Heartbeats(running.member, told.append):
+        running.clock.advance(DUE_MS)
         wait_until(lambda: bool(told), "the loss is reported")
 
     assert isinstance(told[0], BatchAbortedError)
@@ -324,9 +331,8 @@ def test_a_fault_in_the_heartbeats_ends_the_work() -> None:
 
 
 @pytest.mark.parametrize("how", ["a reason to stop", "a fault"])
-def test_the_work_ends_before_a_line_is_logged(how: str) -> None:
+def test_the_work_ends_before_a_line_is_logged(running: Running, how: str) -> None:
     """A log handler may block, so the callback is called before any line is logged."""
-    member, log = running_member(200)
     told = threading.Event()
     told_first: list[bool] = []
 
@@ -342,39 +348,62 @@ def test_the_work_ends_before_a_line_is_logged(how: str) -> None:
     logger.addHandler(handler)
     try:
         if how == "a fault":
-            log.before_append = broken
+            running.log.before_append = broken
         reasons = [lambda: "enough"] if how == "a reason to stop" else []
-        with Heartbeats(member, lambda _: told.set(), reasons_to_stop=reasons):
-            wait_until(told.is_set, "the loss is reported")
+        with Heartbeats(running.member, lambda _: told.set(), reasons_to_stop=reasons):
+            running.clock.advance(DUE_MS)
+            told.wait()
     finally:
         logger.removeHandler(handler)
     assert told_first
     assert all(told_first)
 
 
-def test_work_that_cannot_be_stopped_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat(running: Running) -> None:
+    """Dagster's storage may hang longer than the lease; as the broker works, the claim is kept."""
+    answered = threading.Event()
+
+    def hang() -> None:
+        answered.wait()
+
+    with Heartbeats(running.member, ignore, reasons_to_stop=[hang]) as heartbeats:
+        try:
+            running.await_beats(6)
+        finally:
+            answered.set()
+        assert heartbeats.error is None
+        running.member.check([0])
+
+
+def test_work_that_cannot_be_stopped_is_told_of(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     """If the callback fails, the block's owner gets the error, and a line is logged."""
-    member, _ = running_member(100)
 
     def cannot(_: MarshalError) -> None:
         raise RuntimeError("no gateway")
 
-    with caplog.at_level(logging.ERROR), Heartbeats(member, cannot, reasons_to_stop=[lambda: "enough"]) as heartbeats:
+    with (
+        caplog.at_level(logging.ERROR),
+        Heartbeats(running.member, cannot, reasons_to_stop=[lambda: "enough"]) as heartbeats,
+    ):
         wait_until(lambda: heartbeats.error is not None, "the loss is kept for the owner of the block")
 
     assert "could not be stopped" in caplog.text
 
 
 @pytest.mark.thorough
-def test_beating_and_committing_at_once() -> None:
+def test_beating_and_committing_at_once(running: Running) -> None:
     """With heartbeats and commits from two threads, the claim is kept and every commit counts."""
-    member, log = running_member(200)
-    log.before_append = lambda: time.sleep(0.001)
+    member, offset, beats_seen = running.member, 0, 0
+    running.log.before_append = lambda: time.sleep(0.001)
     with Heartbeats(member, ignore) as heartbeats:
-        for offset in range(1, 200):
+        while offset < 199 or beats_seen < 6:
+            if running.beats > beats_seen:
+                beats_seen = running.beats
+                running.clock.advance(DUE_MS)
+            offset += 1
             member.plan({0: offset})
             member.commit({0: offset})
         assert heartbeats.error is None
     member.release()
 
-    assert log.seen[-1].split("/")[-1] == "199"
+    assert running.log.seen[-1].split("/")[-1] == str(offset)

@@ -61,13 +61,11 @@ def test_the_first_answer_may_take_as_long_as_the_connection_says(monkeypatch: p
     Later reads use their own.
     """
     monkeypatch.setattr(clients, "consumer", lambda *_, **__: (SlowConsumer(), None))
-    log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=20))
+    log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=300))
     log.follow({0: 0})
 
     (chunk,) = log.read_until({0: 3}, HEARTBEAT_S)
-    began_s = time.monotonic()
     with pytest.raises(UnavailableError, match=r"not read up to \{0: 4\} .* within 0.1 s"):
         list(log.read_until({0: 4}, HEARTBEAT_S))
 
     assert chunk.position == 3
-    assert time.monotonic() - began_s < 10

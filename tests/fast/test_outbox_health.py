@@ -19,7 +19,6 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester as harvester_module
 from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.schema import OutboxTables
-from tests.conditions import WITHIN_S
 
 KAFKA = KafkaConnection(bootstrap_servers="127.0.0.1:1")
 
@@ -32,7 +31,7 @@ def harvester() -> Harvester:
 
 def ask(address: str, path: str = "/health", method: str = "GET") -> tuple[int, Any]:
     """Send a request and return its status and body."""
-    connection = http.client.HTTPConnection(address, timeout=WITHIN_S)
+    connection = http.client.HTTPConnection(address)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -106,15 +105,16 @@ def test_it_can_only_be_asked(harvester: Harvester, method: str) -> None:
         assert ask(server.address, method=method)[0] == 501
 
 
-def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester) -> None:
+def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that sends nothing blocks neither other clients nor the shutdown."""
+    handler = health_server._handler(harvester.health)
+    monkeypatch.setattr(handler, "timeout", None)
+    monkeypatch.setattr(health_server, "_handler", lambda _: handler)
     with HealthServer(harvester.health) as server:
         host, port = server.address.split(":")
         with socket.create_connection((host, int(port))):
             assert ask(server.address)[0] == 200
-            began_s = time.monotonic()
             server.__exit__(None, None, None)
-            assert time.monotonic() - began_s < 3
 
 
 def test_an_address_in_use_is_an_error_that_names_it(harvester: Harvester) -> None:
@@ -263,12 +263,10 @@ def test_a_pause_ends_when_a_signal_stops_the_harvester(harvester: Harvester) ->
     before = signal.signal(signal.SIGALRM, lambda *_: harvester.stop())
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
-        began_s = time.monotonic()
-        harvester._pause(30)
+        harvester._pause(10_000)
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - began_s < 5
     began_s = time.monotonic()
     harvester._is_stopped = False
     harvester._pause(0.2)
-    assert 0.2 <= time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s >= 0.2

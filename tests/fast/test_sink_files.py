@@ -392,10 +392,10 @@ def fails_at(here: str, step: str) -> None:
 def test_a_file_system_that_hangs_keeps_no_process_alive() -> None:
     """A call that the JVM never answers does not keep the process alive."""
     script = (
-        "import threading, time\n"
+        "import threading\n"
         "from marshal_dagster.sinks.files.hadoop_storage import HadoopStorage\n"
         "storage, began = HadoopStorage('hdfs://h/out', lambda: None, None), threading.Event()\n"
-        "storage._way = lambda: (began.set(), time.sleep(300))\n"
+        "storage._way = lambda: (began.set(), threading.Event().wait())\n"
         "threading.Thread(target=storage.check, daemon=True).start()\n"
         "assert began.wait(30)\n"
     )
