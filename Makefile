@@ -99,9 +99,9 @@ test-real: java $(READY) ## runs the tests with real services, which they start 
 
 ROUNDS ?= 20
 .PHONY: test-stress
-test-stress: java $(READY) ## runs each test twenty times beside four busy processes: ROUNDS=20 PART=...; continues after an interruption
-	$(BIN)/python -m tests.stress fast --rounds $(ROUNDS) $(if $(PART),--part $(PART))
-	$(BIN)/python -m tests.stress real --rounds $(ROUNDS) $(if $(PART),--part $(PART))
+test-stress: java $(READY) ## runs each test twenty times beside four busy processes: ROUNDS=20 PART=... FREEZE=1; continues after an interruption
+	$(BIN)/python -m tests.stress fast --rounds $(ROUNDS) $(if $(PART),--part $(PART)) $(if $(FREEZE),--freeze)
+	$(BIN)/python -m tests.stress real --rounds $(ROUNDS) $(if $(PART),--part $(PART)) $(if $(FREEZE),--freeze)
 
 .PHONY: test-ui
 test-ui: java chromium $(READY) ## runs the tests of Dagster's pages in a real Chromium; screenshots are in build/ui

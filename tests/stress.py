@@ -1,7 +1,8 @@
 """Runs the tests many times beside busy processes: a test that depends on the machine's pace fails then.
 
-`python -m tests.stress fast` runs the fast tests twenty times beside four busy processes. Rounds that are in the
-results file for the same code are not run again, so the command continues after an interruption.
+`python -m tests.stress fast` runs the fast tests twenty times beside four busy processes. With `--freeze` each test is
+also stopped for two seconds at a random moment, which shows more in one round than busy processes in many. Rounds that
+are in the results file for the same code are not run again, so the command continues after an interruption.
 """
 
 import argparse
@@ -34,7 +35,7 @@ class Round:
     commit: str
     code: str
     suite: str
-    """`fast` or `real`, and the part if it was only one."""
+    """`fast` or `real`, the part if it was only one, and `frozen` if each test was stopped for a while."""
     round: int
     busy: int
     tests: int
@@ -49,9 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", choices=PARTS, metavar="PART", help="only the tests of this part of the library")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="how often each test runs")
     parser.add_argument("--busy", type=int, default=BUSY, metavar="N", help="number of busy processes beside the tests")
+    parser.add_argument("--freeze", action="store_true", help="stop each test for a while (tests/freezing.py)")
     parser.add_argument("--results", type=Path, default=TOP / "tests/results/stress.jsonl", metavar="FILE")
     asked = parser.parse_args(arguments)
-    suite = "/".join(filter(None, (asked.folder, asked.part)))
+    suite = "/".join(filter(None, (asked.folder, asked.part, "frozen" if asked.freeze else None)))
+    options = [*WORKERS[asked.folder], *(("-p", "tests.freezing") if asked.freeze else ())]
     tests = [FOLDER / asked.folder] if asked.part is None else files_of(asked.part, asked.folder)
     code, commit = code_digest(ALL_CODE), code_version(ALL_CODE)
     for number in range(asked.rounds):
@@ -59,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         start_s = time.monotonic()
         with busy_processes(asked.busy):
-            count, failed = run(tests, WORKERS[asked.folder])
+            count, failed = run(tests, options)
         seconds = round(time.monotonic() - start_s)
         add_row(asked.results, asdict(Round(commit, code, suite, number, asked.busy, count, seconds, failed)))
     done = rounds(asked.results, suite, code)
@@ -73,11 +76,11 @@ def rounds(results: Path, suite: str, code: str) -> list[Round]:
     return [row for row in rows if (row.suite, row.code) == (suite, code)]
 
 
-def run(tests: Sequence[Path], workers: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+def run(tests: Sequence[Path], options: Sequence[str]) -> tuple[int, tuple[str, ...]]:
     """Run the tests once. Return their number, and the names of those that failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *workers]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *options]
         limits = [f"--timeout={HANGS_AFTER_S}", "-o", f"faulthandler_timeout={HANGS_AFTER_S}"]
         done = subprocess.run([*command, *limits, *map(str, tests)], cwd=TOP, check=False)
         cases = list(ET.parse(report).iter("testcase")) if report.exists() else []  # noqa: S314 - our own file

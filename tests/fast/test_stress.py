@@ -19,6 +19,16 @@ def test_that_fails_the_second_time():
     ran.touch()
 """
 
+JUMPING = """
+import time
+
+def test_that_the_clock_jumps():
+    before_s = time.monotonic()
+    while (now_s := time.monotonic()) < before_s + 1.5:
+        before_s = now_s
+        time.sleep(0.01)
+"""
+
 
 @pytest.fixture
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -47,3 +57,11 @@ def test_a_run_that_tests_nothing_has_failed(suite: Path) -> None:
     """For example because the file of tests cannot be read."""
     suite.with_name("test_flaky.py").write_text("this is not Python")
     assert stress.main(["fast", "--part", "sinks", "--busy", "0", "--rounds", "1", "--results", str(suite)]) == 1
+
+
+@pytest.mark.thorough
+def test_each_test_is_stopped_for_a_while(suite: Path) -> None:
+    """A test that runs for long enough sees the clock jump."""
+    suite.with_name("test_flaky.py").write_text(JUMPING)
+    command = ["fast", "--part", "sinks", "--busy", "0", "--rounds", "1", "--freeze", "--results", str(suite)]
+    assert stress.main(command) == 0
