@@ -11,12 +11,13 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from demo import flights
 from demo.deployment import BUILD
+from tests.conditions import WITHIN_S
 from tests.ui.pages import expect_no_runs, launch, open_launchpad, switch_off
 from tests.ui.site import FLIGHTS, Site, running_site
 
 SCREENSHOTS = BUILD / "ui"
 WIDTH, HEIGHT = 1440, 1000
-WAIT_MS = 30_000.0
+WAIT_MS = 1_000 * WITHIN_S
 """How long a page may take to show the expected content on a busy machine."""
 
 Shoot: TypeAlias = Callable[[str], None]

@@ -13,7 +13,7 @@ from demo.deployment import ROOT, running
 from marshal_dagster._internal.ports import free_port
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 
 FLIGHTS, MAX_RECORDS, BATCHES = 3_000, 1_000, 3
 ORDERS, ORDERS_PARTITIONS, ORDERS_COUNT = "orders", 2, 250
@@ -72,7 +72,7 @@ def _load_orders(connection: KafkaConnection) -> None:
 
 def _answers(site: Site) -> bool:
     try:
-        with urlopen(site.at("/server_info"), timeout=5) as answer:  # noqa: S310 - our own
+        with urlopen(site.at("/server_info"), timeout=WITHIN_S) as answer:  # noqa: S310 - our own
             return bool(answer.status == 200)
     except (URLError, OSError):
         return False

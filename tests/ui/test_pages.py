@@ -8,14 +8,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from demo import flights
-from tests.conditions import wait_until
-from tests.ui.pages import DEMO, RUN_MS, launch, open_launchpad
+from tests.conditions import WITHIN_S, wait_until
+from tests.ui.pages import DEMO, launch, open_launchpad
 from tests.ui.site import BATCHES, FLIGHTS, MAX_RECORDS
 
 if TYPE_CHECKING:
     from tests.ui.conftest import Shoot
 
-TICK_S = 60.0
 SPAN = """canvas => {
     const {width, height} = canvas;
     const {data} = canvas.getContext("2d").getImageData(0, 0, width, height);
@@ -42,7 +41,7 @@ def expect_plots(page: Page) -> None:
 
     If the plot was not drawn, the window gets another width, so the page draws it again.
     """
-    for width, timeout_s in ((1_440, 20), (1_400, 30), (1_420, 60)):
+    for width, timeout_s in ((1_440, 20), (1_400, 30), (1_420, WITHIN_S)):
         page.set_viewport_size({"width": width, "height": 1_000})
         with suppress(AssertionError):
             _expect_line(page, timeout_s)
@@ -107,7 +106,7 @@ def wait_for_reason(page: Page, reason: str) -> str:
         told = skip_reason(page)
         return told if reason in told else None
 
-    return wait_until(look, f"a tick was skipped for {reason!r}", TICK_S, pause_s=0.1)
+    return wait_until(look, f"a tick was skipped for {reason!r}", pause_s=0.1)
 
 
 def test_a_group_is_paused_and_resumed_by_clicking(page: Page, flights_run: str, shoot: "Shoot") -> None:  # noqa: ARG001 - its run comes first
@@ -134,10 +133,10 @@ def test_the_asset_graph_shows_checks_and_the_asset_its_plots(page: Page, shoot:
     page.goto("/asset-groups")
     page.get_by_role("button", name="Materialize (1)").click()
     passed = page.get_by_role("link", name="6 / 6 Passed")
-    expect(passed).to_be_visible(timeout=RUN_MS)
+    expect(passed).to_be_visible()
     shoot("graph")
     passed.click()
-    expect(page.get_by_text("Succeeded", exact=True)).to_have_count(6, timeout=RUN_MS)
+    expect(page.get_by_text("Succeeded", exact=True)).to_have_count(6)
     page.get_by_text("lag", exact=True).first.click()
     expect(page.get_by_text("0 offsets are unread; 0 are allowed")).to_be_visible()
     shoot("checks")
