@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,9 +25,8 @@ from tests.election_process import boot_ms
 from tests.real.conftest import MakeTopic
 from tests.real.secured_kafka import PLAIN_PASSWORD, PLAIN_USER, SecuredKafka, secured_kafka
 
-SESSION_S = 6.0
-FEW_S = 4.0
-"""The duration of a takeover in addition to the session timeout, on a busy machine."""
+SESSION_S, LONG_SESSION_S = 6, 30
+ASIDE_S = 10.0
 
 
 @dataclass(slots=True)
@@ -61,6 +61,7 @@ class Election:
 
     def __init__(self, servers: str, topic: str, folder: Path) -> None:
         self.topic = topic
+        self.session_s = SESSION_S
         self.members: list[Member] = []
         self._servers = servers
         self._folder = folder
@@ -68,7 +69,7 @@ class Election:
     def start(self) -> Member:
         """Start a member."""
         journal = self._folder / f"journal{len(self.members)}"
-        given = [self._servers, self.topic, f"group-{self.topic}", str(journal)]
+        given = [self._servers, self.topic, f"group-{self.topic}", str(journal), str(self.session_s * 1_000)]
         process = subprocess.Popen([sys.executable, "-m", "tests.election_process", *given])
         self.members.append(Member(process, journal))
         return self.members[-1]
@@ -84,13 +85,13 @@ class Election:
         return leader, other
 
     def terms(self) -> list[tuple[int, float, float]]:
-        """Return each term: its fence, and the first and last moment at which its leader believed in it."""
-        times: dict[int, list[float]] = {}
+        """Return each term: its fence, and two moments at which its leader certainly believed in it, far apart."""
+        times: dict[int, list[tuple[float, float]]] = {}
         for member in self.members:
             for line in member.lines():
                 if line.get("fence") is not None:
-                    times.setdefault(line["fence"], []).append(line["at_ms"])
-        return sorted((fence, min(at), max(at)) for fence, at in times.items())
+                    times.setdefault(line["fence"], []).append((line["until_ms"], line["at_ms"]))
+        return sorted((fence, min(looks)[0], max(looks)[1]) for fence, looks in times.items())
 
     def close(self) -> None:
         """End all members."""
@@ -117,18 +118,19 @@ def check_terms(election: Election, count: int) -> None:
 
 
 def test_another_leads_when_the_leader_is_killed(election: Election) -> None:
-    """The other member leads within the session timeout and a few seconds."""
+    """The other member leads when the session timeout has passed."""
     leader, other = election.start_both()
     os.kill(leader.process.pid, signal.SIGKILL)
-    wait_until(other.leads, "another member leads", SESSION_S + FEW_S)
+    wait_until(other.leads, "another member leads")
     check_terms(election, 2)
 
 
 def test_a_leader_that_ends_hands_over_at_once(election: Election) -> None:
     """The leader reports its resignation and leaves the group. The other leads long before a session timeout."""
+    election.session_s = LONG_SESSION_S
     leader, other = election.start_both()
     leader.process.terminate()
-    wait_until(other.leads, "another member leads", SESSION_S / 2)
+    wait_until(other.leads, "another member leads", LONG_SESSION_S * 5 / 6)  # heartbeats are a sixth of it apart
     assert leader.process.wait(WITHIN_S) == 0
     events = [(line["event"], line.get("told")) for line in leader.lines() if "event" in line]
     first, _ = [fence for fence, _, _ in election.terms()]
@@ -141,7 +143,7 @@ def test_a_leader_that_was_stopped_does_not_believe_that_it_leads(election: Elec
     leader, other = election.start_both()
     fence = leader.fence
     os.kill(leader.process.pid, signal.SIGSTOP)
-    wait_until(other.leads, "another member leads", SESSION_S + FEW_S)
+    wait_until(other.leads, "another member leads")
     before = len(leader.lines())
     continued_ms = boot_ms()
     os.kill(leader.process.pid, signal.SIGCONT)
@@ -160,7 +162,7 @@ def test_a_leader_that_was_stopped_does_not_believe_that_it_leads(election: Elec
 def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConnection, topic: MakeTopic) -> None:
     """The leader steps down by its own clock. It leads in a later term when its beats arrive again."""
     name, events = topic(1, LEADER_SETTINGS), list[Event]()
-    timing = Timing(receive_deadline_ms=1_000)
+    timing = Timing(receive_deadline_ms=3_000)
     with Elector(
         connection, name, f"group-{name}", timing=timing, listener=lambda _, event: events.append(event)
     ) as elector:
@@ -173,7 +175,7 @@ def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConne
             wait_until(lambda: len(events) == 2, "two events were reported")
             assert topics.has_consumers(elector.group)
         assert isinstance(events[1], TermEnded)
-        assert events[1].reason == "read back none of its own beats of the last 1 s"
+        assert events[1].reason == "read back none of its own beats of the last 3 s"
         wait_until(lambda: elector.failure is not None, "the elector reports that it cannot lead")
         assert "are not stored or not read back: Broker: Message size too large" in str(elector.failure)
         set_largest(connection, name, 10_000)
@@ -253,15 +255,15 @@ def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: Kafk
         leader, other = (one, another) if one.term() is not None else (another, one)
         first = leader.term()
         assert first is not None
-        leader.step_down(first, "no database", FEW_S)
-        second = other.wait_for_term(SESSION_S)
+        leader.step_down(first, "no database", ASIDE_S)
+        second = other.wait_for_term(WITHIN_S)
         assert second is not None
         assert second.fence > first.fence
         wait_until(lambda: leader._aside_s == 0, "the pause after the failure is over")
-        other.step_down(first, "an earlier term", FEW_S)
+        other.step_down(first, "an earlier term", ASIDE_S)
         assert (leader.term(), other.term(), other._aside_s) == (None, second, 0)
         other.step_down(second, "no database", WITHIN_S)
-        third = leader.wait_for_term(SESSION_S + FEW_S)
+        third = leader.wait_for_term(WITHIN_S)
         assert third is not None
         assert third.fence > second.fence
         assert other.term() is None
@@ -312,14 +314,11 @@ def test_a_right_that_is_missing_is_told(secured: SecuredKafka) -> None:
         return Elector(connection, topic, group, timing=Timing(receive_deadline_ms=1_000))
 
     for right in ("DESCRIBE", "READ", "WRITE"):
-        with (
-            pytest.raises(AuthorizationError, match=rf"grant this user .*{right}.* on topic 'leader'") as told,
-            stand(),
-        ):
-            pass
-        assert "\n" not in str(told.value)
+        wanted = rf"grant this user .*{right}.* on topic 'leader'"
+        refused = wait_until(lambda wanted=wanted: re.search(wanted, refusal(stand())), f"{right} is missing")  # type: ignore[misc]
+        assert "\n" not in refused.string
         secured.grant(PLAIN_USER, right, "TOPIC", topic)
-    wait_until(lambda: enters(stand()), "the rights on the topic are known")
+    wait_until(lambda: not refusal(stand()), "the rights on the topic are known")
     with stand() as one, stand() as another:
         both = (one, another)
         wait_until(lambda: all(each.failure is not None for each in both), "both report that a right is missing")
@@ -331,10 +330,10 @@ def test_a_right_that_is_missing_is_told(secured: SecuredKafka) -> None:
         wait_until(lambda: all(each.failure is None for each in both), "neither reports a failure")
 
 
-def enters(elector: Elector) -> bool:
-    """Return whether the elector can start. Granted rights take effect after a moment."""
+def refusal(elector: Elector) -> str:
+    """Return why the elector cannot start, or nothing. Granted rights take effect after a moment."""
     try:
         with elector:
-            return True
-    except AuthorizationError:
-        return False
+            return ""
+    except AuthorizationError as error:
+        return str(error)
