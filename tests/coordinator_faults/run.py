@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from marshal_dagster.coordinator.transport import CoordinatorTopics
+from tests.conditions import WITHIN_S
 from tests.coordinator_faults.checkers import Ownership, Place, Verdict, gap_ms, judge, needless_stops
 from tests.coordinator_faults.journal import LINES, Did, Line
 from tests.coordinator_faults.scenario import LINKED, OF_LINKS, Ending, Fault, FaultKind, Scenario
@@ -23,7 +24,6 @@ from tests.topics import grow
 
 COORDINATION_PARTITIONS: Final = 2
 COORDINATOR_PARTITIONS: Final = 2
-START_WITHIN_S: Final = 90.0
 SETTLE_WITHIN_S: Final = 60.0
 """The time after the last fault until each partition has an owner and the spread is even. This promise is judged."""
 STAYS_S: Final = 2.0
@@ -113,7 +113,7 @@ class Run(FaultRun[Process, Line, Tally]):
     def _live(self) -> None:
         for process in self.processes:
             self._start(process)
-        self._wait(lambda: len(self._owned()) >= self.of.partitions / 2, START_WITHIN_S, "a first share")
+        self._wait(lambda: len(self._owned()) >= self.of.partitions / 2, WITHIN_S, "a first share")
         self._play([self._inject(fault) for fault in self.of.faults])
         self._calm_down()
         self.tally.settled_after_s = self._settle("after the last fault")

@@ -19,6 +19,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshot_writer import renew_snapshots
 from marshal_dagster.coordination.topic_settings import create_snapshot_topic
 from marshal_dagster.protocol.messages import DeliveryMode, coordination_partition
+from tests.conditions import WITHIN_S
 from tests.fault_harness.cluster import BROKERS, DATA_SETTINGS, LOG_SETTINGS, FaultyKafka
 from tests.fault_harness.journal import now_ms, read_journal
 from tests.fault_harness.log_watcher import LogWatcher
@@ -41,8 +42,6 @@ from tests.faults.worker import GIVEN_UP, Orders
 from tests.topics import grow
 
 GROUP: Final = "fleet"
-START_WITHIN_S: Final = 40.0
-DRAIN_WITHIN_S: Final = 180.0
 HOLD_WITHIN_S: Final = 3.0
 OLD_S: Final = 3_600
 """The apparent age of the first messages of a topic that retention will delete."""
@@ -112,7 +111,7 @@ class Run(FaultRun[Member, Entry, Tally]):
     def _live(self) -> None:
         for member in self.members:
             self._start(member)
-        self._wait(lambda: bool(self._offsets()), START_WITHIN_S, "a first claim")
+        self._wait(lambda: bool(self._offsets()), WITHIN_S, "a first claim")
         self._play([self._inject(fault) for fault in self.of.faults], beside=self._trickle())
         if self.is_deserted:
             return
@@ -131,7 +130,7 @@ class Run(FaultRun[Member, Entry, Tally]):
         ends = {partition: end for partition, (_, end) in self._bounds().items()}
         self._wait(
             lambda: ends.items() <= self._offsets().items(),
-            DRAIN_WITHIN_S,
+            WITHIN_S,
             lambda: f"all messages to be processed: {self._offsets()} of {ends}",
         )
 

@@ -20,6 +20,7 @@ from marshal_dagster._internal.postgres import Database
 from marshal_dagster.outbox.harvester import OutboxTopics
 from marshal_dagster.outbox.interfaces import ID_HEADER
 from marshal_dagster.outbox.schema import OutboxTables
+from tests.conditions import WITHIN_S
 from tests.fault_harness.journal import read_journal
 from tests.fault_harness.proxy import LinkState
 from tests.fault_harness.run import END_WITHIN_S, FaultRun, Script, WorkerProcess, fake_clock
@@ -48,10 +49,7 @@ from tests.outbox_faults.writers import (
 )
 from tests.simulator.checkers import ViolationError
 
-START_WITHIN_S: Final = 40.0
-DRAIN_WITHIN_S: Final = 90.0
 LEADER_WITHIN_S: Final = 3.0
-READ_WITHIN_S: Final = 40.0
 WHEREABOUTS_S: Final = 1.0
 IN_THE_CLIENT: Final = re.compile(r'kafka/(transactions|clients)\.py", line \d+ in (__init__|producer|consumer)\n')
 """Where a harvester whose clock was wrong may hang (docs/faults.md)."""
@@ -141,12 +139,12 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
             self._start(process)
         for writer in self.writers:
             writer.start()
-        self._wait(lambda: any(process.leads for process in self.processes), START_WITHIN_S, "a first leader")
+        self._wait(lambda: any(process.leads for process in self.processes), WITHIN_S, "a first leader")
         self._play([self._inject(fault) for fault in self.of.faults])
         self._end_writers()
         self.services.repair()
         calm_s = time.monotonic()
-        self._wait(self._is_drained, DRAIN_WITHIN_S, "all rows to be published")
+        self._wait(self._is_drained, WITHIN_S, "all rows to be published")
         self.tally.drained_after_s = round(time.monotonic() - calm_s, 1)
 
     def _is_drained(self) -> bool:
@@ -332,7 +330,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
         consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in ends])
         due = {place for place, end in ends.items() if end > 0}
         seen: list[Seen] = []
-        deadline = time.monotonic() + READ_WITHIN_S
+        deadline = time.monotonic() + WITHIN_S
         try:
             while due and time.monotonic() < deadline:
                 for message in consumer.consume(1_000, 0.2):

@@ -3,8 +3,6 @@
 `make soak-coordinator` runs 200 seeds.
 """
 
-import pytest
-
 from tests.coordinator_faults.__main__ import SUITE
 from tests.coordinator_faults.scenario import FaultKind, scenario
 
@@ -25,7 +23,6 @@ def test_the_seeds_have_the_worst_faults() -> None:
     assert {fault.kind for seed in SEEDS for fault in scenario(seed).faults} >= WORST
 
 
-@pytest.mark.timeout(400)
 def test_a_coordinated_group_keeps_its_promises_under_faults() -> None:
     """A partition never has two owners, no offset is lost or committed by another member, and work resumes evenly."""
     with SUITE.bed() as bed:

@@ -5,8 +5,6 @@
 
 from itertools import product
 
-import pytest
-
 from marshal_dagster.protocol.messages import DeliveryMode
 from tests.faults.__main__ import SUITE
 from tests.faults.scenario import FaultKind, scenario
@@ -21,7 +19,6 @@ def test_the_seeds_have_every_fault() -> None:
     assert {(of.mode, of.ranges is None) for of in chosen} == set(product(DeliveryMode, (True, False)))
 
 
-@pytest.mark.timeout(400)
 def test_a_group_keeps_its_promises_under_faults() -> None:
     """Under any fault nothing is lost or processed twice, and no member wrongly believes in a claim or a commit."""
     with SUITE.bed() as bed:

@@ -3,8 +3,6 @@
 `make soak-outbox` runs 200 seeds.
 """
 
-import pytest
-
 from tests.outbox_faults.__main__ import SUITE
 from tests.outbox_faults.scenario import LEADER, FaultKind, scenario
 
@@ -28,7 +26,6 @@ def test_the_seeds_have_the_worst_faults() -> None:
     assert {fault.harvester for fault in of_harvesters} == {LEADER}
 
 
-@pytest.mark.timeout(300)
 def test_an_outbox_keeps_its_promises_under_faults() -> None:
     """All committed rows are published exactly once, no other records are published, and each key keeps its order."""
     with SUITE.bed() as bed:
