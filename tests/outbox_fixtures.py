@@ -22,10 +22,10 @@ from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector, OutboxStatus, ParkedRow
 from marshal_dagster.outbox.store import PostgresStore
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
+from tests.conditions import WITHIN_S
 
 LONG_MS: Final = 60_000
 MOST_TURNS: Final = 200
-READ_WITHIN_S: Final = 20.0
 
 
 class Published(NamedTuple):
@@ -156,7 +156,7 @@ class Site:
         due = {number for number, each in bounds.items() if each.end}
         consumer.assign([TopicPartition(topic, number, 0) for number in due])
         found: list[Published] = []
-        deadline = time.monotonic() + READ_WITHIN_S
+        deadline = time.monotonic() + WITHIN_S
         try:
             while due:
                 assert time.monotonic() < deadline, f"{topic} was not read to its end: {due}"

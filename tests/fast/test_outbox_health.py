@@ -52,7 +52,7 @@ def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
         status, told = ask(server.address)
         harvester.term = Term(1, "id")
         assert ask(server.address, "/health?verbose")[1]["role"] == "leader"
-    assert told.pop("idle_s") < 5
+    assert told.pop("idle_s") < health_server.IDLE_AFTER_S
     assert (status, told) == (
         200,
         {

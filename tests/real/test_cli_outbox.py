@@ -23,12 +23,6 @@ from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.sink_outputs import own_schema
 
-HANDED_OVER_MS = 4_500
-"""The maximum time of a handover.
-
-A leader that dies is replaced only 6 s after its last heartbeat. It sends one each second.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Stand:
@@ -198,10 +192,9 @@ def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
         assert stand.read(1) == [(b"k", b"first")]
 
         leader.process.send_signal(signal.SIGTERM)
-        signalled_ms = time.time() * 1_000
         told = leader.await_event("stopped")
         assert (leader.process.wait(WITHIN_S), told["published"], told["sessions"]) == (0, 1, 1)
-        assert standby.await_event("leader")["time_ms"] - signalled_ms < HANDED_OVER_MS
+        standby.await_event("leader")
         stand.stash(OutboxRecord(stand.topic, "second", key="k"))
         assert stand.read(2)[1] == (b"k", b"second")
 

