@@ -21,6 +21,7 @@ from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.state import OffsetBounds
+from tests.conditions import WITHIN_S
 
 Message = tuple[int, int]
 """Partition and offset."""
@@ -122,7 +123,9 @@ class KillableLog:
         self.log.close()
 
 
-def read_messages(connection: KafkaConnection, ranges: Sequence[ClaimedRange], timeout_s: float = 20) -> list[Message]:
+def read_messages(
+    connection: KafkaConnection, ranges: Sequence[ClaimedRange], timeout_s: float = WITHIN_S
+) -> list[Message]:
     """Read the messages in exactly `ranges`, as Spark would. Return their partitions and offsets."""
     due = {range_.partition: range_.end for range_ in ranges if range_.first_readable < range_.end}
     if not due:
@@ -151,7 +154,7 @@ def read_messages(connection: KafkaConnection, ranges: Sequence[ClaimedRange], t
 
 
 def drain(
-    batches: Callable[[], ClaimedBatch], process: Callable[[ClaimedBatch], None], *, timeout_s: float = 30
+    batches: Callable[[], ClaimedBatch], process: Callable[[ClaimedBatch], None], *, timeout_s: float = WITHIN_S
 ) -> list[ClaimedBatch]:
     """Process batches until the topic is drained. Wait for partitions that dead members still hold."""
     done: list[ClaimedBatch] = []

@@ -30,7 +30,7 @@ from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.topics import grow
 
-SESSION_MS = 3_000
+SESSION_MS = 10_000
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleS
 from tests.real.conftest import MakeTopic
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Message, Side, drain, read_messages
 
-HEARTBEAT_INTERVAL_MS = 2_000
+HEARTBEAT_INTERVAL_MS = 3_000
 PARTITIONS = 3
 MESSAGES = 60
 
