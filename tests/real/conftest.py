@@ -14,6 +14,7 @@ from marshal_dagster._internal import ports
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
+from tests.conditions import WITHIN_S
 from tests.real.services import ended_services, stop_left_behind, watched
 from tests.real.spark_fixtures import driver, filled, hdfs, interpreted, postgres, spark  # noqa: F401 - fixtures
 from tests.spark_archive import start_spark_quickly
@@ -125,6 +126,6 @@ def fill(connection: KafkaConnection) -> Callable[[str, int, int], None]:
         producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "enable.idempotence": True})
         for number in range(messages):
             producer.produce(topic, f"message {number}", partition=number % partitions)
-        assert producer.flush(30) == 0
+        assert producer.flush(WITHIN_S) == 0
 
     return write

@@ -8,6 +8,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -288,10 +289,10 @@ def test_an_open_transaction(group: Group, topic: MakeTopic, kafka: str) -> None
     writer = Writer(kafka, name, 1)
     writer.plain(2)
     other = Producer({"bootstrap.servers": kafka, "transactional.id": f"{name}-open"})
-    other.init_transactions(30)
+    other.init_transactions(WITHIN_S)
     other.begin_transaction()
     other.produce(name, "in doubt", partition=0)
-    assert other.flush(30) == 0
+    assert other.flush(WITHIN_S) == 0
     writer.plain(2)
 
     delivery = group.open()
@@ -299,7 +300,7 @@ def test_an_open_transaction(group: Group, topic: MakeTopic, kafka: str) -> None
     late = Group(group.connection, group.coordination_topic, group.topics)
     assert group.topics.commit_group_offsets(late.name, name, {0: 4}) is None
     assert late.drain(late.open(), name) == []
-    other.commit_transaction(30)
+    other.commit_transaction(WITHIN_S)
     # The broker reports the end of a transaction before it writes the marker.
     wait_until(lambda: group.topics.offsets(name, [0])[0].end > 2, "the marker is written")
     assert [spans(batch) for batch in group.drain(delivery, name)] == [{0: (2, 6)}]
@@ -570,10 +571,11 @@ def test_a_broker_that_goes_away_in_the_middle(tmp_path: Path, capfd: pytest.Cap
     """
     with running_kafka(tmp_path / "kafka") as cluster:
         connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=5)
-        with Topics(connection) as topics:
+        with Topics(replace(connection, timeout_s=WITHIN_S)) as patient:
             settings = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
-            assert topics.create("__marshal", 4, 1, settings)
-            assert topics.create("orders", 2, 1)
+            assert patient.create("__marshal", 4, 1, settings)
+            assert patient.create("orders", 2, 1)
+        with Topics(connection) as topics:
             group = Group(connection, "__marshal", topics)
             fill_with(connection, "orders", 2, 10)
             group.work(group.open(interval_ms=6_000), "orders", max_records=4)
@@ -593,7 +595,7 @@ def fill_with(connection: KafkaConnection, topic: str, partitions: int, messages
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for number in range(messages):
         producer.produce(topic, f"message {number}", partition=number % partitions)
-    assert producer.flush(30) == 0
+    assert producer.flush(WITHIN_S) == 0
 
 
 def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> None:

@@ -64,7 +64,7 @@ def write_raw(kafka: str, topic: str, records: list[tuple[int, bytes | None]]) -
     producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "logger": None})
     for partition, value in records:
         producer.produce(topic, value, partition=partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(WITHIN_S) == 0
 
 
 def test_a_stored_tail_is_what_status_shows(call: Call, kafka: str, topics: Topics, coordination_topic: str) -> None:

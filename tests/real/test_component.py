@@ -64,7 +64,7 @@ def test_the_example_counts_flights(  # noqa: PLR0917 - fixtures
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for number in range(20):
         producer.produce(name, json.dumps({"carrier": "UA", "dep_delay": number}), partition=number % 2)
-    assert producer.flush(30) == 0
+    assert producer.flush(WITHIN_S) == 0
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", connection.bootstrap_servers)
     monkeypatch.setenv("MARSHAL_COORDINATION_TOPIC", coordination_topic)
     monkeypatch.setenv("MARSHAL_OUTPUT", str(tmp_path))

@@ -248,12 +248,12 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
 ) -> None:
     """The last offset is the transaction marker, which readers do not get. No coordinator waits for it."""
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
-    producer.init_transactions(30)
+    producer.init_transactions(WITHIN_S)
     producer.begin_transaction()
     ping = Ping(group="etl", member=ALL, epoch=1, round=1)
     producer.produce(topics_of.coordinator_messages, render(ping), key_of(ping), 0)
-    producer.flush(30)
-    (producer.commit_transaction if commits else producer.abort_transaction)(30)
+    producer.flush(WITHIN_S)
+    (producer.commit_transaction if commits else producer.abort_transaction)(WITHIN_S)
     wait_until(lambda: end_of(connection, topics_of.coordinator_messages, 0) == 2, "both orders are in the topic")
     found = read_coordinator_messages(connection, topics_of.coordinator_messages, [0])
     assert [(order, came.offset, came.key) for order, came in found] == [(ping, 0, b"etl/*/ping")]
@@ -266,7 +266,7 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for _ in range(3):
         producer.produce(topics_of.member_messages, b"old", partition=0)
-    producer.flush(30)
+    producer.flush(WITHIN_S)
     admin = AdminClient({"bootstrap.servers": connection.bootstrap_servers})
     for done in admin.delete_records([TopicPartition(topics_of.member_messages, 0, 3)]).values():
         done.result(WITHIN_S)
@@ -275,7 +275,7 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
         reader.follow({0: 0})
         wait_until(lambda: not list(reader.read(0.1)) and reader.ends.get(0) == 3, "the reader is at the end")
         producer.produce(topics_of.member_messages, b"new", partition=0)
-        producer.flush(30)
+        producer.flush(WITHIN_S)
         found: list[bytes | None] = []
 
         def finds_some() -> bool:

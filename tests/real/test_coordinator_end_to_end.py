@@ -90,7 +90,7 @@ class Depot:
         for number in range(count):
             self.producer.produce(TOPIC, f"parcel {number}", partition=number % PARTITIONS)
             self.written[number % PARTITIONS] += 1
-        assert self.producer.flush(30) == 0
+        assert self.producer.flush(WITHIN_S) == 0
 
     def view(self) -> GroupAssignments:
         """Read the assignments of the group."""

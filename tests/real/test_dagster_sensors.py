@@ -91,7 +91,7 @@ class Site:
         producer = Producer({"bootstrap.servers": self.connection.bootstrap_servers})
         for age_s in ages_s:
             producer.produce(self.topic, b"x", partition=partition, timestamp=int((time.time() - age_s) * 1_000))
-        assert producer.flush(30) == 0
+        assert producer.flush(WITHIN_S) == 0
 
 
 @pytest.fixture

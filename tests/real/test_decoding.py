@@ -29,6 +29,7 @@ from marshal_dagster.spark.decoding import (
 )
 from marshal_dagster.spark.reader import read_ranges, read_schema
 from tests.avro_bytes import encode, framed, long, record
+from tests.conditions import WITHIN_S
 from tests.protobuf_bytes import framed_message, orders_file
 from tests.real.conftest import MakeTopic
 from tests.registry import Registry, running_registry
@@ -302,7 +303,7 @@ def test_dead_letters_hold_all_that_the_record_was(
     producer.produce(name, key=b"\xff", value=b"{", headers=[("h", b"1")], timestamp=1_700_000_000_123)
     producer.produce(name, key=b"k", value=b'{"a": 1}')
     producer.produce(name, value=None, timestamp=1_700_000_000_124)
-    assert producer.flush(30) == 0
+    assert producer.flush(WITHIN_S) == 0
     frame = read_ranges(spark, connection.spark_options(), name, {0: (0, 3)})
     decoded = decode_json(frame, "a int")
 

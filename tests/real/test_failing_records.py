@@ -16,6 +16,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.sinks import DeltaSink, FileSink, PostgresSink, Sink
+from tests.conditions import WITHIN_S
 from tests.kafka_outputs import KafkaOutput
 from tests.real.conftest import MakeTopic
 from tests.real.test_batches import Group
@@ -59,7 +60,7 @@ def write(kafka: str, topic: str, *, time_ms: int = 0) -> None:
         value = "x" if is_bad and not time_ms else str(number)
         given: dict[str, Any] = {"timestamp": time_ms} if is_bad and time_ms else {}
         producer.produce(topic, value, partition=partition, on_delivery=_require, **given)
-    assert producer.flush(30) == 0
+    assert producer.flush(WITHIN_S) == 0
 
 
 def _require(error: object, _: object) -> None:

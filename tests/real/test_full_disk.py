@@ -16,6 +16,7 @@ from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.sinks import FileSink
+from tests.conditions import WITHIN_S
 from tests.real.conftest import MakeTopic
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def test_a_full_disk_fails_the_run_with_one_line(  # noqa: PLR0917 - fixtures
     producer = Producer({"bootstrap.servers": kafka})
     for number in range(MESSAGES):
         producer.produce(name, os.urandom(MESSAGE_BYTES), partition=number % PARTITIONS)
-    assert producer.flush(30) == 0
+    assert producer.flush(WITHIN_S) == 0
     sink = FileSink(disk / "output")
     orders = build_claimed_batch_op(values, name="orders", topic=name, sink=sink)
     claimer = ClaimerResource(

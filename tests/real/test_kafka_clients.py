@@ -88,7 +88,7 @@ def test_each_kind_of_client_reaches_the_broker(
 
 def test_one_server_of_the_list_is_enough(kafka: str) -> None:
     """If one server is down, a client reaches the cluster by another."""
-    clients.check_reachable(KafkaConnection(bootstrap_servers=f"127.0.0.1:1,{kafka}", timeout_s=5))
+    clients.check_reachable(KafkaConnection(bootstrap_servers=f"127.0.0.1:1,{kafka}", timeout_s=WITHIN_S))
 
 
 def test_reaching_makes_no_topic(connection: KafkaConnection, topics: Topics) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -58,17 +59,17 @@ class KafkaHouse:
         producer.produce(
             self.topic, value, partition=partition, on_delivery=lambda _, message: offsets.append(message.offset() or 0)
         )
-        assert producer.flush(20) == 0
+        assert producer.flush(WITHIN_S) == 0
         return offsets[0]
 
     def pass_over(self, partition: int) -> None:
         """Commit a transaction, so that a marker follows its record, and wait until the marker is written."""
         name = f"marks-{next(NUMBERS)}"
         producer = Producer({"bootstrap.servers": self._connection.bootstrap_servers, "transactional.id": name})
-        producer.init_transactions(20)
+        producer.init_transactions(WITHIN_S)
         producer.begin_transaction()
         producer.produce(self.topic, b"marker", partition=partition)
-        producer.commit_transaction(20)
+        producer.commit_transaction(WITHIN_S)
 
         def is_there() -> bool:
             end = offset_of_end(self._topics, self.topic, partition, committed_only=False)
@@ -209,7 +210,7 @@ def test_a_log_on_a_broker_that_is_down_fails_in_time(
     """
     with running_kafka(tmp_path / "kafka") as cluster:
         connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=3)
-        with Topics(connection) as topics:
+        with Topics(replace(connection, timeout_s=WITHIN_S)) as topics:
             topics.create("log", 1, 1, SETTINGS)
         log = KafkaLog(connection, "log", heartbeat_interval_ms=4_000)
         log.follow({0: 0})

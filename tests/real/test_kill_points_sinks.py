@@ -24,6 +24,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, Sink
 from marshal_dagster.sinks.kafka.records import FrameRecords
+from tests.conditions import WITHIN_S
 from tests.kafka_outputs import KafkaOutput
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
@@ -219,7 +220,7 @@ def fill_topic(connection: KafkaConnection, topic: str, value: str = "message") 
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for number in range(MESSAGES):
         producer.produce(topic, f"{value} {number}", partition=number % PARTITIONS)
-    assert producer.flush(30) == 0
+    assert producer.flush(WITHIN_S) == 0
 
 
 def input_rows() -> list[Row]:

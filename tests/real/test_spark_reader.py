@@ -58,7 +58,7 @@ class Writer:
         self.kafka, self.topic, self.partitions = kafka, topic, partitions
         self.reported: Offsets = {}
         self._transactional = Producer({"bootstrap.servers": kafka, "transactional.id": topic, "linger.ms": 5})
-        self._transactional.init_transactions(30)
+        self._transactional.init_transactions(WITHIN_S)
         self._plain = Producer({"bootstrap.servers": kafka, "linger.ms": 5})
 
     def _report(self, error: object, message: Message) -> None:
@@ -72,7 +72,7 @@ class Writer:
         for _ in range(count):
             for partition in range(self.partitions):
                 producer.produce(self.topic, key=key, value=value, partition=partition, on_delivery=self._report)
-        assert producer.flush(30) == 0
+        assert producer.flush(WITHIN_S) == 0
 
     def plain(self, count: int, *, key: str | None = None, value: str | None = "x") -> None:
         """Write without a transaction."""
@@ -83,7 +83,7 @@ class Writer:
         before = watermarks(self.kafka, self.topic, range(self.partitions))
         self._transactional.begin_transaction()
         self._send(self._transactional, count)
-        self._transactional.commit_transaction(30)
+        self._transactional.commit_transaction(WITHIN_S)
         self._await_markers([end + count + 1 for end in before])
 
     def aborted(self, count: int) -> None:
@@ -92,7 +92,7 @@ class Writer:
         before = watermarks(self.kafka, self.topic, range(self.partitions))
         self._transactional.begin_transaction()
         self._send(self._transactional, count)
-        self._transactional.abort_transaction(30)
+        self._transactional.abort_transaction(WITHIN_S)
         self._await_markers([end + count + 1 for end in before])
         self.reported = known
 
@@ -117,7 +117,7 @@ def test_rows_are_the_messages_at_exactly_these_offsets(spark: "SparkSession", k
             timestamp=1_700_000_000_123 + number,
             headers=[("a", b"1"), ("a", None), ("b", b"2")] if number == 2 else None,
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(WITHIN_S) == 0
     frame = read_ranges(spark, options(kafka), name, {0: (1, 3), 1: (1, 3)})
     assert frame.schema == read_schema()
     rows = {(row["partition"], row["offset"]): row for row in frame.collect()}

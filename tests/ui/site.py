@@ -67,7 +67,7 @@ def _load_orders(connection: KafkaConnection) -> None:
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "enable.idempotence": True})
     for number in range(ORDERS_COUNT):
         producer.produce(ORDERS, f"order {number}", f"shop {number % 7}", partition=number % ORDERS_PARTITIONS)
-    assert producer.flush(30) == 0
+    assert producer.flush(WITHIN_S) == 0
 
 
 def _answers(site: Site) -> bool:
