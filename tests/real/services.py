@@ -18,7 +18,7 @@ _STOPPED_WITHIN_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A process that serves many tests, and the files that say why it ended."""
+    """A process that serves many tests, and its log files, which contain the reason for its end."""
 
     name: str
     process: psutil.Process
@@ -61,7 +61,7 @@ def ended_services() -> list[tuple[str, str]]:
 
 
 def stop_left_behind(run: str, worker: str) -> list[str]:
-    """Stop the processes that a worker which has ended left behind. Return their command lines.
+    """Stop the processes of a worker that has ended. Return their command lines.
 
     Args:
         run: The id that pytest-xdist gave to the test run.
