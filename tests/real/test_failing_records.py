@@ -25,7 +25,9 @@ from tests.sink_outputs import TABLE, PostgresOutput, own_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BAD_PARTITION, BAD_OFFSET = 1, 13
+pytestmark = pytest.mark.usefixtures("interpreted")
+PARTITIONS, EACH = 3, 8
+BAD_PARTITION, BAD_OFFSET = 1, 5
 NANOSECONDS = 1_764_000_000_000_000_000
 
 
@@ -52,10 +54,10 @@ def session(group: Group) -> BatchSession:
 
 
 def write(kafka: str, topic: str, *, time_ms: int = 0) -> None:
-    """Write 20 numbers into each of three partitions. One value is not a number, or has the timestamp `time_ms`."""
+    """Write `EACH` numbers into each partition. One value is not a number, or has the timestamp `time_ms`."""
     producer = Producer({"bootstrap.servers": kafka})
-    for number in range(60):
-        partition, offset = number % 3, number // 3
+    for number in range(PARTITIONS * EACH):
+        partition, offset = number % PARTITIONS, number // PARTITIONS
         is_bad = (partition, offset) == (BAD_PARTITION, BAD_OFFSET)
         value = "x" if is_bad and not time_ms else str(number)
         given: dict[str, Any] = {"timestamp": time_ms} if is_bad and time_ms else {}
@@ -118,7 +120,7 @@ def test_the_record_that_fails_is_named(  # noqa: PLR0917 - fixtures
     error: str,
 ) -> None:
     """One line names group, topic, partition, offset, the original error and the command. Nothing is written."""
-    name = topic(3)
+    name = topic(PARTITIONS)
     write(group.kafka, name)
     sink = FileSink(tmp_path / "output")
     with (
@@ -133,7 +135,7 @@ def test_the_record_that_fails_is_named(  # noqa: PLR0917 - fixtures
     assert f"skip it: {skip}" in text
     assert "\n" not in text
     assert raised.value.__cause__ is not None
-    assert group.key(name, BAD_PARTITION).plan_end == 20
+    assert group.key(name, BAD_PARTITION).plan_end == EACH
 
 
 @pytest.mark.parametrize("kind", ["postgres", "kafka", "delta"])
@@ -142,7 +144,7 @@ def test_the_record_that_fails_is_named_whatever_the_sink(  # noqa: PLR0917 - fi
 ) -> None:
     """Each sink evaluates the rows in a different way, and all errors name the record."""
     spark: SparkSession = request.getfixturevalue("spark")
-    name = topic(3)
+    name = topic(PARTITIONS)
     write(group.kafka, name)
     if kind == "postgres":
         output = PostgresOutput(request.getfixturevalue("postgres"), own_schema())
@@ -162,7 +164,7 @@ def test_the_record_that_fails_is_named_whatever_the_sink(  # noqa: PLR0917 - fi
 
 def test_a_time_that_spark_cannot_hold_is_named(group: Group, spark: "SparkSession", topic: MakeTopic) -> None:
     """A message with a time in nanoseconds cannot be read at all, even without a sink. The error names it."""
-    name = topic(3, {"message.timestamp.after.max.ms": str(2**63 - 1)})
+    name = topic(PARTITIONS, {"message.timestamp.after.max.ms": str(2**63 - 1)})
     write(group.kafka, name, time_ms=NANOSECONDS)
     other = Group(group.connection, group.coordination_topic, group.topics)
     with (
@@ -179,7 +181,7 @@ def test_what_is_of_no_record_stays_as_it_is(
     session: BatchSession, group: Group, spark: "SparkSession", topic: MakeTopic, tmp_path: Path
 ) -> None:
     """An error without a record is not changed. If only the records together fail, the error states that."""
-    name = topic(3)
+    name = topic(PARTITIONS)
     write(group.kafka, name)
     with (
         pytest.raises(Exception, match="of no record") as raised,
@@ -190,9 +192,11 @@ def test_what_is_of_no_record_stays_as_it_is(
             frame.unionByName(spark.sql("SELECT 0 AS partition, 0L AS offset, raise_error('of no record') AS value"))
         )
     assert not isinstance(raised.value, FailingRecordError)
-    many = "IF(count(*) > 15, raise_error('too many'), count(*)) AS n"
+    many = "IF(count(*) > 6, raise_error('too many'), count(*)) AS n"
     with (
-        pytest.raises(FailingRecordError, match=r"no single message fails: those of .*, offsets 0 to 19 fail tog"),
+        pytest.raises(
+            FailingRecordError, match=rf"no single message fails: those of .*, offsets 0 to {EACH - 1} fail tog"
+        ),
         session.claimed_batch(BatchRequest(topic=name), FileSink(tmp_path / "b")) as batch,
     ):
         batch.write(as_it_is(batch.read(spark)).groupBy("partition").agg(f.expr(many)))
