@@ -1,8 +1,8 @@
-"""A group member with a real sink, in its own process, for tests that kill or stop it.
+"""Group members with real sinks, in a process for tests that kill or stop it.
 
-`python -m tests.real.sink_worker JSON` processes batches in effectively-once mode, with Spark or with a replacement
-that needs no JVM. It reports each step as one line on stdout. At the step in the parameters it halts, reports that, and
-continues when it reads a line.
+`python -m tests.real.sink_worker JSON...` processes batches in effectively-once mode, with Spark or with a replacement
+that needs no JVM. Each argument is a member of its own, in a thread; all share a Spark session. A member reports each
+step as one line on stdout. At the step in its parameters it halts, reports that, and continues when it reads a line.
 """
 
 import itertools
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -37,14 +38,16 @@ COLUMNS = ["partition", "offset", "value"]
 
 
 class Orders(BaseModel):
-    """The worker's parameters.
+    """A member's parameters.
 
-    `place` is the folder of the files or of a Delta table, the schema of the table in the PostgreSQL at `dsn`, or a
-    topic (`is_topic`). The worker halts at the `halt_at_count`th time that the sink reaches the step `halt_at_step`.
-    With `halt_in_commit` it halts between two records of its first commit, with `halt_when_written` before that commit.
-    With `slow_ms` each message takes that long in Spark, and the worker reports when Spark has started.
+    Each line that it reports begins with `name`. `place` is the folder of the files or of a Delta table, the schema of
+    the table in the PostgreSQL at `dsn`, or a topic (`is_topic`). It halts at the `halt_at_count`th time that the sink
+    reaches the step `halt_at_step`. With `halt_in_commit` it halts between two records of its first commit, with
+    `halt_when_written` before that commit. With `slow_ms` each message takes that long in Spark, and the member reports
+    when Spark has started.
     """
 
+    name: str = ""
     bootstrap_servers: str
     coordination_topic: str
     topic: str
@@ -65,6 +68,15 @@ class Orders(BaseModel):
     slow_ms: int = 0
     watch_parent: bool = False
 
+    def say(self, text: str) -> None:
+        """Report one line."""
+        say(self.name + text)
+
+    def halt(self, where: str) -> None:
+        """Report that this member has halted, and wait for a line."""
+        self.say(f"halted {where}")
+        sys.stdin.readline()
+
 
 class HalfCommitLog(KillableLog):
     """A log whose member dies at its first commit, after the first of the commit's records."""
@@ -84,22 +96,17 @@ class HalfCommitLog(KillableLog):
         return super().append(records)
 
 
-def halt(where: str) -> None:
-    """Report that this process has halted, and wait for a line."""
-    say(f"halted {where}")
-    sys.stdin.readline()
-
-
-def open_sink(orders: Orders) -> DeltaSink | FileSink | PostgresSink | KafkaSink:
+def open_sink(orders: Orders, spark: "SparkSession | None") -> DeltaSink | FileSink | PostgresSink | KafkaSink:
     """Open the output."""
     sink: DeltaSink | FileSink | PostgresSink | KafkaSink
+    session = None if spark is None else lambda: spark
     if orders.is_topic:
         kind = KafkaSink if orders.with_spark else FakeKafkaSink
         sink = kind(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), orders.place)
     elif orders.is_delta:
-        sink = DeltaSink(orders.place)
+        sink = DeltaSink(orders.place, session=session)
     elif orders.dsn is None:
-        sink = FileSink(orders.place, format="json") if orders.with_spark else FakeFileSink(Path(orders.place))
+        sink = FileSink(orders.place, "json", session=session) if session else FakeFileSink(Path(orders.place))
     else:
         kind_of_table = PostgresSink if orders.with_spark else FakePostgresSink
         sink = kind_of_table(orders.dsn, TABLE, schema=orders.place)
@@ -107,7 +114,7 @@ def open_sink(orders: Orders) -> DeltaSink | FileSink | PostgresSink | KafkaSink
 
     def reached(step: str) -> None:
         if step == orders.halt_at_step and next(times) == orders.halt_at_count:
-            halt(step)
+            orders.halt(step)
 
     hook(sink, reached)
     return sink
@@ -118,7 +125,7 @@ def open_delivery(orders: Orders) -> BatchSession:
     connection = KafkaConnection(bootstrap_servers=orders.bootstrap_servers)
     log: CoordinationLog = KafkaLog(connection, orders.coordination_topic, orders.heartbeat_interval_ms)
     if orders.halt_in_commit:
-        log = HalfCommitLog(log, lambda: halt("between two commit records"))
+        log = HalfCommitLog(log, lambda: orders.halt("between two commit records"))
     return BatchSession(
         log=log,
         data=Topics(connection),
@@ -140,7 +147,7 @@ def result(batch: ClaimedBatch, orders: Orders, spark: "SparkSession | None") ->
         return cast("DataFrame", FakeFrame(COLUMNS, tuple(rows)))
     frame = batch.read(spark).selectExpr("partition", "offset", "CAST(value AS STRING) AS value")
     if orders.slow_ms:
-        threading.Thread(target=report_work, args=(spark, batch.batch_id), daemon=True).start()
+        threading.Thread(target=report_work, args=(spark, batch.batch_id, orders), daemon=True).start()
         slow = f"java_method('java.lang.Thread', 'sleep', {orders.slow_ms}L)"
         frame = frame.selectExpr("partition", "offset", f"concat(value, coalesce({slow}, '')) AS value")
     return frame
@@ -151,12 +158,12 @@ def value_of(partition: int, offset: int, partitions: int) -> str:
     return f"message {offset * partitions + partition}"
 
 
-def report_work(spark: "SparkSession", batch_id: str) -> None:
+def report_work(spark: "SparkSession", batch_id: str, orders: Orders) -> None:
     """Report when Spark runs tasks of this batch."""
     while True:
         progress = job_control.progress(spark, batch_id)
         if progress is not None and progress.active_stages:
-            say("Spark is at work")
+            orders.say("Spark is at work")
             return
         time.sleep(0.02)
 
@@ -170,36 +177,43 @@ def causes(error: BaseException | None) -> str:
     return " <- ".join(told)
 
 
-def main() -> int:
+def work(orders: Orders, spark: "SparkSession | None") -> int:
     """Process batches until the topic is drained. Return 1 if a batch failed."""
-    orders = Orders.model_validate_json(sys.argv[1])
-    spark = None
-    if orders.with_spark:
-        extra = {"spark.master": "local[1]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
-        extra |= delta_settings() if orders.is_delta else {}
-        spark = start_session(spark_settings(app_name="sink worker", extra=extra))
-        spark.sparkContext.setLogLevel("OFF")
-    delivery, sink = open_delivery(orders), open_sink(orders)
-    say("ready")
+    delivery, sink = open_delivery(orders), open_sink(orders, spark)
+    orders.say("ready")
     while True:
         batch = delivery.claimed_batch(BatchRequest(topic=orders.topic, max_records=orders.max_records), sink)
         try:
             with batch:
                 if batch.idle is None:
-                    say(f"claimed {' '.join(str(one) for one in batch.all_ranges)}")
+                    orders.say(f"claimed {' '.join(str(one) for one in batch.all_ranges)}")
                     batch.write(result(batch, orders, spark))
                     if orders.halt_when_written:
-                        halt("when written")
+                        orders.halt("when written")
         except MarshalError as error:
-            say(f"failed {causes(error)}")
+            orders.say(f"failed {causes(error)}")
             return 1
         if batch.idle is None:
-            say("committed")
+            orders.say("committed")
         elif batch.idle.reason == "drained":
-            say("drained")
+            orders.say("drained")
             return 0
         else:
             time.sleep(0.05)
+
+
+def main() -> int:
+    """Let each member work. Return 1 if a batch failed."""
+    members = [Orders.model_validate_json(argument) for argument in sys.argv[1:]]
+    spark = None
+    if members[0].with_spark:
+        slots = sum(orders.partitions for orders in members) if len(members) > 1 else 1
+        extra = {"spark.master": f"local[{slots}]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+        extra |= delta_settings() if any(orders.is_delta for orders in members) else {}
+        spark = start_session(spark_settings(app_name="sink worker", extra=extra))
+        spark.sparkContext.setLogLevel("OFF")
+    with ThreadPoolExecutor(len(members)) as threads:
+        return max(threads.map(lambda orders: work(orders, spark), members))
 
 
 if __name__ == "__main__":

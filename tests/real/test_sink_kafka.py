@@ -24,14 +24,22 @@ from tests.conditions import WITHIN_S
 from tests.kafka_outputs import FakeRecords, KafkaOutput, committed
 from tests.real import sink_worker
 from tests.real.conftest import MakeTopic
-from tests.real.test_takeover_sinks import HEARTBEAT_INTERVAL_MS, PARTITIONS, Site, input_rows, site
+from tests.real.test_takeover_sinks import (
+    HEARTBEAT_INTERVAL_MS,
+    PARTITIONS,
+    MakeSite,
+    Site,
+    input_rows,
+    make_site,
+    site,
+)
 from tests.sink_conformance import shared
 from tests.sink_kit import GROUP_CHECKS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["site"]
+__all__ = ["make_site", "site"]
 
 ON_A_BROKER = (
     "rest_of_a_batch",
@@ -124,18 +132,24 @@ def drain(site: Site, output: KafkaOutput) -> list[ClaimedBatch]:
 KILLS = [("evaluated", 1), ("fenced", 1), ("sent", 3), ("noted", 1), ("noted", 5), ("committed", 1), ("committed", 4)]
 
 
-@pytest.mark.parametrize(("step", "count"), KILLS)
-def test_a_process_killed_at_each_step(site: Site, output: KafkaOutput, step: str, count: int) -> None:
-    """A process is killed in one of five ranges and taken over at once. The output equals the input exactly."""
-    worker = site.start(output, with_spark=False, halt_at_step=step, halt_at_count=count)
-    worker.wait_until_reported(f"halted {step}")
+def test_a_process_killed_at_each_step(make_site: MakeSite, connection: KafkaConnection) -> None:
+    """Members are killed in one of five ranges and taken over at once. The output equals the input exactly."""
+    members = {kill: (make_site(), KafkaOutput(connection)) for kill in KILLS}
+    worker = members[KILLS[0]][0].start_together(
+        *(
+            group.orders(output, name=f"{step} {count} ", with_spark=False, halt_at_step=step, halt_at_count=count)
+            for (step, count), (group, output) in members.items()
+        )
+    )
+    for step, count in KILLS:
+        worker.wait_until_reported(f"{step} {count} halted {step}")
     worker.kill_all()
 
-    done = drain(site, output)
-
-    taken = range(count if step == "committed" else count - 1)
-    assert [[each.partition for each in batch.skipped] for batch in done] == [[*taken]]
-    assert output.rows() == input_rows()
+    for (step, count), (group, output) in members.items():
+        done = drain(group, output)
+        taken = range(count if step == "committed" else count - 1)
+        assert [[each.partition for each in batch.skipped] for batch in done] == [[*taken]], (step, count)
+        assert output.rows() == input_rows(), (step, count)
 
 
 @pytest.mark.parametrize("step", ["sent", "noted"])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,11 @@ from tests.sink_outputs import DELTA_STEPS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("interpreted")
 HEARTBEAT_INTERVAL_MS = 2_000
 PARTITIONS, MESSAGES = 5, 40
+ENDLESS_MS = 60_000
+"""The time of a message that Spark still processes when its process is killed."""
 
 
 def input_rows() -> list[Row]:
@@ -113,7 +117,11 @@ class Site:
 
     def start(self, output: Output, **orders: object) -> "Worker":
         """Start a member in a separate process group."""
-        return self._launch([sys.executable, "-m", "tests.real.sink_worker", self.orders(output, **orders)])
+        return self.start_together(self.orders(output, **orders))
+
+    def start_together(self, *orders: str) -> "Worker":
+        """Start members of this and of other groups in one process, with one JVM."""
+        return self._launch([sys.executable, "-m", "tests.real.sink_worker", *orders])
 
     def start_below(self, output: Output, **orders: object) -> "Worker":
         """Start a process in a separate process group, whose child is a member."""
@@ -171,10 +179,14 @@ class Worker:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
+        self._reported: list[str] = []
 
     def wait_until_reported(self, what: str) -> str:
-        """Read the process's output up to a line that starts with `what`."""
-        return wait_for_line(self.process, what)
+        """Wait until the process has printed a line that starts with `what`, and return the line."""
+        while not (found := [line for line in self._reported if line.startswith(what)]):
+            self._reported.append(wait_for_line(self.process, ""))
+        self._reported.remove(found[0])
+        return found[0]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""
@@ -203,20 +215,34 @@ class Worker:
         return self.process.wait(WITHIN_S)
 
 
+MakeSite = Callable[[], Site]
+
+
 @pytest.fixture
-def site(
+def make_site(
     connection: KafkaConnection,
     coordination_topic: str,
     topics: Topics,
     topic: MakeTopic,
     fill: Callable[[str, int, int], None],
-) -> Iterator[Site]:
-    """A group without history, and a data topic of 5 partitions with 8 messages each."""
-    name = topic(PARTITIONS)
-    fill(name, PARTITIONS, MESSAGES)
-    site = Site(connection, coordination_topic, topics, name)
-    yield site
-    site.close()
+) -> Iterator[MakeSite]:
+    """A function that creates groups without history, each with a data topic of 5 partitions with 8 messages each."""
+    with ExitStack() as stack:
+
+        def make() -> Site:
+            name = topic(PARTITIONS)
+            fill(name, PARTITIONS, MESSAGES)
+            site = Site(connection, coordination_topic, topics, name)
+            stack.callback(site.close)
+            return site
+
+        yield make
+
+
+@pytest.fixture
+def site(make_site: MakeSite) -> Site:
+    """A group without history."""
+    return make_site()
 
 
 @pytest.fixture
@@ -350,84 +376,89 @@ def test_a_member_stopped_before_its_commit(site: Site, output: Output) -> None:
 # Spark processes that are killed
 
 
-def test_a_spark_process_killed_at_work(site: Site, output: Output, spark: "SparkSession") -> None:
-    """SIGKILL to the process group, with the JVM, during a Spark action: the output is exact."""
-    worker = site.start(output, slow_ms=200)
-    claimed = worker.wait_until_reported("claimed")
-    worker.wait_until_reported("Spark is at work")
-    worker.kill_all()
-    assert output.rows() == []
+def test_a_spark_process_killed_at_work(
+    make_site: MakeSite, tmp_path: Path, table: Table, spark: "SparkSession"
+) -> None:
+    """SIGKILL to the process group, with the JVM, during Spark actions and between two commit records.
 
-    done = site.drain(output, spark)
-
-    assert claimed == f"claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
-        "the successor does not take over the killed member's plan"
+    The outputs are exact, and rows that were written are not written again.
+    """
+    outputs: dict[str, Output] = {"files ": Files(tmp_path / "files"), "table ": table}
+    sites = {name: make_site() for name in outputs}
+    committing, written = make_site(), Files(tmp_path / "written")
+    worker = committing.start_together(
+        *(sites[name].orders(output, name=name, slow_ms=ENDLESS_MS) for name, output in outputs.items()),
+        committing.orders(written, halt_in_commit=True),
     )
-    assert output.rows() == input_rows()
-
-
-def test_a_spark_process_killed_at_its_commit(site: Site, files: Files, spark: "SparkSession") -> None:
-    """SIGKILL to the process group between two commit records: rows that were written are not written again."""
-    worker = site.start(files, halt_in_commit=True)
+    claimed = {name: worker.wait_until_reported(f"{name}claimed") for name in outputs}
+    for name in outputs:
+        worker.wait_until_reported(f"{name}Spark is at work")
     worker.wait_until_reported("halted between two commit records")
     worker.kill_all()
-    assert [site.key(n).offset for n in range(PARTITIONS)] == [8, 0, 0, 0, 0]
+    assert [committing.key(n).offset for n in range(PARTITIONS)] == [8, 0, 0, 0, 0]
 
-    done = site.drain(files, spark)
-
+    for name, output in outputs.items():
+        assert output.rows() == [], name
+        done = sites[name].drain(output, spark)
+        assert claimed[name] == f"{name}claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
+            "the successor does not take over the killed member's plan"
+        )
+        assert output.rows() == input_rows(), name
+    done = committing.drain(written, spark)
     assert [[each.partition for each in batch.skipped] for batch in done] == [[1, 2, 3, 4]]
-    assert files.rows() == input_rows()
+    assert written.rows() == input_rows()
 
 
-def test_a_session_whose_jvm_is_killed(site: Site, output: Output, spark: "SparkSession") -> None:
+def test_a_session_whose_jvm_is_killed(make_site: MakeSite, files: Files, table: Table, spark: "SparkSession") -> None:
     """SIGKILL only to the JVM, during a Spark action: the run releases at once, and the next one repeats the batch."""
-    worker = site.start(output, slow_ms=200)
-    claimed = worker.wait_until_reported("claimed")
-    worker.wait_until_reported("Spark is at work")
+    outputs: dict[str, Output] = {"files ": files, "table ": table}
+    sites = {name: make_site() for name in outputs}
+    worker = sites["files "].start_together(
+        *(sites[name].orders(output, name=name, slow_ms=ENDLESS_MS) for name, output in outputs.items())
+    )
+    claimed = {name: worker.wait_until_reported(f"{name}claimed") for name in outputs}
+    for name in outputs:
+        worker.wait_until_reported(f"{name}Spark is at work")
     (jvm,) = [each for each in children(worker.process.pid) if each.name() == "java"]
     jvm.kill()
     killed_s = time.monotonic()
     assert worker.wait() not in {0, -signal.SIGKILL}
     assert time.monotonic() - killed_s < 30
-    keys = [site.key(n) for n in range(PARTITIONS)]
-    assert all(key.owner is None and key.plan_end and not key.offset for key in keys)
-    assert output.rows() == []
+    for name, output in outputs.items():
+        keys = [sites[name].key(n) for n in range(PARTITIONS)]
+        assert all(key.owner is None and key.plan_end and not key.offset for key in keys), name
+        assert output.rows() == [], name
 
-    done = site.drain(output, spark)
+        done = sites[name].drain(output, spark)
 
-    assert claimed == f"claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
-        "the next run does not take over the failed run's plan"
-    )
-    assert output.rows() == input_rows()
-
-
-@pytest.fixture
-def reached_through_spark(request: pytest.FixtureRequest, tmp_path: Path, spark: "SparkSession") -> Output:
-    """An empty output that is only reachable through a Spark session."""
-    if request.param == "delta":
-        return DeltaFolder(tmp_path / "output", spark)
-    return HadoopFiles(f"{request.getfixturevalue('hdfs')}/{new_instance_id('output')}", spark)
+        assert claimed[name] == f"{name}claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
+            "the next run does not take over the failed run's plan"
+        )
+        assert output.rows() == input_rows(), name
 
 
-@pytest.mark.parametrize(
-    ("reached_through_spark", "step"),
-    [*(("delta", step) for step in DELTA_STEPS), ("hdfs", "judged"), ("hdfs", "linked")],
-    indirect=["reached_through_spark"],
-)
-def test_a_spark_process_killed_at_a_step_of_its_sink(
-    site: Site, reached_through_spark: Output, spark: "SparkSession", step: str
+def test_a_spark_process_killed_at_each_step_of_its_sinks(
+    make_site: MakeSite, tmp_path: Path, hdfs: str, spark: "SparkSession"
 ) -> None:
-    """SIGKILL to the process group, with the JVM that has the rows: the output has all rows once, or none."""
-    worker = site.start(reached_through_spark, halt_at_step=step)
-    worker.wait_until_reported(f"halted {step}")
+    """SIGKILL to the process group, with the JVM that has the rows: each output has all rows once, or none."""
+    outputs: dict[str, Output] = {step: DeltaFolder(tmp_path / step, spark) for step in DELTA_STEPS}
+    outputs |= {f"hdfs {step}": HadoopFiles(f"{hdfs}/{new_instance_id('out')}", spark) for step in ("judged", "linked")}
+    sites = {name: make_site() for name in outputs}
+    steps = {name: name.removeprefix("hdfs ") for name in outputs}
+    worker = sites["judged"].start_together(
+        *(sites[name].orders(output, name=f"{name}: ", halt_at_step=steps[name]) for name, output in outputs.items())
+    )
+    for name, step in steps.items():
+        worker.wait_until_reported(f"{name}: halted {step}")
     worker.kill_all()
-    is_there = step in {"committed", "linked"}
-    assert reached_through_spark.rows() == (input_rows() if is_there else [])
+    for name, output in outputs.items():
+        is_there = steps[name] in {"committed", "linked"}
+        assert output.rows() == (input_rows() if is_there else []), name
 
-    done = site.drain(reached_through_spark, spark)
+        done = sites[name].drain(output, spark)
 
-    assert sum(len(batch.skipped) for batch in done) == (PARTITIONS if is_there else 0)
-    assert reached_through_spark.rows() == input_rows()
+        assert sum(len(batch.skipped) for batch in done) == (PARTITIONS if is_there else 0), name
+        assert output.rows() == input_rows(), name
 
 
 @pytest.mark.parametrize("sign", ["*.parquet", "_delta_log/*"])
