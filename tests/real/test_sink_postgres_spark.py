@@ -163,31 +163,40 @@ def test_instants_beyond_pythons_years_are_written_as_they_are(spark: "SparkSess
 BAD = "string(X'4DFC6C6C6572')"
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        "{} AS c",
-        "array('a', NULL, {}) AS c",
-        "map('k', {}) AS c",
-        "map({}, 'v') AS c",
-        "map('k', map('k', array({}))) AS c",
-        "named_struct('a', 'a', 'b.c', {}) AS c",
-        "array(named_struct('n', 1L, 's', {})) AS c",
-        "{} AS `c.d e`",
-    ],
-)
+PLACES = [
+    "{} AS c",
+    "array('a', NULL, {}) AS c",
+    "map('k', {}) AS c",
+    "map({}, 'v') AS c",
+    "map('k', map('k', array({}))) AS c",
+    "named_struct('a', 'a', 'b.c', {}) AS c",
+    "array(named_struct('n', 1L, 's', {})) AS c",
+    "{} AS `c.d e`",
+]
+
+
+def texts(spark: "SparkSession", column: str, bad: str) -> "DataFrame":
+    """Return nine rows with texts in a column. From the sixth row on the text is `bad`."""
+    good_or_bad = f"IF(id > 4, {bad}, 'Müller \U0001f600 \ufffd')"
+    return spark.range(9).selectExpr("0 AS partition", "id AS offset", "'fine' AS a", column.format(good_or_bad))
+
+
+@pytest.mark.parametrize("column", PLACES)
 @pytest.mark.parametrize(
     ("bad", "why"), [(BAD, "bytes that are not UTF-8"), ("'a\\0b'", "NUL character"), ("string(X'610062')", "NUL")]
 )
 def test_a_text_that_cannot_be_is_named(spark: "SparkSession", postgres: str, column: str, bad: str, why: str) -> None:
     """The error names partition and offset of the first such message, and the column."""
-    rows = spark.range(9).selectExpr(
-        "0 AS partition", "id AS offset", "'fine' AS a", column.format(f"IF(id > 4, {bad}, 'Müller \U0001f600 \ufffd')")
-    )
+    rows = texts(spark, column, bad)
     name = rows.columns[-1]
     with pytest.raises(SinkRejectedError, match=rf"topic 't', partition 0, offset 5, column '{name}': it has .*{why}"):
         written(postgres, rows, "1")
-    assert written(postgres, rows.where("offset < 5"), "1") == [(1,)] * 5
+
+
+@pytest.mark.parametrize("column", PLACES)
+def test_the_texts_before_it_are_written(spark: "SparkSession", postgres: str, column: str) -> None:
+    """Texts beyond ASCII are no reason to refuse a row."""
+    assert written(postgres, texts(spark, column, BAD).where("offset < 5"), "1") == [(1,)] * 5
 
 
 def test_rows_without_offsets_are_named_by_their_range(spark: "SparkSession", postgres: str) -> None:
