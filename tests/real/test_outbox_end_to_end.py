@@ -42,7 +42,7 @@ from tests.conditions import WITHIN_S, wait_until
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outbox"
 ROOT = EXAMPLE.parents[1]
 
-FLIGHTS, BATCH, PARTITIONS = 12_000, 3_000, 4
+FLIGHTS, BATCH, PARTITIONS = 2_400, 600, 4
 MOST_RUNS = 5
 SECOND, LAST = 1, 3
 """Numbers of batches, from 0. The test can make a run wait before it writes the events of these batches."""
