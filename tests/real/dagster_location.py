@@ -93,7 +93,8 @@ def hold_batch(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None
     """Hold a batch until its claim is lost."""
     has_sink = claimer.settings.delivery is DeliveryMode.EFFECTIVELY_ONCE
     sink = FileSink(MARK.parent / "out") if has_sink else None
-    with claimer.claimed_batch(context, topic=TOPIC, max_records=10, sink=sink) as batch:
+    most = int(os.environ["TEST_MAX_RECORDS"])
+    with claimer.claimed_batch(context, topic=TOPIC, max_records=most, sink=sink) as batch:
         _mark()
         while True:
             batch.check()

@@ -101,6 +101,7 @@ class Site:
         delivery: DeliveryMode = DeliveryMode.AT_LEAST_ONCE,
         heartbeat_interval_s: float = 30,
         claim_ranges: bool = False,
+        max_records: int = 10,
     ) -> "subprocess.Popen[bytes]":
         """Start a run in its own run worker."""
         environment = {
@@ -113,6 +114,7 @@ class Site:
             "TEST_DELIVERY": delivery.value,
             "TEST_HEARTBEAT_INTERVAL_S": str(heartbeat_interval_s),
             "TEST_CLAIM_RANGES": str(claim_ranges),
+            "TEST_MAX_RECORDS": str(max_records),
             "TEST_MARK": str(self.mark),
         }
         with (self.folder / f"{job}.log").open("ab") as output:
@@ -545,17 +547,17 @@ def test_an_announcement_outlives_a_kill(site: Site) -> None:
 
 
 def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession") -> None:
-    """A run is killed while Spark works.
+    """A run is killed at work. The sensor requests a run for its partitions, and that run replays the plan.
 
-    The sensor requests a run for its partitions, and that run replays the plan.
+    `test_takeover_sinks` kills processes while Spark works.
     """
-    worker = site.start_and_wait("spark_in_process", heartbeat_interval_s=2)
+    worker = site.start_and_wait("hold", heartbeat_interval_s=2, max_records=MESSAGES)
     dead = site.key().owner
     assert dead is not None
     for each in reversed(_tree(worker.pid)):
         each.kill()
     worker.wait(WITHIN_S)
-    op = build_claimed_batch_op(lambda *_: None, name="endless", topic=site.topic, spark_key="spark")
+    op = build_claimed_batch_op(lambda *_: None, name="work", topic=site.topic, spark_key="spark")
     redo = build_reprocess_job(op, name="redo")
     wait_until(lambda: site.tick(redo).run_requests, "the sensor finds the stale claim")
     (request,) = site.tick(redo).run_requests or ()
