@@ -108,7 +108,12 @@ WRONG_WAYS: dict[str, tuple[str, str, dict[str, str], str]] = {
     "TLS where there is none": ("SSL", "PLAINTEXT", {}, "SSL"),
     "TLS where there are passwords alone": ("SASL_SSL", "SASL_PLAINTEXT", WITH_SCRAM, "SSL"),
     "a password where none is wanted": ("SASL_PLAINTEXT", "PLAINTEXT", WITH_SCRAM, "does not speak SASL there"),
-    "no password where one is wanted": ("PLAINTEXT", "SASL_PLAINTEXT", {}, "the server closes the connection"),
+    "no password where one is wanted": (  # the server may close it for another reason, so the client tries again
+        "PLAINTEXT",
+        "SASL_PLAINTEXT",
+        {"timeout_s": "5"},
+        "the server closes the connection",
+    ),
     "no TLS where it is wanted": (
         "PLAINTEXT",
         "SASL_SSL",
