@@ -1,7 +1,6 @@
 """The Delta sink on real tables. `tests/fast/test_sink_delta` tests its rules without Spark."""
 
 import json
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from marshal_dagster.sinks.conformance import CASES, Case, Target
 from marshal_dagster.sinks.conformance.target import COLUMNS, deliver, intervals, never, part, rows_of
 from marshal_dagster.sinks.delta.commit import APPLICATION, Commit
 from marshal_dagster.sinks.delta.table import alone_on_this_machine
-from tests.conditions import WITHIN_S
+from tests.conditions import WITHIN_S, wait_until
 from tests.sink_conformance import shared
 from tests.sink_kit import a_renamed_group_takes_over
 from tests.sink_outputs import DELTA_STEPS, TYPES
@@ -101,16 +100,18 @@ def test_a_renamed_group_takes_over(target: DeltaTarget) -> None:
     a_renamed_group_takes_over(target)
 
 
-def slow_append(spark: "SparkSession", path: Path, commit: Commit, begun: threading.Event, value: str) -> None:
-    """Commit as the sink does, but slowly. Set `begun` when Delta has started."""
+def slow_append(spark: "SparkSession", path: Path, commit: Commit, marks: tuple[Path, Path], value: str) -> None:
+    """Commit as the sink does. Create the first file when Delta writes the rows, and then wait for the second file."""
+    begun, may_continue = map(str, marks)
 
     def pause(value: str) -> str:
-        time.sleep(4)
+        Path(begun).touch()
+        while not Path(may_continue).exists():
+            time.sleep(0.05)
         return value
 
     frame = spark.createDataFrame([(0, 0, value)], "partition int, offset long, value string")
     slow = frame.withColumn("value", f.udf(pause, "string")("value"))
-    threading.Timer(1.5, begun.set).start()
     options = {"userMetadata": commit.to_metadata(), "txnAppId": APPLICATION, "txnVersion": str(commit.number)}
     slow.write.format("delta").mode("append").options(**options).save(str(path))
 
@@ -120,18 +121,21 @@ def test_delta_lets_no_two_commits_of_a_number_overlap(spark: "SparkSession", tm
 
     Both of two plain appends would be in the table.
     """
+    table, begun, may_continue = tmp_path / "table", tmp_path / "begun", tmp_path / "may continue"
     spark.createDataFrame([(0, 9, "old")], "partition int, offset long, value string").write.format("delta").save(
-        str(tmp_path)
+        str(table)
     )
-    begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(slow_append, spark, tmp_path, Commit(1, "slow"), begun, "slow")
-        assert begun.wait(WITHIN_S)
-        fast = spark.createDataFrame([(0, 0, "fast")], "partition int, offset long, value string")
-        fast.write.format("delta").mode("append").options(txnAppId=APPLICATION, txnVersion="1").save(str(tmp_path))
+        first = pool.submit(slow_append, spark, table, Commit(1, "slow"), (begun, may_continue), "slow")
+        wait_until(begun.exists, "the first writer writes its rows")
+        try:
+            fast = spark.createDataFrame([(0, 0, "fast")], "partition int, offset long, value string")
+            fast.write.format("delta").mode("append").options(txnAppId=APPLICATION, txnVersion="1").save(str(table))
+        finally:
+            may_continue.touch()
         with pytest.raises(Exception, match="DELTA_CONCURRENT_TRANSACTION"):
             first.result(WITHIN_S)
-    values = [row.value for row in spark.read.format("delta").load(str(tmp_path)).collect()]
+    values = [row.value for row in spark.read.format("delta").load(str(table)).collect()]
     assert sorted(values) == ["fast", "old"]
 
 

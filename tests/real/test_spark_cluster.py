@@ -110,10 +110,9 @@ def test_at_least_once(driver: Driver, work: Work) -> None:
 def test_a_revoked_batch_ends_its_tasks_on_the_cluster(driver: Driver, work: Work) -> None:
     """The batch fails about one heartbeat after its revocation, and no executor continues."""
     work = replace(work, mode=DeliveryMode.AT_LEAST_ONCE)
-    error, came_of, took_s = driver.call(lose_a_batch, work)
+    error, came_of = driver.call(lose_a_batch, work)
     assert "held by no instance" in error
     assert "was stopped" in came_of
-    assert took_s < 20
     wait_until(lambda: not driver.call(tasks_at_work, work), "no task is at work", pause_s=0.1)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.usefixtures("interpreted")
-HEARTBEAT_INTERVAL_MS = 2_000
+HEARTBEAT_INTERVAL_MS = 3_000
 PARTITIONS, MESSAGES = 5, 40
 ENDLESS_MS = 60_000
 """The time of a message that Spark still processes when its process is killed."""
@@ -421,9 +421,7 @@ def test_a_session_whose_jvm_is_killed(make_site: MakeSite, files: Files, table:
         worker.wait_until_reported(f"{name}Spark is at work")
     (jvm,) = [each for each in children(worker.process.pid) if each.name() == "java"]
     jvm.kill()
-    killed_s = time.monotonic()
     assert worker.wait() not in {0, -signal.SIGKILL}
-    assert time.monotonic() - killed_s < 30
     for name, output in outputs.items():
         keys = [sites[name].key(n) for n in range(PARTITIONS)]
         assert all(key.owner is None and key.plan_end and not key.offset for key in keys), name
