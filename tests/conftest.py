@@ -1,4 +1,4 @@
-"""Settings for every test: interrupts work, Dagster's instances in memory start fast, Hypothesis measures no time.
+"""Settings for every test: interrupts work, Dagster and garbage collection are quick, Hypothesis measures no time.
 
 A shell starts background commands with SIGINT ignored, and every process that a test starts would inherit that.
 """
