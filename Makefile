@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
-# Without stored bytecode each of the tests' hundreds of Python processes would compile Dagster and Spark's client anew (2 s).
+# Without stored bytecode each of the tests' hundreds of Python processes would compile Dagster and Spark's client again (2 s).
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= $(shell for name in python3.11 python3; do command -v "$$name" && break; done)

@@ -1,4 +1,4 @@
-"""`make test-stress` counts each failure of each round, and goes on after an interruption."""
+"""`make test-stress` counts each failure of each round, and continues after an interruption."""
 
 from pathlib import Path
 

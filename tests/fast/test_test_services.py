@@ -1,4 +1,4 @@
-"""The test run reports a service that has ended, and stops what a worker left behind."""
+"""The test run reports a service that has ended, and stops the processes that a worker left running."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.conditions import wait_until
-from tests.real.services import ended_services, stop_left_behind, watched
+from tests.real.services import ended_services, stop_left_running, watched
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -25,8 +25,8 @@ def test_a_service_that_has_ended_is_named_with_the_end_of_its_log(tmp_path: Pat
     assert ended_services() == []
 
 
-def test_what_a_worker_left_behind_is_stopped() -> None:
-    """Processes of other workers and other runs go on."""
+def test_what_a_worker_left_running_is_stopped() -> None:
+    """Processes of other workers and other runs continue."""
     started = {
         name: subprocess.Popen(
             SLEEP, env=os.environ | {"PYTEST_XDIST_TESTRUNUID": name[0], "PYTEST_XDIST_WORKER": name[1]}
@@ -34,7 +34,7 @@ def test_what_a_worker_left_behind_is_stopped() -> None:
         for name in (("this run", "gw0"), ("this run", "gw1"), ("another run", "gw0"))
     }
     try:
-        [command] = stop_left_behind("this run", "gw0")
+        [command] = stop_left_running("this run", "gw0")
         assert command.startswith(sys.executable)
         assert {name for name, process in started.items() if process.poll() is None} == set(started) - {
             ("this run", "gw0")

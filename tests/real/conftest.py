@@ -15,7 +15,7 @@ from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import WITHIN_S
-from tests.real.services import ended_services, stop_left_behind, watched
+from tests.real.services import ended_services, stop_left_running, watched
 from tests.real.spark_fixtures import driver, filled, hdfs, interpreted, postgres, spark  # noqa: F401 - fixtures
 from tests.spark_archive import start_spark_quickly
 
@@ -55,10 +55,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - pytest-xdist has no types
-    """Stop what a worker left behind, and name it."""
+    """Stop the processes that a worker left running, and report them."""
     worker = node.gateway.id
-    for command in stop_left_behind(node.workerinput["testrunuid"], worker):
-        sys.stderr.write(f"\nworker {worker} left a process behind, which was stopped: {command}\n")
+    for command in stop_left_running(node.workerinput["testrunuid"], worker):
+        sys.stderr.write(f"\nworker {worker} left a process running, which was stopped: {command}\n")
 
 
 class MakeTopic(Protocol):

@@ -1,7 +1,7 @@
 """The services of a worker of the test run: the end of one is reported with the tests that fail by it.
 
-A worker that crashes leaves its services running. `stop_left_behind` finds them by the variables that pytest-xdist sets
-in a worker's environment, which its processes inherit.
+A worker that crashes leaves its services running. `stop_left_running` finds them by the variables that pytest-xdist
+sets in a worker's environment, which its processes inherit.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def ended_services() -> list[tuple[str, str]]:
     ]
 
 
-def stop_left_behind(run: str, worker: str) -> list[str]:
+def stop_left_running(run: str, worker: str) -> list[str]:
     """Stop the processes of a worker that has ended. Return their command lines.
 
     Args:
