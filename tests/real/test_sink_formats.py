@@ -242,6 +242,7 @@ def test_each_type_alone_is_given_back(spark: "SparkSession", format_name: str) 
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_whatever_is_put_in_is_given_back(spark: "SparkSession", format_name: str) -> None:
     """Random types, special values, column orders, added columns and CSV options are preserved."""
