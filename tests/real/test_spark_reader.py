@@ -14,7 +14,6 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.reader import offsets_read, read_ranges, read_schema, run_once
 from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
-from tests.real.spark_driver import Driver, Where, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +29,7 @@ def options(kafka: str) -> dict[str, str]:
 def offsets_of(frame: "DataFrame") -> Offsets:
     """Return the offsets in a frame, by partition."""
     found: Offsets = {}
-    for row in frame.select("partition", "offset").orderBy("partition", "offset").collect():
+    for row in sorted(frame.select("partition", "offset").collect()):
         found.setdefault(row["partition"], []).append(row["offset"])
     return found
 
@@ -347,19 +346,10 @@ def consumer(kafka: str) -> Callable[[], Consumer]:
     return lambda: Consumer({"bootstrap.servers": kafka, "group.id": "tests", "enable.auto.commit": False})
 
 
-def test_consumers_that_idle_are_let_go(driver: Driver, kafka: str, filled: str) -> None:
+def test_consumers_that_idle_are_let_go(spark: "SparkSession", kafka: str, filled: str) -> None:
     """In a warm session, consumers of earlier batches and their fetched records are released."""
-    where = Where("local[2]")
-    assert driver.call(connections_after_a_read, where, kafka, filled) > 0
-    wait_until(lambda: not driver.call(connections, where, kafka), "no connection is left", pause_s=1)
-
-
-def connections_after_a_read(where: Where, kafka: str, topic: str) -> int:
-    """Read once, and return how many connections to the broker are left."""
-    assert read_ranges(session(where), options(kafka), topic, {0: (0, 5)}).count() == 5
-    return connections(where, kafka)
-
-
-def connections(where: Where, kafka: str) -> int:
-    """Return how many connections to the broker the session's JVM has."""
-    return len(connected(session(where), kafka))
+    before = connected(spark, kafka)
+    assert read_ranges(spark, options(kafka), filled, {0: (0, 5)}).count() == 5
+    left = connected(spark, kafka) - before
+    assert left
+    wait_until(lambda: not left & connected(spark, kafka), "no connection of the read is left", pause_s=1)
