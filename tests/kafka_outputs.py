@@ -62,7 +62,7 @@ class KafkaOutput:
         self.topic = topic or f"output-{os.urandom(6).hex()}"
         if topic is None:
             with Topics(connection) as topics:
-                assert topics.create(self.topic, PARTITIONS, 1)
+                assert topics.create(self.topic, PARTITIONS, 1, {"retention.ms": "-1"})  # a test may write old records
             assert KafkaSink(connection, self.topic).create_notes()
 
     def sink(self, reached: Callable[[str], None] | None = None) -> KafkaSink:

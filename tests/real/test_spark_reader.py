@@ -105,7 +105,7 @@ class Writer:
 
 def test_rows_are_the_messages_at_exactly_these_offsets(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
     """Each column has what was sent, from the first offset to the one before the end."""
-    name = topic(2)
+    name = topic(2, {"retention.ms": "-1"})  # the messages are years old
     producer = Producer({"bootstrap.servers": kafka})
     for number in range(6):
         producer.produce(
