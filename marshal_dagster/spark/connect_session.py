@@ -71,6 +71,9 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
 def disconnect(spark: "SparkSession") -> None:
     """Close the session, so that this process can have a local session again."""
     spark.stop()
+    # PySpark closes the client again when the session is collected. That would shut down the threads that all sessions
+    # share, at any moment of an operation of another session, which then fails.
+    spark.client.close = lambda: None  # type: ignore[operator]
     os.environ.pop(_CONNECT_MODE, None)
 
 

@@ -1,5 +1,6 @@
 """Claimed batches on a local Spark Connect server, also when the server dies."""
 
+import gc
 import json
 import logging
 import signal
@@ -133,6 +134,20 @@ def decode(work: Work, url: str, avro: Sequence[bytes], protobuf: Sequence[bytes
         good=[row["a"] for row in good.select("value.*").collect()],
         no_ddl=str(no_ddl.value),
     )
+
+
+def release_threads_stay(work: Work) -> bool:
+    """Return whether PySpark's shared threads stay when an earlier session is collected."""
+    from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
+
+    stop_session()
+    earlier = session(work.where)
+    stop_session()
+    session(work.where).range(1).count()
+    before = ExecutePlanResponseReattachableIterator._release_thread_pool_instance
+    del earlier
+    gc.collect()
+    return before is not None and before is ExecutePlanResponseReattachableIterator._release_thread_pool_instance
 
 
 def connect_wrongly(url: str, token: str) -> str:
@@ -289,6 +304,11 @@ def test_an_interrupt_leaves_the_batch_at_once(driver: Driver, work: Work) -> No
             return len(json.load(answer))
 
     wait_until(lambda: not running(), "no operation runs")
+
+
+def test_a_session_that_was_closed_disturbs_no_other(driver: Driver, work: Work) -> None:
+    """PySpark closes it once more when it is collected, which would end the threads that all sessions share."""
+    assert driver.call(release_threads_stay, work)
 
 
 def test_the_servers_page_shows_no_secret(driver: Driver, work: Work) -> None:
