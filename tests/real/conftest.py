@@ -54,11 +54,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - pytest-xdist has no types
-    """Stop the processes that a worker left running, and report them."""
+def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ANN401 - pytest-xdist has no types
+    """Stop the processes that a worker left running, and report them if it crashed: others are about to end."""
     worker = node.gateway.id
     for command in stop_left_running(node.workerinput["testrunuid"], worker):
-        sys.stderr.write(f"\nworker {worker} left a process running, which was stopped: {command}\n")
+        if error is not None:
+            sys.stderr.write(f"\nworker {worker} left a process running, which was stopped: {command}\n")
 
 
 class MakeTopic(Protocol):
