@@ -1,6 +1,8 @@
 """Writers that die or stall before a given line of the sink. It uses Python's tracing, so sinks need no hooks."""
 
 import os
+import select
+import signal
 import sys
 import threading
 import traceback
@@ -17,6 +19,7 @@ _DIED, _FAILED = b"died ", b"failed "
 _ENDED = b"ended"
 _LONGEST_REPORT_BYTES = 60_000
 _MOST_WITH_SPARK = 40
+_FORKS, _FORK_ENDS_WITHIN_S = 3, 100.0
 
 
 class SimulatedDeathError(BaseException):
@@ -85,6 +88,22 @@ def dies(target: Target, number: int, write: Callable[[], object]) -> str | None
 
 
 def _dies_alone(target: Target, number: int, write: Callable[[], object]) -> str | None:
+    for _ in range(_FORKS):
+        report = _forked_report(target, number, write)
+        if report.startswith(_DIED):
+            return report.removeprefix(_DIED).decode()
+        if report == _ENDED:
+            return None
+        if report:
+            raise AssertionError(f"a writer in a forked process failed: {report.removeprefix(_FAILED).decode()}")
+    raise AssertionError(f"{_FORKS} writers in forked processes did not end within {_FORK_ENDS_WITHIN_S:g} s each")
+
+
+def _forked_report(target: Target, number: int, write: Callable[[], object]) -> bytes:
+    """Return what a forked writer reported; nothing if it hangs, which kills it.
+
+    A process that is forked beside other threads can hang by a lock that one of them held, as those of a client do.
+    """
     files = target.source_files()
     ours, its = os.pipe()
     with warnings.catch_warnings():
@@ -94,13 +113,12 @@ def _dies_alone(target: Target, number: int, write: Callable[[], object]) -> str
         _write_and_die(its, files, number, write)
     os.close(its)
     with os.fdopen(ours, "rb") as pipe:
+        ended = select.select([pipe], [], [], _FORK_ENDS_WITHIN_S)[0]
+        if not ended:
+            os.kill(process, signal.SIGKILL)
         report = pipe.read()
     os.waitpid(process, 0)
-    if report.startswith(_DIED):
-        return report.removeprefix(_DIED).decode()
-    if report == _ENDED:
-        return None
-    raise AssertionError(f"a writer in a forked process failed: {report.removeprefix(_FAILED).decode()}")
+    return report
 
 
 def _write_and_die(pipe: int, files: Collection[str], number: int, write: Callable[[], object]) -> None:
