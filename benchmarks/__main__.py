@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
             default = getattr(benchmark.sizes, size.name)
             command.add_argument(
                 f"--{size.name.replace('_', '-')}",
-                type=_not_negative if size.name == "warm_up" else _positive,
+                type=partial(_whole, 0 if size.name == "warm_up" else 1),
                 default=default,
                 metavar="N",
                 help=f"default {default}",
@@ -73,15 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _not_negative(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _whole(text: str, least: int) -> int:
+def _whole(least: int, text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)

@@ -230,8 +230,8 @@ def test_a_terminal_is_filled_and_given_back(environment: dict[str, str], tmp_pa
             assert select.select([ours], [], [], 30)[0]
             written += os.read(ours, 65_536)
         os.write(ours, b"xq")
-        _, told = process.communicate(timeout=WITHIN_S)
-        assert (process.returncode, told) == (0, b"")
+        _, errors = process.communicate(timeout=WITHIN_S)
+        assert (process.returncode, errors) == (0, b"")
         assert termios.tcgetattr(theirs) == before
         while select.select([ours], [], [], 0)[0]:
             written += os.read(ours, 65_536)

@@ -156,9 +156,9 @@ def values(reader: InMemoryMetricReader) -> dict[str, dict[str, float]]:
 
 def test_a_coordinator_that_stands_by_is_healthy(coordinator: Coordinator) -> None:
     """A coordinator that leads no partition is a healthy standby."""
-    told = coordinator.health()
-    assert told.pop("idle_s") < IDLE_AFTER_S
-    assert told == {
+    health = coordinator.health()
+    assert health.pop("idle_s") < IDLE_AFTER_S
+    assert health == {
         "healthy": True,
         "role": "standby",
         "partitions": 0,
@@ -680,24 +680,24 @@ def test_what_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, caplog:
     places = {"t" * 200: list(range(150_000))}
     large = StartFetcher(group="etl", member="a", tenure="a", epoch=1, generation=1, places=places)
 
-    def told() -> list[str]:
+    def answer() -> list[str]:
         writer._warned_at_s = -math.inf
         found = [record.getMessage() for record in caplog.records]
         caplog.clear()
         return found
 
     writer.send_to_member(large)
-    assert "more than the 900,000 that readers accept; start more members" in told()[0]
+    assert "more than the 900,000 that readers accept; start more members" in answer()[0]
     assert producer.reports == []
     writer.send_to_member(large.model_copy(update={"places": {}}))
     producer.reports[0](None, SimpleNamespace(topic=lambda: "orders"))
-    assert told() == []
+    assert answer() == []
     for _ in range(2):
         producer.reports[0](KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), SimpleNamespace(topic=lambda: "orders"))
-    assert len(told()) == 1
+    assert len(answer()) == 1
     producer.fails = BufferError("full")
     writer.send_to_coordinator(registers("etl"))
-    assert "full" in told()[0]
+    assert "full" in answer()[0]
 
 
 @pytest.mark.parametrize("recovery_ms", [-5, math.nan, math.inf])

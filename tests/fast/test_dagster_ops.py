@@ -517,9 +517,9 @@ def test_a_run_that_finds_only_exhausted_plans_fails_and_says_what_to_do(stand: 
     (check,) = evaluations(stand, result)
     assert (check.asset_key, check.check_name, check.passed) == (dg.AssetKey("work"), "exhausted_plans", False)
     stand.process = good
-    mended = stand.run(ClaimedBatchConfig(retry_exhausted=True))
-    assert mended.success
-    assert [check.passed for check in evaluations(stand, mended)] == [True]
+    fixed = stand.run(ClaimedBatchConfig(retry_exhausted=True))
+    assert fixed.success
+    assert [check.passed for check in evaluations(stand, fixed)] == [True]
     assert not evaluations(stand, stand.run())
 
 

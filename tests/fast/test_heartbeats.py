@@ -196,35 +196,35 @@ def test_who_cannot_tell_a_reason_stops_nothing(site: Site, caplog: pytest.LogCa
 def test_an_ended_lease_ends_the_work_once(site: Site) -> None:
     """The callback gets the error once, at the first check after the lease's end."""
     member = site.owner_of(0)
-    told: list[MarshalError] = []
-    heartbeats = Heartbeats(member, told.append)
+    reported: list[MarshalError] = []
+    heartbeats = Heartbeats(member, reported.append)
     began_ms = site.clock.lease_ms()
 
     work_until_stopped(heartbeats, site, heartbeats.watch)
 
     assert site.clock.lease_ms() - began_ms <= 2 * HI_MS - HI_MS / 10 + HI_MS / 4 + 10
     heartbeats.watch()
-    assert [type(error) for error in told] == [ClaimLostError]
-    assert heartbeats.error is told[0]
+    assert [type(error) for error in reported] == [ClaimLostError]
+    assert heartbeats.error is reported[0]
 
 
 def test_the_lease_is_looked_at_from_the_start(site: Site) -> None:
     """A lease that ended before the block is found at once."""
     member = site.owner_of(0)
-    told: list[MarshalError] = []
-    heartbeats = Heartbeats(member, told.append)
+    reported: list[MarshalError] = []
+    heartbeats = Heartbeats(member, reported.append)
     site.clock.advance(2 * HI_MS)
 
     heartbeats.watch()
 
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_without_claims_there_is_nothing_to_watch(site: Site) -> None:
     """A member that released all its claims gets no error."""
     member = site.owner_of(0)
-    told: list[MarshalError] = []
-    heartbeats = Heartbeats(member, told.append)
+    reported: list[MarshalError] = []
+    heartbeats = Heartbeats(member, reported.append)
     member.release()
     site.clock.advance(10 * HI_MS)
     before = site.values()
@@ -232,7 +232,7 @@ def test_without_claims_there_is_nothing_to_watch(site: Site) -> None:
     heartbeats.watch()
     heartbeats.step()
 
-    assert told == []
+    assert reported == []
     assert site.values() == before
 
 
@@ -288,21 +288,21 @@ def test_threads_keep_a_claim_alive(running: Running) -> None:
 
 def test_a_hanging_broker_does_not_keep_the_work_going(running: Running) -> None:
     """While one thread waits for the broker, the other ends the work at the lease's end."""
-    told, hangs, goes_on = threading.Event(), threading.Event(), threading.Event()
+    reported, hangs, may_continue = threading.Event(), threading.Event(), threading.Event()
 
     def hang() -> None:
         hangs.set()
-        goes_on.wait()
+        may_continue.wait()
 
     running.log.before_append = hang
-    with Heartbeats(running.member, lambda _: told.set()) as heartbeats:
+    with Heartbeats(running.member, lambda _: reported.set()) as heartbeats:
         running.clock.advance(DUE_MS)
         hangs.wait()
-        assert not told.is_set()
+        assert not reported.is_set()
         running.clock.advance(2 * INTERVAL_MS)
-        told.wait()
+        reported.wait()
         assert isinstance(heartbeats.error, ClaimLostError)
-        goes_on.set()
+        may_continue.set()
 
 
 def test_after_the_block_no_heartbeat_is_sent(running: Running) -> None:
@@ -321,25 +321,25 @@ def test_a_fault_in_the_heartbeats_ends_the_work(running: Running) -> None:
         raise ValueError("a client that broke")
 
     running.log.before_append = broken
-    told: list[MarshalError] = []
-    with Heartbeats(running.member, told.append):
+    reported: list[MarshalError] = []
+    with Heartbeats(running.member, reported.append):
         running.clock.advance(DUE_MS)
-        wait_until(lambda: bool(told), "the loss is reported")
+        wait_until(lambda: bool(reported), "the loss is reported")
 
-    assert isinstance(told[0], BatchAbortedError)
-    assert "a client that broke" in str(told[0])
+    assert isinstance(reported[0], BatchAbortedError)
+    assert "a client that broke" in str(reported[0])
 
 
 @pytest.mark.parametrize("how", ["a reason to stop", "a fault"])
 def test_the_work_ends_before_a_line_is_logged(running: Running, how: str) -> None:
     """A log handler may block, so the callback is called before any line is logged."""
-    told = threading.Event()
-    told_first: list[bool] = []
+    reported = threading.Event()
+    reported_first: list[bool] = []
 
     class Slow(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.levelno >= logging.ERROR:
-                told_first.append(told.is_set())
+                reported_first.append(reported.is_set())
 
     def broken() -> None:
         raise ValueError("a client that broke")
@@ -350,13 +350,13 @@ def test_the_work_ends_before_a_line_is_logged(running: Running, how: str) -> No
         if how == "a fault":
             running.log.before_append = broken
         reasons = [lambda: "enough"] if how == "a reason to stop" else []
-        with Heartbeats(running.member, lambda _: told.set(), reasons_to_stop=reasons):
+        with Heartbeats(running.member, lambda _: reported.set(), reasons_to_stop=reasons):
             running.clock.advance(DUE_MS)
-            told.wait()
+            reported.wait()
     finally:
         logger.removeHandler(handler)
-    assert told_first
-    assert all(told_first)
+    assert reported_first
+    assert all(reported_first)
 
 
 def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat(running: Running) -> None:
