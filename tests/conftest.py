@@ -6,7 +6,9 @@ A shell starts background commands with SIGINT ignored, and every process that a
 import gc
 import os
 import signal
+import socket
 import sys
+from collections.abc import Iterator
 
 import pytest
 from alembic.config import Config
@@ -38,6 +40,14 @@ def pytest_collection_finish() -> None:
     """Leave out of garbage collections what was imported and collected, because it stays and is large."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def unused_port() -> Iterator[int]:
+    """A port without a listener."""
+    with socket.socket() as held:  # so that no other process gets it
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

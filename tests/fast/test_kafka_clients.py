@@ -34,14 +34,6 @@ MAKERS: dict[str, Make] = {
 
 
 @pytest.fixture
-def free_port() -> Iterator[int]:
-    """Return a port on which no process listens."""
-    with socket.socket() as held:  # so that no other process gets it
-        held.bind(("127.0.0.1", 0))
-        yield int(held.getsockname()[1])
-
-
-@pytest.fixture
 def serve() -> Iterator[Callable[[bytes | None], int]]:
     """Yield a function that starts a server. It sends `answer` to each connection; `b""` closes, None sends nothing."""
     listeners: list[socket.socket] = []
@@ -115,10 +107,10 @@ def reached(make: Make, connection: KafkaConnection, reason: str = "") -> str:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_nothing_that_listens_is_told_within_the_time_out(
-    kind: str, free_port: int, capfd: pytest.CaptureFixture[str]
+    kind: str, unused_port: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """If no process listens, each kind of client reports the refused connection and writes nothing to stderr."""
-    message = reached(MAKERS[kind], connection_to(free_port), REFUSED)
+    message = reached(MAKERS[kind], connection_to(unused_port), REFUSED)
     assert "Connection refused (tried for 0.5 s); start Kafka there" in message
     assert capfd.readouterr() == ("", "")
 
@@ -131,9 +123,9 @@ def test_a_name_that_is_not_known_is_told(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr() == ("", "")
 
 
-def test_of_several_servers_the_one_that_fails_is_named(free_port: int) -> None:
+def test_of_several_servers_the_one_that_fails_is_named(unused_port: int) -> None:
     """If one of several servers has an unknown name, the message shows that server."""
-    connection = connection_to(f"127.0.0.1:{free_port},no-such-host.invalid:9092", timeout_s=1)
+    connection = connection_to(f"127.0.0.1:{unused_port},no-such-host.invalid:9092", timeout_s=1)
     message = reached(MAKERS["admin"], connection, "Failed to resolve")
     assert "Failed to resolve 'no-such-host.invalid:9092'" in message
 
@@ -174,9 +166,9 @@ def test_a_server_without_tls_is_told(serve: Callable[[bytes | None], int]) -> N
     assert "security_protocol" in message
 
 
-def test_topics_that_cannot_be_asked_tell_why(free_port: int) -> None:
+def test_topics_that_cannot_be_asked_tell_why(unused_port: int) -> None:
     """If a broker is down, `Topics` raises an error with the reason. A best-effort commit returns the error as text."""
-    with Topics(connection_to(free_port)) as topics, time_from(REFUSED):
+    with Topics(connection_to(unused_port)) as topics, time_from(REFUSED):
         with pytest.raises(UnavailableError, match=REFUSED):
             topics.describe("orders")
         text = topics.commit_group_offsets("g", "orders", {0: 1})
@@ -405,9 +397,9 @@ def test_a_broker_that_lists_no_groups_in_time_is_told(monkeypatch: pytest.Monke
         asked.has_consumers("etl")
 
 
-def test_topics_that_were_closed_say_so(free_port: int) -> None:
+def test_topics_that_were_closed_say_so(unused_port: int) -> None:
     """A query after `close` is a programming error and raises RuntimeError."""
-    topics = Topics(connection_to(free_port))
+    topics = Topics(connection_to(unused_port))
     topics.close()
     topics.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -436,10 +428,10 @@ def test_letting_go_does_not_wait_for_a_name(
     assert capfd.readouterr() == ("", "")
 
 
-def test_check_reachable_uses_the_connections_own_time_out(free_port: int) -> None:
+def test_check_reachable_uses_the_connections_own_time_out(unused_port: int) -> None:
     """`check_reachable` raises an error within the time-out of the connection if no broker answers."""
     with time_from(REFUSED), pytest.raises(UnavailableError, match=REFUSED):
-        clients.check_reachable(connection_to(free_port))
+        clients.check_reachable(connection_to(unused_port))
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -473,10 +465,10 @@ def test_a_file_that_holds_no_certificate_is_refused(tmp_path: Path) -> None:
         MAKERS["admin"](connection_to(9092, security_protocol="SSL", ssl_ca_location=str(path)))
 
 
-def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_client_logs_goes_to_python_at_debug(unused_port: int, caplog: pytest.LogCaptureFixture) -> None:
     """The client library's log lines are forwarded at DEBUG with the client's id, and at no other level."""
     with caplog.at_level(logging.DEBUG):
-        reached(MAKERS["producer"], connection_to(free_port), REFUSED)
+        reached(MAKERS["producer"], connection_to(unused_port), REFUSED)
     lines = [record for record in caplog.records if record.name == "marshal_dagster.kafka.clients"]
     assert any("Connection refused" in record.getMessage() for record in lines)
     assert {record.levelno for record in lines} == {logging.DEBUG}

@@ -4,7 +4,6 @@
 A consumer reads the ranges instead of Spark. `tests.fast.test_batches` has the cases that need no broker.
 """
 
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -535,9 +534,9 @@ def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
 # An unreachable broker
 
 
-def test_no_broker_at_the_start(free_port: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_broker_at_the_start(unused_port: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Without a broker there is one clear error within the timeout, and no flood of lines on stderr."""
-    nowhere = KafkaConnection(bootstrap_servers=f"127.0.0.1:{free_port}", timeout_s=2)
+    nowhere = KafkaConnection(bootstrap_servers=f"127.0.0.1:{unused_port}", timeout_s=2)
     delivery = BatchSession(
         log=KafkaLog(nowhere),
         data=Topics(nowhere),
@@ -548,20 +547,12 @@ def test_no_broker_at_the_start(free_port: int, capfd: pytest.CaptureFixture[str
         settings=GroupSettings(HEARTBEAT_INTERVAL_MS),
     )
     with (
-        pytest.raises(UnavailableError, match=rf"127.0.0.1:{free_port}.*\(tried for 2 s\)"),
+        pytest.raises(UnavailableError, match=rf"127.0.0.1:{unused_port}.*\(tried for 2 s\)"),
         delivery.claimed_batch(BatchRequest(topic="orders")),
     ):
         pytest.fail("the batch was entered")
     delivery.close()
-    assert len(lines_about(f"127.0.0.1:{free_port}", capfd.readouterr().err)) <= 2
-
-
-@pytest.fixture
-def free_port() -> Iterator[int]:
-    """A port without a listener."""
-    with socket.socket() as held:  # so that no other process gets it
-        held.bind(("127.0.0.1", 0))
-        yield int(held.getsockname()[1])
+    assert len(lines_about(f"127.0.0.1:{unused_port}", capfd.readouterr().err)) <= 2
 
 
 def test_a_broker_that_goes_away_in_the_middle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

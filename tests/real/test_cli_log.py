@@ -3,10 +3,9 @@
 import json
 import re
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -282,11 +281,3 @@ def test_a_connection_file_names_the_broker(kafka: str, coordination_topic: str,
     answer = start("status", "--connection", path, "--coordination-topic", coordination_topic)
     assert (answer.code, answer.err) == (0, "")
     assert f"Coordination log {coordination_topic} (id " in answer.out
-
-
-@pytest.fixture
-def unused_port() -> Iterator[int]:
-    """A port without a listener."""
-    with socket.socket() as held:  # so that no other process gets it
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
