@@ -33,6 +33,7 @@ from marshal_dagster.protocol.messages import (
     render,
 )
 from marshal_dagster.protocol.state import RANGES
+from marshal_dagster.resources.branch_deployments import require_own_group
 from marshal_dagster.resources.connection import KafkaConnectionConfig, check_topic
 from marshal_dagster.resources.rationalizer import NOT_AUTHORIZED, CoordinationResource, require_rights
 from marshal_dagster.runs.announcements import announcer
@@ -155,6 +156,11 @@ class ClaimerResource(CoordinationResource):
     allow_unsafe_topic: bool = Field(
         default=False,
         description="Claim even if the coordination topic has settings that break the guarantees of the protocol.",
+    )
+    allow_branch_deployments: bool = Field(
+        default=False,
+        description="Claim and act on the group in branch deployments of Dagster+ too. By default that is refused "
+        "unless the group's name contains the name of the deployment.",
     )
     member: str | None = Field(
         default=None,
@@ -301,13 +307,14 @@ class ClaimerResource(CoordinationResource):
             The session.
 
         Raises:
-            ConfigurationError: A field is invalid.
+            ConfigurationError: A field is invalid, or this is a branch deployment of Dagster+.
             TopicNotFoundError: The coordination topic does not exist.
             UnsafeTopicError: The coordination topic has dangerous settings.
             UnavailableError: Kafka cannot be reached.
         """
         from marshal_dagster.telemetry.observer import telemetry_observer
 
+        self.require_own_group()
         if self._open.get("context") is not context:
             self.close()
             stack = ExitStack()
@@ -381,15 +388,25 @@ class ClaimerResource(CoordinationResource):
 
         return open_rationalizer(self.coordination(), self.coordination_topic, interval_ms=interval_ms)
 
+    def require_own_group(self) -> None:
+        """Check that this deployment may act on the group.
+
+        Raises:
+            ConfigurationError: This is a branch deployment of Dagster+, its name is not part of the group's name, and
+                `allow_branch_deployments` is not set.
+        """
+        require_own_group(self.group, allowed=self.allow_branch_deployments)
+
     def require_rights(self) -> None:
-        """Check that this user may read and write the coordination topic.
+        """Check that this deployment and this user may read and write the coordination topic.
 
         Raises:
             AuthorizationError: A right is missing; the message names it.
-            ConfigurationError: A field is invalid.
+            ConfigurationError: A field is invalid, or this is a branch deployment of Dagster+.
             TopicNotFoundError: The coordination topic does not exist.
             UnavailableError: Kafka cannot be reached.
         """
+        self.require_own_group()
         require_rights(self.coordination(), self.coordination_topic, to_write=True)
 
     def group_keys(self) -> "dict[DataPartitionId, Key]":

@@ -170,6 +170,7 @@ def process_member(claimer: ClaimerResource, interest: Subscription, patience_s:
     `ConfigurationError`, `TopicNotFoundError` and `UnavailableError`.
     """
     connection, name = claimer.coordination(), require_member(claimer, "claimer")
+    claimer.require_own_group()
     key = (connection, claimer.coordinator_topic, claimer.group, name, claimer.member_session_ms, interest)
     with _locks.setdefault(key, threading.Lock()):
         kept = _kept.get(key)

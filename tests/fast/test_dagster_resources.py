@@ -32,6 +32,7 @@ from marshal_dagster.runs.announcements import AnnouncedRange, announced_ranges,
 from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.runs.names import run_of
 from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worker_ended
+from marshal_dagster.sensors.group_membership import Subscription, process_member
 from tests.conditions import WITHIN_S
 
 CANARY = "canary-7b1e"
@@ -135,6 +136,58 @@ def test_every_setting_is_explained_in_the_launchpad() -> None:
     """Each field of the resources has a description."""
     for kind in (KafkaConnectionConfig, ClaimerResource, RationalizerResource):
         assert [name for name, field in kind.model_fields.items() if not field.description] == []
+
+
+# Branch deployments of Dagster+
+
+BRANCH = {"DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT": "1", "DAGSTER_CLOUD_DEPLOYMENT_NAME": "b7c2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "fields"),
+    [
+        ({}, {}),
+        ({**BRANCH, "DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT": "0"}, {}),
+        (BRANCH, {"group": "etl-b7c2"}),
+        (BRANCH, {"allow_branch_deployments": True}),
+    ],
+)
+def test_a_claimer_works_where_it_takes_nothing_from_production(
+    environment: dict[str, str], fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full deployment claims, and so does a branch deployment with a group of its own or by permission."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    _claimer(**fields).require_own_group()
+
+
+@pytest.mark.parametrize("environment", [BRANCH, {**BRANCH, "DAGSTER_CLOUD_DEPLOYMENT_NAME": ""}])
+def test_a_claimer_is_refused_in_a_branch_deployment(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that claims, an operator's job and a member of a coordinated group fail with one line, before Kafka."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    claimer = _claimer(member="east")
+
+    @dg.op
+    def claim(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None:
+        with claimer.claimed_batch(context, topic="orders"):
+            pass
+
+    @dg.job
+    def work() -> None:
+        claim()
+
+    attempts: list[Callable[[], object]] = [
+        lambda: work.execute_in_process(resources={"claimer": claimer}),
+        claimer.require_rights,
+        lambda: process_member(claimer, Subscription(("orders",), None, 1), WITHIN_S),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ConfigurationError, match=r"^group 'etl' is not used in the branch deployment") as refused:
+            attempt()
+        assert len(str(refused.value).splitlines()) == 1
 
 
 # Secrets
