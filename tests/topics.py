@@ -1,16 +1,30 @@
 """Changes of topics that tests need and the library does not offer."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined] # its hints do not export it
 
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.errors import Request
 
 BROKERS_WITHIN_S: Final = 120.0
+
+
+@contextmanager
+def reserved(topics: Topics, topic: str) -> Iterator[str]:
+    """Reserve a name that an example uses, on a broker that tests share: no topic has it before and after."""
+    with suppress(TopicNotFoundError):
+        topics.delete(topic)
+    try:
+        yield topic
+    finally:
+        with suppress(TopicNotFoundError):
+            topics.delete(topic)
 
 
 def grow(topics: Topics, topic: str, partitions: int) -> None:

@@ -6,6 +6,7 @@ import runpy
 import shlex
 import shutil
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,7 +17,10 @@ import pytest
 
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.main import run
+from marshal_dagster.coordination import rationalizer_cache
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.ops import execution
+from tests.topics import reserved
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,12 +29,14 @@ TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
 
 
 @pytest.fixture
-def shop(kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def shop(kafka: str, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The tutorial's code location in its own folder, after the tutorial's first commands."""
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", kafka)
     monkeypatch.syspath_prepend(shutil.copytree(TUTORIAL, tmp_path / "shop"))
-    assert run(["topic", "create"]) == 0
-    yield importlib.import_module("shop")
+    monkeypatch.setattr(rationalizer_cache, "_places", OrderedDict())  # as in a new process
+    with reserved(topics, "__marshal"), reserved(topics, "orders"):
+        assert run(["topic", "create"]) == 0
+        yield importlib.import_module("shop")
     del sys.modules["shop"]
 
 

@@ -18,7 +18,7 @@ import dagster as dg
 import psutil
 import pytest
 
-from marshal_dagster.errors import ClaimLostError, TopicNotFoundError
+from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.pipes import Submission, handed_over
@@ -31,6 +31,7 @@ from tests.real.spark_cluster import stop_tree
 from tests.real.spark_driver import MESSAGES, PARTITIONS, Where, Work, claimed, messages, revoke, rows_in
 from tests.real.submitted_script import Orders
 from tests.real.test_spark_cluster import key_of
+from tests.topics import reserved
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,14 +51,15 @@ def _for_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def example(
-    kafka: str, coordination_topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: str, coordination_topic: str, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ModuleType]:
     """The example's code location."""
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", kafka)
     monkeypatch.setenv("ORDERS_COORDINATION_TOPIC", coordination_topic)
     monkeypatch.setenv("ORDERS_OUTPUT", str(tmp_path / "output"))
     monkeypatch.syspath_prepend(EXAMPLE)
-    yield importlib.import_module("submitting")
+    with reserved(topics, "orders"):
+        yield importlib.import_module("submitting")
     del sys.modules["submitting"]
 
 
@@ -75,8 +77,6 @@ def test_the_example_parses_each_order_once_though_its_first_script_is_killed(
 
     The next run writes each row once.
     """
-    with suppress(TopicNotFoundError):  # left by another test
-        topics.delete("orders")
     topics.create("orders", PARTITIONS, 1)
     fill("orders", PARTITIONS, MESSAGES)
     job, before = example.defs.resolve_job_def("orders"), spark_processes()
