@@ -38,6 +38,7 @@ from marshal_dagster.jobs.batch import (
     build_claimed_batch_schedule,
     build_reprocess_job,
 )
+from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, SECRETS
 from marshal_dagster.ops.user_function import PROCESS_ARGUMENTS, check_arguments
 from marshal_dagster.resources.claimer import DEFAULT_HEARTBEAT_INTERVAL_S, ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
@@ -77,12 +78,45 @@ class ConnectionModel(Model, Resolvable):
     password_variable: str | None = Field(
         default=None, description="The environment variable with the password for SASL."
     )
+    password_file: str | None = Field(default=None, description=_text("password_file"))
+    oauth_token_endpoint_url: str | None = Field(default=None, description=_text("oauth_token_endpoint_url"))
+    oauth_client_id: str | None = Field(default=None, description=_text("oauth_client_id"))
+    oauth_client_secret_variable: str | None = Field(
+        default=None, description="The environment variable with the client's secret."
+    )
+    oauth_client_secret_file: str | None = Field(default=None, description=_text("oauth_client_secret_file"))
+    oauth_scope: str | None = Field(default=None, description=_text("oauth_scope"))
+    oauth_extensions: str | None = Field(default=None, description=_text("oauth_extensions"))
+    oauth_ca_location: str | None = Field(default=None, description=_text("oauth_ca_location"))
+    oauth_azure_resource: str | None = Field(default=None, description=_text("oauth_azure_resource"))
+    oauth_callback: str | None = Field(default=None, description=_text("oauth_callback"))
+    aws_region: str | None = Field(default=None, description=_text("aws_region"))
+    aws_profile: str | None = Field(default=None, description=_text("aws_profile"))
+    aws_role_arn: str | None = Field(default=None, description=_text("aws_role_arn"))
+    kerberos_principal: str | None = Field(default=None, description=_text("kerberos_principal"))
+    kerberos_keytab: str | None = Field(default=None, description=_text("kerberos_keytab"))
+    kerberos_service_name: str | None = Field(default=None, description=_text("kerberos_service_name"))
     ssl_ca_location: str | None = Field(default=None, description=_text("ssl_ca_location"))
+    ssl_ca_pem: str | None = Field(default=None, description=_text("ssl_ca_pem"))
     ssl_certificate_location: str | None = Field(default=None, description=_text("ssl_certificate_location"))
+    ssl_certificate_pem: str | None = Field(default=None, description=_text("ssl_certificate_pem"))
     ssl_key_location: str | None = Field(default=None, description=_text("ssl_key_location"))
+    ssl_key_pem_variable: str | None = Field(
+        default=None, description="The environment variable with the private key as PEM text."
+    )
     ssl_key_password_variable: str | None = Field(
         default=None, description="The environment variable with the password of the private key."
     )
+    ssl_key_password_file: str | None = Field(default=None, description=_text("ssl_key_password_file"))
+    ssl_keystore_location: str | None = Field(default=None, description=_text("ssl_keystore_location"))
+    ssl_keystore_password_variable: str | None = Field(
+        default=None, description="The environment variable with the password of the key store."
+    )
+    ssl_keystore_password_file: str | None = Field(default=None, description=_text("ssl_keystore_password_file"))
+    timeout_s: float = Field(default=DEFAULT_TIMEOUT_S, description=_text("timeout_s"))
+    client_settings: dict[str, str] = Field(default={}, description=_text("client_settings"))
+    spark_source_options: dict[str, str] = Field(default={}, description=_text("spark_source_options"))
+    spark_class_prefix: str | None = Field(default=None, description=_text("spark_class_prefix"))
 
     def to_config(self) -> KafkaConnectionConfig:
         """Return the connection as a field of the resources.
@@ -94,7 +128,7 @@ class ConnectionModel(Model, Resolvable):
             ConfigurationError: A field is invalid.
         """
         fields: dict[str, Any] = self.model_dump(exclude_none=True)
-        for name in ("password", "ssl_key_password"):
+        for name in SECRETS:
             if variable := fields.pop(f"{name}_variable", None):
                 fields[name] = EnvVar(variable)
         return KafkaConnectionConfig(**fields)

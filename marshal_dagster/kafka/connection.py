@@ -16,89 +16,28 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka import authentication, tls_settings
+from marshal_dagster.kafka.authentication import SaslMechanism
+from marshal_dagster.kafka.passthrough import client_setting_refusal, spark_option_refusal
+from marshal_dagster.kafka.secret_text import FILE_OF, SecretText, dereferenced
 
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
-SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
-Setting = str | int | float | bool
+Setting = str | int | float | bool | Callable[..., Any]
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 LONGEST_TIMEOUT_S: Final = 300.0
 """The longest time-out that librdkafka allows for a request."""
 
 _SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-_SETTING_NAME = re.compile(r"[a-z][a-z0-9._]*")
-_HOLDS_A_SECRET = re.compile(r"password|secret|\.pem$|\.key$")
-_NOT_TEXT: Final = frozenset({"interceptors", "logger", "opaque"})
-_LOCATIONS: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
-
-_REASONS: Final[Mapping[str, str]] = {
-    "records must be on all in-sync replicas, once and in order": (
-        "acks request.required.acks enable.idempotence enable.gapless.guarantee max.in.flight "
-        "max.in.flight.requests.per.connection message.send.max.retries retries"
-    ),
-    "records of the coordination log are not written in transactions": "transactional.id transaction.timeout.ms",
-    "the delivery time-out follows from the group's heartbeat interval": "message.timeout.ms delivery.timeout.ms",
-    "a claim must not wait in a queue": "linger.ms queue.buffering.max.ms",
-    "the library needs the log offset in every record's acknowledgement": "delivery.report.only.error",
-    "a topic that is created by accident has the wrong settings": "allow.auto.create.topics",
-    "members read by position and never join or commit to a Kafka consumer group": (
-        "auto.offset.reset enable.auto.commit enable.auto.offset.store group.id group.instance.id group.protocol"
-    ),
-    "readers use it to find out where the log ends": "enable.partition.eof",
-    "a corrupt record must not be processed as a valid one": "check.crcs",
-    "all readers of a log must see the same records": "isolation.level",
-    "it names the part of marshal-dagster that connects": "client.id",
-    "the library already handles the client's log and errors": (
-        "error_cb log_cb logger on_delivery stats_cb throttle_cb"
-    ),
-}
-_NOT_FOR_SPARK: Final = "Spark does not have this setting, so claims would work and reads would fail: "
-_WITHOUT_SPARK: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("ssl.keystore.location", "ssl.engine.location"),
-        f"{_NOT_FOR_SPARK}give the certificate and its key as PEM files, ssl_certificate_location and "
-        "ssl_key_location. `openssl pkcs12 -in STORE -out FILE` extracts them from a PKCS#12 key store",
-    ),
-    "enable.ssl.certificate.verification": f"{_NOT_FOR_SPARK}give the authority that signed the brokers' certificates "
-    "as ssl_ca_location",
-}
-_DECIDED_HERE: Final = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-_HAS_A_FIELD: Final[Mapping[str, str]] = {
-    "bootstrap.servers": "bootstrap_servers",
-    "metadata.broker.list": "bootstrap_servers",
-    "security.protocol": "security_protocol",
-    "sasl.mechanism": "sasl_mechanism",
-    "sasl.mechanisms": "sasl_mechanism",
-    "sasl.username": "username",
-    "sasl.password": "password",
-    "ssl.ca.location": "ssl_ca_location",
-    "ssl.certificate.location": "ssl_certificate_location",
-    "ssl.key.location": "ssl_key_location",
-    "ssl.key.password": "ssl_key_password",
-    "socket.timeout.ms": "timeout_s",
-}
-
-
-class SecretText:
-    """A text that `repr` and `str` do not show. Two are equal if their texts are equal."""
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SecretText) and self._text == other._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
-    def get_secret_value(self) -> str:
-        """Return the text."""
-        return self._text
-
-    def __repr__(self) -> str:
-        return "SecretText(...)"
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_EXTENSIONS = re.compile(r"[A-Za-z]+=[^,=\s]+(\s*,\s*[A-Za-z]+=[^,=\s]+)*")
+_CLASS_PREFIX = re.compile(r"([A-Za-z_$][\w$]*\.)+")
+_PEM_FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location", "oauth_ca_location")
+_OTHER_FILES: Final = ("kerberos_keytab", "ssl_keystore_location", *FILE_OF.values())
+FILES: Final = (*_PEM_FILES, *_OTHER_FILES)
+"""The fields that name a file."""
+SECRETS: Final = (*FILE_OF, "ssl_key_pem")
+"""The fields that are secrets."""
 
 
 @dataclass(frozen=True)
@@ -153,38 +92,83 @@ class KafkaConnection:
     """The user name for SASL."""
     password: SecretText | None = None
     """The password for SASL, given as text or as pydantic's `SecretStr`."""
+    password_file: str | None = None
+    """The file with the password, such as a mounted secret. A client notices within seconds that it has changed."""
+    oauth_token_endpoint_url: str | None = None
+    """For OAUTHBEARER: the URL where an identity provider gives tokens for client credentials (OIDC)."""
+    oauth_client_id: str | None = None
+    """The client id at the identity provider, or that of a managed identity."""
+    oauth_client_secret: SecretText | None = None
+    """The client's secret at the identity provider, given as text or as pydantic's `SecretStr`."""
+    oauth_client_secret_file: str | None = None
+    """The file with the client's secret. It is read when a client is created."""
+    oauth_scope: str | None = None
+    """The scope of the tokens, if the identity provider needs one."""
+    oauth_extensions: str | None = None
+    """The SASL extensions: `name=value`, separated by commas, such as `logicalCluster=lkc-1,identityPoolId=pool-1`."""
+    oauth_ca_location: str | None = None
+    """The PEM file with the authorities to trust at the token endpoint. By default the system's trust store."""
+    oauth_azure_resource: str | None = None
+    """For OAUTHBEARER: the resource for which Azure gives tokens to this machine's managed identity."""
+    oauth_callback: str | None = None
+    """For OAUTHBEARER: a function that returns a token and its expiry in unix seconds, as `package.module:function`."""
+    aws_region: str | None = None
+    """For AWS_MSK_IAM: the region of the cluster."""
+    aws_profile: str | None = None
+    """For AWS_MSK_IAM: the profile of AWS's configuration files."""
+    aws_role_arn: str | None = None
+    """For AWS_MSK_IAM: the role to assume."""
+    kerberos_principal: str | None = None
+    """For GSSAPI: the principal of this client."""
+    kerberos_keytab: str | None = None
+    """For GSSAPI: the keytab of the principal. Spark needs it on every executor, at the same path."""
+    kerberos_service_name: str | None = None
+    """For GSSAPI: the primary of the brokers' principal; by default `kafka`."""
     ssl_ca_location: str | None = None
     """The PEM file with the authorities to trust, for `SSL` and `SASL_SSL`. By default the system's trust store."""
+    ssl_ca_pem: str | None = None
+    """The authorities to trust as PEM text, instead of `ssl_ca_location`."""
     ssl_certificate_location: str | None = None
     """The PEM file with this client's certificate."""
+    ssl_certificate_pem: str | None = None
+    """This client's certificate as PEM text, instead of `ssl_certificate_location`."""
     ssl_key_location: str | None = None
     """The PEM file with this client's key; Spark needs the PKCS#8 form."""
+    ssl_key_pem: SecretText | None = None
+    """This client's key as PEM text, instead of `ssl_key_location`; given as text or as pydantic's `SecretStr`."""
     ssl_key_password: SecretText | None = None
     """The password of the key, given as text or as pydantic's `SecretStr`."""
+    ssl_key_password_file: str | None = None
+    """The file with the password of the key."""
+    ssl_keystore_location: str | None = None
+    """The PKCS#12 key store with this client's certificate and key. Spark needs the file on every executor."""
+    ssl_keystore_password: SecretText | None = None
+    """The password of the key store, given as text or as pydantic's `SecretStr`."""
+    ssl_keystore_password_file: str | None = None
+    """The file with the password of the key store."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long the first connection and each request may take, in seconds; at most 300."""
     client_settings: Mapping[str, str] = field(default_factory=dict)
-    """More settings for librdkafka; Spark does not get them. Settings that the protocol decides are refused."""
+    """More settings for librdkafka; Spark does not get them. Settings that the protocol decides are refused.
+
+    A value may be `env:NAME` or `file:/PATH`: the variable or the file has the value. Secrets must be given so.
+    """
+    spark_source_options: Mapping[str, str] = field(default_factory=dict)
+    """More options for Spark's Kafka source, such as `kafka.fetch.max.bytes`; in the form of `client_settings`."""
+    spark_class_prefix: str | None = None
+    """The prefix of Java classes' names for Spark, if its Kafka client is shaded: `kafkashaded.` on Databricks."""
 
     def __post_init__(self) -> None:
         """Check and normalise each field, then check whether the fields agree."""
-        problems = []
-        for name, take in _TAKEN_BY.items():
-            given = getattr(self, name)
-            if given is None and name in _OPTIONAL:
-                continue
-            try:
-                object.__setattr__(self, name, take(given))
-            except ValueError as error:
-                problems.append(_Problem(str(error), name))
-        if not problems:
-            problems = [_Problem(text) for text in (*self._sasl_problems(), *self._tls_problems())]
+        checked, problems = _checked(vars(self), reads_files=True)
         if problems:
             raise _ConnectionConfigurationError(problems)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
         settings = tuple(sorted(self.client_settings.items()))
-        return hash((self.bootstrap_servers, self.security_protocol, self.username, settings))
+        return hash((self.bootstrap_servers, self.security_protocol, self.username, self.oauth_client_id, settings))
 
     @classmethod
     def from_settings(
@@ -203,24 +187,46 @@ class KafkaConnection:
         Raises:
             ConfigurationError: a field is missing, unknown or wrong, or contradicts another field.
         """
-        known = {name: value for name, value in settings.items() if name in _FIELDS}
-        unknown = [name for name in settings if name not in _FIELDS]
-        problems: list[str] = []
+        known = {"bootstrap_servers": None, **{name: settings[name] for name in settings if name in _FIELDS}}
+        unknown = [_unknown_field(name, name_of) for name in settings if name not in _FIELDS]
+        problems: Sequence[_Problem] = ()
         try:
-            connection = cls(**{"bootstrap_servers": None, **known})
+            connection = cls(**known)
         except _ConnectionConfigurationError as error:
-            problems.extend(problem.describe(name_of) for problem in error.problems)
+            problems = error.problems
         else:
             if not unknown:
                 return connection
-        problems.extend(_unknown_field(name, name_of) for name in unknown)
-        raise ConfigurationError(f"Kafka connection ({source}): {'; '.join(problems)}")
+        raise _wrong([problem.describe(name_of) for problem in problems] + unknown, source)
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any], *, source: str = "settings") -> None:
+        """Raise an error if settings are wrong, without looking at the files that they name.
+
+        Args:
+            settings: The fields, by name.
+            source: Where the settings come from, for the error message.
+
+        Raises:
+            ConfigurationError: a field is missing, unknown or wrong, or contradicts another field.
+
+        Example:
+            ```python
+            KafkaConnection.check_settings({"bootstrap_servers": "kafka-1:9092"})
+            ```
+        """
+        known = {**_DEFAULTS, **{name: settings[name] for name in settings if name in _FIELDS}}
+        unknown = [_unknown_field(name, str) for name in settings if name not in _FIELDS]
+        _, problems = _checked(known, reads_files=False)
+        if problems or unknown:
+            raise _wrong([problem.describe(str) for problem in problems] + unknown, source)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:
         """Create a connection from the environment variables `MARSHAL_BOOTSTRAP_SERVERS` and so on, one for each field.
 
-        An empty variable counts as not set. `MARSHAL_CLIENT_SETTINGS` is a JSON object.
+        An empty variable counts as not set. `MARSHAL_CLIENT_SETTINGS` and `MARSHAL_SPARK_SOURCE_OPTIONS` are JSON
+        objects.
 
         Args:
             environment: The variables; by default those of the process.
@@ -246,8 +252,9 @@ class KafkaConnection:
         settings: dict[str, Any] = {
             name: value for name in _FIELDS if (value := environment.get(variable(name), "").strip())
         }
-        if "client_settings" in settings:
-            settings["client_settings"] = _json_object(settings["client_settings"], variable("client_settings"))
+        for name, example in _EXAMPLES.items():
+            if name in settings:
+                settings[name] = _json_object(settings[name], variable(name), example)
         return cls.from_settings(settings, source="environment", name_of=variable)
 
     @classmethod
@@ -255,7 +262,7 @@ class KafkaConnection:
         """Create a connection from a TOML or JSON file whose top level has the fields.
 
         Args:
-            path: The file. Paths of PEM files in it are relative to its folder.
+            path: The file. Paths in it are relative to its folder.
 
         Returns:
             The connection.
@@ -270,47 +277,20 @@ class KafkaConnection:
         """
         path = Path(path)
         settings = _read_file(path)
-        for name in _LOCATIONS:
+        for name in FILES:
             if isinstance(value := settings.get(name), str) and value:
                 settings[name] = str(path.parent / value)
         return cls.from_settings(settings, source=f"file {path}")
 
     @property
     def uses_sasl(self) -> bool:
-        """Whether the client sends a user name and a password."""
+        """Whether the client authenticates with SASL."""
         return self.security_protocol.startswith("SASL_")
 
     @property
     def uses_tls(self) -> bool:
         """Whether the connection is encrypted."""
         return self.security_protocol.endswith("SSL")
-
-    def _sasl_problems(self) -> list[str]:
-        given = {"sasl_mechanism": self.sasl_mechanism, "username": self.username, "password": self.password}
-        if self.uses_sasl:
-            missing = [name for name, value in given.items() if value is None]
-            return [f"security_protocol {self.security_protocol} needs {' and '.join(missing)}"] if missing else []
-        useless = [name for name, value in given.items() if value is not None]
-        return [self._useless(useless, "SASL_SSL or SASL_PLAINTEXT")] if useless else []
-
-    def _useless(self, names: Sequence[str], protocols: str) -> str:
-        return (
-            f"{' and '.join(names)} would not be used with security_protocol {self.security_protocol}: "
-            f"choose {protocols}, or remove what is not used"
-        )
-
-    def _tls_problems(self) -> list[str]:
-        useless = [name for name in (*_LOCATIONS, "ssl_key_password") if getattr(self, name) is not None]
-        if useless and not self.uses_tls:
-            return [self._useless(useless, "SSL or SASL_SSL")]
-        if (self.ssl_certificate_location is None) != (self.ssl_key_location is None):
-            return ["ssl_certificate_location and ssl_key_location belong together: set both or neither"]
-        if self.ssl_key_password is not None and self.ssl_key_location is None:
-            return ["ssl_key_password needs ssl_key_location"]
-        key = self.ssl_key_location
-        if key is not None and self.ssl_key_password is None and b"ENCRYPTED" in Path(key).read_bytes():
-            return [f"ssl_key_location {self.ssl_key_location!r} is encrypted: set ssl_key_password"]
-        return []
 
     def librdkafka(self) -> dict[str, Setting]:
         """Return the settings for a confluent-kafka client, with the secrets as plain text.
@@ -320,19 +300,18 @@ class KafkaConnection:
         run would wait for.
 
         Returns:
-            The settings by librdkafka's names; times are in milliseconds.
+            The settings by librdkafka's names; times are in milliseconds. The value of `oauth_cb` is a function.
+
+        Raises:
+            ConfigurationError: A file or variable with a secret cannot be read, or what a token callback needs is not
+                installed.
         """
         timeout_ms = max(10, round(self.timeout_s * 1000))
-        settings: dict[str, Setting | None] = {
+        settings: dict[str, Setting] = {
             "bootstrap.servers": self.bootstrap_servers,
             "security.protocol": self.security_protocol,
-            "sasl.mechanisms": self.sasl_mechanism,
-            "sasl.username": self.username,
-            "sasl.password": _plain(self.password),
-            "ssl.ca.location": self.ssl_ca_location,
-            "ssl.certificate.location": self.ssl_certificate_location,
-            "ssl.key.location": self.ssl_key_location,
-            "ssl.key.password": _plain(self.ssl_key_password),
+            **(authentication.librdkafka_settings(vars(self)) if self.uses_sasl else {}),
+            **(tls_settings.librdkafka_settings(vars(self)) if self.uses_tls else {}),
             "socket.timeout.ms": timeout_ms,
             "socket.connection.setup.timeout.ms": max(1000, timeout_ms),
             "socket.keepalive.enable": True,
@@ -342,54 +321,31 @@ class KafkaConnection:
             "enable.sparse.connections": False,
             "enable.metrics.push": False,
         }
-        return {name: value for name, value in settings.items() if value is not None} | dict(self.client_settings)
+        return settings | dereferenced(self.client_settings, "client_settings")
 
     def spark_options(self) -> dict[str, str]:
         """Return the options for Spark's Kafka source, with the secrets as plain text.
 
-        The options contain the content of the PEM files, so executors on other machines do not need the files.
+        The options contain the content of the PEM files, so executors on other machines do not need these. A PKCS#12
+        key store and a keytab must be on every executor. `spark_source_options` override what follows from the other
+        fields.
 
         Returns:
-            The options by Spark's names, which begin with `kafka.`.
+            The options by Spark's names.
 
         Raises:
-            ConfigurationError: a PEM file cannot be read, or the key does not have the form that Java needs (PKCS#8).
+            ConfigurationError: a file or variable cannot be read, or the key does not have the form that Java needs
+                (PKCS#8).
         """
         options = {
             "kafka.bootstrap.servers": self.bootstrap_servers,
             "kafka.security.protocol": self.security_protocol,
         }
         if self.uses_sasl:
-            options |= self._spark_sasl()
+            options |= authentication.spark_options(vars(self))
         if self.uses_tls:
-            options |= self._spark_tls()
-        return options
-
-    def _spark_sasl(self) -> dict[str, str]:
-        module = "plain.PlainLoginModule" if self.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
-        username, password = _quoted(self.username or ""), _quoted(_plain(self.password) or "")
-        return {
-            "kafka.sasl.mechanism": str(self.sasl_mechanism),
-            "kafka.sasl.jaas.config": f"org.apache.kafka.common.security.{module} required "
-            f"username={username} password={password};",
-        }
-
-    def _spark_tls(self) -> dict[str, str]:
-        options = {}
-        if self.ssl_ca_location is not None:
-            options["kafka.ssl.truststore.type"] = "PEM"
-            options["kafka.ssl.truststore.certificates"] = _pem("ssl_ca_location", self.ssl_ca_location)
-        if self.ssl_certificate_location is not None and self.ssl_key_location is not None:
-            options["kafka.ssl.keystore.type"] = "PEM"
-            options["kafka.ssl.keystore.certificate.chain"] = _pem(
-                "ssl_certificate_location", self.ssl_certificate_location
-            )
-            options["kafka.ssl.keystore.key"] = _pkcs8("ssl_key_location", self.ssl_key_location)
-        if self.ssl_key_password is not None:
-            options["kafka.ssl.key.password"] = self.ssl_key_password.get_secret_value()
-        if self.client_settings.get("ssl.endpoint.identification.algorithm") == "none":
-            options["kafka.ssl.endpoint.identification.algorithm"] = ""
-        return options
+            options |= tls_settings.spark_options(vars(self))
+        return options | dereferenced(self.spark_source_options, "spark_source_options")
 
 
 def _text(value: object) -> str:
@@ -408,6 +364,42 @@ def _line_of_text(value: object) -> str:
 def _secret(value: Any) -> SecretText:  # noqa: ANN401 - the user may give any value
     shown = value.get_secret_value() if hasattr(value, "get_secret_value") else value
     return SecretText(_line_of_text(shown))
+
+
+def _pem_text(value: object) -> str:
+    text = _text(value)
+    if "-----BEGIN " not in text:
+        raise ValueError("must be PEM text, with a line that starts with -----BEGIN")
+    return f"{text.strip()}\n"
+
+
+def _secret_pem(value: Any) -> SecretText:  # noqa: ANN401 - the user may give any value
+    return SecretText(_pem_text(value.get_secret_value() if hasattr(value, "get_secret_value") else value))
+
+
+def _token_endpoint(value: object) -> str:
+    from urllib.parse import urlsplit
+
+    text = _line_of_text(value)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("must be a URL that starts with https:// and names a host")
+    if parts.username is not None:
+        raise ValueError("must have only the address: put the credentials into oauth_client_id and oauth_client_secret")
+    return text
+
+
+def _matching(pattern: re.Pattern[str], form: str) -> Callable[[object], str]:
+    def take(value: object) -> str:
+        text = _line_of_text(value)
+        if not pattern.fullmatch(text):
+            raise ValueError(f"must be {form}, not {text!r}")
+        return text
+
+    return take
 
 
 def _servers(value: object) -> str:
@@ -436,11 +428,14 @@ def _one_of(choices: Sequence[str]) -> Callable[[object], str]:
     return take
 
 
-def _readable(value: object) -> str:
-    path = _text(value)
-    if not (Path(path).is_file() and os.access(path, os.R_OK)):
-        raise ValueError(f"must name a PEM file that this process can read; {path!r} is not such a file")
-    return path
+def _readable(kind: str) -> Callable[[object], str]:
+    def take(value: object) -> str:
+        path = _text(value)
+        if not (Path(path).is_file() and os.access(path, os.R_OK)):
+            raise ValueError(f"must name a {kind} that this process can read; {path!r} is not such a file")
+        return path
+
+    return take
 
 
 def _timeout_s(value: object) -> float:
@@ -453,13 +448,16 @@ def _timeout_s(value: object) -> float:
     return seconds
 
 
-def _settings(value: object) -> dict[str, str]:
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
-        raise ValueError("must be a table that maps names of librdkafka settings to text")
-    for name in value:
-        if reason := _refusal(name):
-            raise ValueError(f"must not contain {name!r}: {reason}")
-    return dict(value)
+def _settings(kind: str, refusal: Callable[[str, str], str | None]) -> Callable[[object], dict[str, str]]:
+    def take(value: object) -> dict[str, str]:
+        if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+            raise ValueError(f"must be a table that maps names of {kind} to text")
+        for name, text in value.items():
+            if reason := refusal(name, text):
+                raise ValueError(f"must not contain {name!r}: {reason}")
+        return dict(value)
+
+    return take
 
 
 def _unknown_field(name: str, name_of: Callable[[str], str]) -> str:
@@ -473,75 +471,74 @@ _TAKEN_BY: Final[Mapping[str, Callable[[object], object]]] = {
     "security_protocol": _one_of(get_args(SecurityProtocol)),
     "sasl_mechanism": _one_of(get_args(SaslMechanism)),
     "username": _line_of_text,
-    "password": _secret,
-    **dict.fromkeys(_LOCATIONS, _readable),
-    "ssl_key_password": _secret,
+    **dict.fromkeys(FILE_OF, _secret),
+    **dict.fromkeys(FILE_OF.values(), _readable("file")),
+    "oauth_token_endpoint_url": _token_endpoint,
+    "oauth_client_id": _line_of_text,
+    "oauth_scope": _line_of_text,
+    "oauth_extensions": _matching(_EXTENSIONS, "name=value, separated by commas"),
+    "oauth_azure_resource": _line_of_text,
+    "oauth_callback": _matching(_IMPORT_PATH, "an import path such as package.module:function"),
+    "aws_region": _line_of_text,
+    "aws_profile": _line_of_text,
+    "aws_role_arn": _line_of_text,
+    "kerberos_principal": _line_of_text,
+    "kerberos_keytab": _readable("keytab"),
+    "kerberos_service_name": _line_of_text,
+    **dict.fromkeys(_PEM_FILES, _readable("PEM file")),
+    "ssl_ca_pem": _pem_text,
+    "ssl_certificate_pem": _pem_text,
+    "ssl_key_pem": _secret_pem,
+    "ssl_keystore_location": _readable("PKCS#12 key store"),
     "timeout_s": _timeout_s,
-    "client_settings": _settings,
+    "client_settings": _settings("librdkafka settings", client_setting_refusal),
+    "spark_source_options": _settings("options of Spark's Kafka source", spark_option_refusal),
+    "spark_class_prefix": _matching(_CLASS_PREFIX, "a prefix of Java packages that ends with a dot, as kafkashaded."),
 }
 """For each field the function that checks a value and returns it in the form that the connection keeps."""
 
+_EXAMPLES: Final[Mapping[str, str]] = {
+    "client_settings": '{"socket.send.buffer.bytes": "1000000"}',
+    "spark_source_options": '{"kafka.fetch.max.bytes": "1000000"}',
+}
+"""The fields that are JSON objects in the environment, each with an example."""
 _FIELDS: Final = tuple(_TAKEN_BY)
 _OPTIONAL: Final = frozenset(field.name for field in fields(KafkaConnection) if field.default is None)
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    name: {} if name in _EXAMPLES else None if name == "bootstrap_servers" else getattr(KafkaConnection, name)
+    for name in _FIELDS
+}
 
 
-def _plain(secret: SecretText | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()
+def _checked(given: Mapping[str, Any], *, reads_files: bool) -> tuple[dict[str, Any], list[_Problem]]:
+    """Return the fields in the form that a connection keeps, and what is wrong with them."""
+    checked, problems = dict(given), []
+    for name, take in _TAKEN_BY.items():
+        if given[name] is None and name in _OPTIONAL:
+            continue
+        try:
+            checked[name] = (take if reads_files or name not in FILES else _line_of_text)(given[name])
+        except ValueError as error:
+            problems.append(_Problem(str(error), name))
+    if problems:
+        return checked, problems
+    protocol = checked["security_protocol"]
+    sasl = authentication.sasl_problems(checked, uses_sasl=protocol.startswith("SASL_"))
+    tls = tls_settings.tls_problems(checked, uses_tls=protocol.endswith("SSL"), reads_files=reads_files)
+    return checked, [_Problem(text) for text in (*sasl, *tls)]
 
 
-def _quoted(text: str) -> str:
-    """Return `text` quoted for a line of a JAAS configuration, in which a backslash escapes."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+def _wrong(problems: Sequence[str], source: str) -> ConfigurationError:
+    return ConfigurationError(f"Kafka connection ({source}): {'; '.join(problems)}")
 
 
-def _pem(field: str, path: str) -> str:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{field}: {path!r} cannot be read as a PEM file: {error}") from None
-    if "-----BEGIN " not in text:
-        raise ConfigurationError(f"{field}: {path!r} is not a PEM file, because no line starts with -----BEGIN")
-    return text
-
-
-def _pkcs8(field: str, path: str) -> str:
-    text = _pem(field, path)
-    if not re.search("-----BEGIN (ENCRYPTED )?PRIVATE KEY-----", text):
-        raise ConfigurationError(
-            f"{field}: {path!r} is not a PKCS#8 key, the only form that Spark's Kafka client reads. Convert it with "
-            "`openssl pkcs8 -topk8 -in OLD -out NEW`"
-        )
-    return text
-
-
-def _refusal(name: str) -> str | None:
-    if not _SETTING_NAME.fullmatch(name):
-        return "it is not the name of a librdkafka setting; those look like socket.send.buffer.bytes"
-    if name in _HAS_A_FIELD:
-        return f"use {_HAS_A_FIELD[name]}"
-    if name in _DECIDED_HERE:
-        return f"marshal-dagster sets it, because {_DECIDED_HERE[name]}; remove it"
-    if name.startswith("sasl.") or name == "oauth_cb":
-        return "use sasl_mechanism, username and password; other ways to authenticate are not supported"
-    if name in _WITHOUT_SPARK:
-        return _WITHOUT_SPARK[name]
-    if "_" in name or name in _NOT_TEXT:
-        return "its value is not text, so it cannot be set here; remove it"
-    if name == "default.topic.config":
-        return "its value is not text: set the settings of topics directly, by their own names"
-    if _HOLDS_A_SECRET.search(name):
-        return "it would contain a secret in plain text; use the field for it"
-    return None
-
-
-def _json_object(text: str, name: str) -> dict[str, Any]:
+def _json_object(text: str, name: str, example: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise ConfigurationError(f'{name} must be a JSON object such as {{"socket.send.buffer.bytes": "1000000"}}')
+        raise ConfigurationError(f"{name} must be a JSON object such as {example}")
     return value
 
 

@@ -13,17 +13,18 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.authentication import SaslMechanism
 from marshal_dagster.kafka.connection import (
     DEFAULT_TIMEOUT_S,
     LONGEST_TIMEOUT_S,
+    SECRETS,
     KafkaConnection,
-    SaslMechanism,
     SecurityProtocol,
 )
 from marshal_dagster.kafka.topic_names import topic_name_problem
 
-_SECRETS: Final = ("password", "ssl_key_password")
-_FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
+_PLACEHOLDERS: Final = {name: "-----BEGIN PRIVATE KEY-----" if name == "ssl_key_pem" else "?" for name in SECRETS}
+"""Texts that take the place of secrets when a connection is checked before their variables are read."""
 
 
 class KafkaConnectionConfig(Config):
@@ -58,14 +59,62 @@ class KafkaConnectionConfig(Config):
         repr=False,
         description='The password for SASL: EnvVar("NAME") in code, {"env": "NAME"} in YAML, never the value itself.',
     )
+    password_file: str | None = Field(default=None, description="File with the password, such as a mounted secret.")
+    oauth_token_endpoint_url: str | None = Field(
+        default=None, description="For OAUTHBEARER: URL where an identity provider gives tokens (OIDC)."
+    )
+    oauth_client_id: str | None = Field(
+        default=None, description="The client id at the identity provider, or that of a managed identity."
+    )
+    oauth_client_secret: str | None = Field(
+        default=None, repr=False, description="The client's secret, in the form of `password`."
+    )
+    oauth_client_secret_file: str | None = Field(default=None, description="File with the client's secret.")
+    oauth_scope: str | None = Field(default=None, description="The scope of the tokens.")
+    oauth_extensions: str | None = Field(
+        default=None, description="SASL extensions: name=value, separated by commas (Confluent Cloud: logicalCluster)."
+    )
+    oauth_ca_location: str | None = Field(
+        default=None,
+        description="PEM file of the certificate authorities that are trusted at the token endpoint (default: the "
+        "system trust store).",
+    )
+    oauth_azure_resource: str | None = Field(
+        default=None, description="For OAUTHBEARER: the resource for which Azure gives a managed identity tokens."
+    )
+    oauth_callback: str | None = Field(
+        default=None,
+        description="For OAUTHBEARER: package.module:function that returns a token and its expiry in unix seconds.",
+    )
+    aws_region: str | None = Field(default=None, description="For AWS_MSK_IAM: the region of the cluster.")
+    aws_profile: str | None = Field(default=None, description="For AWS_MSK_IAM: the profile of AWS's configuration.")
+    aws_role_arn: str | None = Field(default=None, description="For AWS_MSK_IAM: the role to assume.")
+    kerberos_principal: str | None = Field(default=None, description="For GSSAPI: the principal of this client.")
+    kerberos_keytab: str | None = Field(default=None, description="For GSSAPI: the keytab of the principal.")
+    kerberos_service_name: str | None = Field(
+        default=None, description="For GSSAPI: the primary of the brokers' principal (default: kafka)."
+    )
     ssl_ca_location: str | None = Field(
         default=None, description="PEM file of the trusted certificate authorities (default: the system trust store)."
     )
+    ssl_ca_pem: str | None = Field(default=None, description="The trusted certificate authorities as PEM text.")
     ssl_certificate_location: str | None = Field(default=None, description="PEM file of this client's certificate.")
+    ssl_certificate_pem: str | None = Field(default=None, description="This client's certificate as PEM text.")
     ssl_key_location: str | None = Field(default=None, description="PEM file of this client's private key (PKCS#8).")
+    ssl_key_pem: str | None = Field(
+        default=None, repr=False, description="This client's private key as PEM text, in the form of `password`."
+    )
     ssl_key_password: str | None = Field(
         default=None, repr=False, description="The password of the private key, in the form of `password`."
     )
+    ssl_key_password_file: str | None = Field(default=None, description="File with the password of the private key.")
+    ssl_keystore_location: str | None = Field(
+        default=None, description="PKCS#12 key store with this client's certificate and private key."
+    )
+    ssl_keystore_password: str | None = Field(
+        default=None, repr=False, description="The password of the key store, in the form of `password`."
+    )
+    ssl_keystore_password_file: str | None = Field(default=None, description="File with the password of the key store.")
     timeout_s: float = Field(
         default=DEFAULT_TIMEOUT_S,
         gt=0,
@@ -74,7 +123,17 @@ class KafkaConnectionConfig(Config):
     )
     client_settings: dict[str, str] = Field(
         default_factory=dict,
-        description="Further settings of librdkafka. Settings that the protocol prescribes are rejected.",
+        description="Further settings of librdkafka; secrets as env:NAME or file:/PATH. Settings that the protocol "
+        "prescribes are rejected.",
+    )
+    spark_source_options: dict[str, str] = Field(
+        default_factory=dict,
+        description="Further options of Spark's Kafka source, such as kafka.fetch.max.bytes; secrets as env:NAME or "
+        "file:/PATH.",
+    )
+    spark_class_prefix: str | None = Field(
+        default=None,
+        description="Prefix of Java classes' names if Spark's Kafka client is shaded (Databricks: kafkashaded.).",
     )
 
     def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - pydantic validates them
@@ -95,9 +154,9 @@ class KafkaConnectionConfig(Config):
         if wrong is not None:
             raise wrong  # outside the `except` block, so that the traceback cannot contain secrets
         values = self._values()
-        if not any(isinstance(value, EnvVar) for value in values.values()):
-            unseen = {*_FILES, *(("ssl_key_password",) if self.ssl_key_location is not None else ())}
-            KafkaConnection.from_settings({name: value for name, value in values.items() if name not in unseen})
+        hidden = {name: text for name, text in _PLACEHOLDERS.items() if isinstance(values.get(name), EnvVar)}
+        if not any(isinstance(value, EnvVar) for value in {**values, **hidden}.values()):
+            KafkaConnection.check_settings({**values, **hidden})
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:
@@ -117,8 +176,8 @@ class KafkaConnectionConfig(Config):
         """
         environment = os.environ if environment is None else environment
         found = KafkaConnection.from_environment(environment, prefix=prefix)
-        named = {name: EnvVar(f"{prefix}{name.upper()}") for name in _SECRETS if getattr(found, name) is not None}
-        plain = {name: value for name, value in vars(found).items() if value is not None and name not in _SECRETS}
+        named = {name: EnvVar(f"{prefix}{name.upper()}") for name in SECRETS if getattr(found, name) is not None}
+        plain = {name: value for name, value in vars(found).items() if value is not None and name not in SECRETS}
         return cls(**plain, **named)
 
     def to_connection(self, source: str) -> KafkaConnection:
@@ -138,7 +197,7 @@ class KafkaConnectionConfig(Config):
     def secrets_in_code(self) -> list[str]:
         """Return the names of the fields with a secret in plain text instead of an `EnvVar`."""
         values = self._values()
-        return [name for name in _SECRETS if name in values and not isinstance(values[name], EnvVar)]
+        return [name for name in SECRETS if name in values and not isinstance(values[name], EnvVar)]
 
     def _values(self) -> dict[str, Any]:
         # Not `model_dump`, which would read the value of an EnvVar.

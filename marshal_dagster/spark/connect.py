@@ -22,7 +22,10 @@ ENDED: Final = "the Spark Connect server has ended, or has closed this session"
 """The error text for a session whose server has died."""
 _REDACTION: Final = "spark.sql.redaction.string.regex"
 # A server shows a statement's plan as text: each option's key and value, with the quotes of a string escaped.
-_PRIVATE_NAMES: Final = r"kafka\.(?:sasl\.jaas\.config|ssl\.keystore\.key|ssl\.[a-z.]*password)"
+_PRIVATE_NAMES: Final = (
+    r"(?:kafka\.(?:sasl\.jaas\.config|ssl\.keystore\.key|[a-z.]*(?:password|secret|token|credential)[a-z.]*)"
+    r"|databricks\.serviceCredential)(?<!token\.endpoint\.url)"
+)
 _PRIVATE_OPTIONS: Final = rf'(?s){_PRIVATE_NAMES}"\s+value:\s*"(?:[^"\\]|\\.)*'
 _logger = logging.getLogger(__name__)
 _lock = threading.Lock()

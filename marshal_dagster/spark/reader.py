@@ -35,6 +35,7 @@ _OURS: Final = {"kafka.isolation.level": "read_committed"}
 # waiting. Larger and fewer polls read about twice as fast, and a short wait saves half a second in each task. Only a
 # fetch at the end of the log waits, because the records of a batch exist already.
 _CONSUMER_DEFAULTS = {"kafka.max.poll.records": "10000", "kafka.fetch.max.wait.ms": "1"}
+_OPTIONS_OF_A_CONNECTION: Final = ("kafka.", "kafkaConsumer.pollTimeoutMs", "fetchOffset.", "databricks.")
 _GROUP: Final = "kafka.group.id"
 _GROUPS_KNOWN: Final = 64
 HIGHEST_OFFSET: Final = 2**63 - 2
@@ -89,7 +90,7 @@ def read_part(
 ) -> "DataFrame":
     """Return a frame like `read_ranges`, for one or more partitions, whose ranges may be empty."""
     for name in kafka_options:
-        if not name.startswith("kafka.") or name in _OURS:
+        if not name.startswith(_OPTIONS_OF_A_CONNECTION) or name in _OURS:
             raise ConfigurationError(
                 f"{name} is not an option of the Kafka connection: use options with the prefix `kafka.`. The isolation "
                 "level is always read_committed"

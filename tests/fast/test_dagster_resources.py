@@ -57,7 +57,7 @@ def _claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - any field
     ("fields", "told"),
     [
         ({"bootstrap_servers": "nowhere"}, "bootstrap_servers must be a comma-separated list of host:port"),
-        ({"security_protocol": "SASL_SSL"}, "needs sasl_mechanism and username and password"),
+        ({"security_protocol": "SASL_SSL"}, "needs sasl_mechanism: PLAIN, "),
         ({"username": "etl"}, "username would not be used with security_protocol PLAINTEXT"),
         ({"client_settings": {"acks": "0"}}, "client_settings must not contain 'acks'"),
     ],

@@ -14,7 +14,8 @@ import pytest
 from pydantic import SecretStr
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.kafka.connection import KafkaConnection, SecretText
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.secret_text import SecretText
 
 SECRET = "s3cret'; \"\\"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -71,7 +72,10 @@ def test_servers_must_be_host_and_port(servers: str) -> None:
         ({"bootstrap_servers": 9092}, "bootstrap_servers must be text"),
         ({"bootstrap_server": "a:1", "bootstrap_servers": "a:1"}, "did you mean bootstrap_servers?"),
         ({"security_protocol": "TLS"}, "security_protocol must be one of 'PLAINTEXT', 'SSL', 'SASL_PLAINTEXT'"),
-        ({"sasl_mechanism": "GSSAPI"}, "sasl_mechanism must be one of 'PLAIN', 'SCRAM-SHA-256' or 'SCRAM-SHA-512'"),
+        (
+            {"sasl_mechanism": "SCRAM"},
+            "sasl_mechanism must be one of 'PLAIN', 'SCRAM-SHA-256', 'SCRAM-SHA-512', 'OAUTH",
+        ),
         ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0 and at most 300"),
         ({"timeout_s": 301}, "timeout_s must be a number of seconds above 0 and at most 300"),
         ({"timeout_s": "soon"}, "timeout_s must be a number of seconds"),
@@ -84,8 +88,8 @@ def test_servers_must_be_host_and_port(servers: str) -> None:
         ({"client_settings": {"debug": 1}}, "client_settings must be a table"),
         ({"client_settings": ["debug"]}, "client_settings must be a table"),
         ({"username": "alice"}, "username would not be used with security_protocol PLAINTEXT: choose SASL_SSL"),
-        ({"security_protocol": "SASL_SSL"}, "SASL_SSL needs sasl_mechanism and username and password"),
-        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "username": "a"}, "SASL_SSL needs password"),
+        ({"security_protocol": "SASL_SSL"}, "SASL_SSL needs sasl_mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, "),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "username": "a"}, "PLAIN needs password (or"),
         ({**SASL, "username": ""}, "username must be text in one line"),
         ({**SASL, "password": "two\nlines"}, "password must be text in one line"),
         ({**SASL, "password": 5}, "password must be text"),
@@ -137,16 +141,18 @@ def test_an_encrypted_key_needs_its_password(pem: dict[str, Any]) -> None:
         ("transactional.id", "not written in transactions"),
         ("bootstrap.servers", "use bootstrap_servers"),
         ("sasl.password", "use password"),
-        ("sasl.oauthbearer.client.secret", "not supported"),
-        ("ssl.keystore.password", "plain text"),
-        ("ssl.key.pem", "plain text"),
+        ("sasl.oauthbearer.client.secret", "use oauth_client_secret"),
+        ("sasl.oauthbearer.assertion.private.key.passphrase.token", "plain text"),
+        ("ssl.keystore.password", "use ssl_keystore_password"),
+        ("https.ca.pem", "plain text; set it to env:NAME of an environment variable, or to file:/PATH"),
+        ("compression.codec", "use compression.type"),
         ("socket.timeout.ms", "use timeout_s"),
-        ("oauth_cb", "other ways to authenticate are not supported"),
+        ("oauth_cb", "use oauth_callback"),
         ("default.topic.config", "set the settings of topics directly"),
         ("rebalance_cb", "its value is not text"),
         ("stats_cb", "already handles the client's log"),
         ("opaque", "its value is not text"),
-        ("ssl.keystore.location", "reads would fail: give the certificate and its key as PEM files"),
+        ("ssl.keystore.location", "use ssl_keystore_location"),
         ("ssl.engine.location", "reads would fail: give the certificate and its key as PEM files"),
         ("enable.ssl.certificate.verification", "reads would fail: give the authority"),
         ("Socket Timeout", "not the name of a librdkafka setting"),
@@ -237,7 +243,7 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
         ({}, "MARSHAL_BOOTSTRAP_SERVERS is missing"),
         (
             {"MARSHAL_SECURITY_PROTOCOL": "SASL_SSL"},
-            "MARSHAL_SECURITY_PROTOCOL SASL_SSL needs MARSHAL_SASL_MECHANISM and",
+            "MARSHAL_SECURITY_PROTOCOL SASL_SSL needs MARSHAL_SASL_MECHANISM: ",
         ),
         ({"MARSHAL_CLIENT_SETTINGS": "debug=all"}, "MARSHAL_CLIENT_SETTINGS must be a JSON object"),
         ({"MARSHAL_CLIENT_SETTINGS": "[1]"}, "MARSHAL_CLIENT_SETTINGS must be a JSON object"),

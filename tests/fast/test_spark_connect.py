@@ -188,6 +188,9 @@ PLAN = """options {
 }
 options { key: "kafka.ssl.keystore.key" value: "-----BEGIN secret" }
 options { key: "kafka.ssl.key.password" value: "secret" }
+options { key: "kafka.sasl.oauthbearer.client.credentials.client.secret" value: "secret" }
+options { key: "databricks.serviceCredential" value: "secret" }
+options { key: "kafka.sasl.oauthbearer.token.endpoint.url" value: "https://shown" }
 options { key: "assign" value: "kept" }"""
 
 
@@ -199,8 +202,9 @@ def test_secrets_among_a_readers_options_are_redacted() -> None:
     connect.hide_secrets(fake, {"kafka.sasl.jaas.config": "..."})
     (rule,) = fake.settings.values()
     shown = re.sub(rule, "***", PLAN)
-    assert shown.count("***") == 3
-    assert "cret" not in shown
+    assert shown.count("***") == 5
+    assert "cret" not in shown.replace("client.secret", "")
+    assert 'value: "https://shown"' in shown
     assert 'key: "assign" value: "kept"' in shown
 
 

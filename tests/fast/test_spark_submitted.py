@@ -24,7 +24,8 @@ from marshal_dagster.errors import (
     FailingRecordError,
     UnavailableError,
 )
-from marshal_dagster.kafka.connection import KafkaConnection, SecretText
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.secret_text import SecretText
 from marshal_dagster.pipes import Submission, handed_over
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.sinks import WriteResult
