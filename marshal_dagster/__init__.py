@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from marshal_dagster.batches import PartitionReport as PartitionReport
     from marshal_dagster.batches import RangeOptions as RangeOptions
     from marshal_dagster.batches.submitted import SubmittedBatch as SubmittedBatch
+    from marshal_dagster.batches.submitted import pipes_parameters as pipes_parameters
     from marshal_dagster.batches.submitted import submitted_batch as submitted_batch
     from marshal_dagster.component import ClaimedTopicComponent as ClaimedTopicComponent
     from marshal_dagster.coordinator.client import CoordinatedMember as CoordinatedMember
@@ -85,8 +86,7 @@ if TYPE_CHECKING:
     from marshal_dagster.outbox.harvester import Harvester as Harvester
     from marshal_dagster.outbox.writer import Outbox as Outbox
     from marshal_dagster.outbox.writer import OutboxRecord as OutboxRecord
-    from marshal_dagster.pipes import Submission as Submission
-    from marshal_dagster.pipes import handed_over as handed_over
+    from marshal_dagster.pipes import run_with_pipes as run_with_pipes
     from marshal_dagster.protocol.batch_planning import ClaimedRange as ClaimedRange
     from marshal_dagster.protocol.batch_planning import StartPolicy as StartPolicy
     from marshal_dagster.protocol.messages import DeliveryMode as DeliveryMode
@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from marshal_dagster.sinks import FileSink as FileSink
     from marshal_dagster.sinks import KafkaSink as KafkaSink
     from marshal_dagster.sinks import PostgresSink as PostgresSink
+    from marshal_dagster.sinks import RemoteSink as RemoteSink
     from marshal_dagster.sinks import Sink as Sink
     from marshal_dagster.sinks import WriteResult as WriteResult
     from marshal_dagster.sinks import delta_settings as delta_settings
@@ -133,7 +134,7 @@ _NAMES: Final = {
     "assets.decorator": "ClaimedAsset DagsterMarshalTranslator kafka_partitions_def marshal_asset",
     "assets.topics": "build_topic_asset build_topic_sensor",
     "batches": "BatchRequest BatchSession ClaimedBatch IdleReason PartitionReport RangeOptions",
-    "batches.submitted": "SubmittedBatch submitted_batch",
+    "batches.submitted": "SubmittedBatch pipes_parameters submitted_batch",
     "component": "ClaimedTopicComponent",
     "coordinator.client": "CoordinatedMember",
     "errors": (
@@ -157,7 +158,7 @@ _NAMES: Final = {
     "outbox.events": "OutgoingEvents",
     "outbox.harvester": "Harvester",
     "outbox.writer": "Outbox OutboxRecord",
-    "pipes": "Submission handed_over",
+    "pipes": "run_with_pipes",
     "protocol.batch_planning": "ClaimedRange StartPolicy",
     "protocol.messages": "DeliveryMode GroupSettings RuleSet",
     "resources.claimer": "ClaimerResource",
@@ -171,7 +172,7 @@ _NAMES: Final = {
     "sensors.outbox_backlog": "build_outbox_backlog_sensor",
     "sensors.run_failure": "build_run_failure_sensors",
     "sensors.stale_claims": "build_stale_claim_sensor",
-    "sinks": "DeltaSink FileSink KafkaSink PostgresSink Sink WriteResult delta_settings",
+    "sinks": "DeltaSink FileSink KafkaSink PostgresSink RemoteSink Sink WriteResult delta_settings",
     "spark.decoding": (
         "DecodedBatch NullPolicy SchemaFiles SchemaRegistry Schemas decode_avro decode_json decode_protobuf "
         "infer_json_schema"

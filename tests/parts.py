@@ -13,6 +13,7 @@ FOLDER: Final = Path(__file__).parent
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "coordination": (
+        "claim_watch",
         "claimer*",
         "cut_log*",
         "go_groups",
@@ -36,7 +37,15 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "fuzz",
     ),
     "kafka": ("coordination_topic", "devkafka*", "java", "kafka*", "topic_names", "security", "upgrading"),
-    "batches": ("batch*", "failing_records", "idempotence", "numbers_out_of_range", "open_plans", "record_search"),
+    "batches": (
+        "batch*",
+        "failing_records",
+        "idempotence",
+        "numbers_out_of_range",
+        "open_plans",
+        "pipes",
+        "record_search",
+    ),
     "spark": ("avro_*", "decoding*", "executors", "failing_records", "record_search", "session_settings", "spark_*"),
     "sinks": (
         "column_names",

@@ -13,9 +13,9 @@ import griffe
 
 INTERNAL: Final[Mapping[str, str]] = {
     "_internal.postgres.Database": "connect error_text has_password",
-    "batches.batch.ClaimedBatch": "advice all_ranges phases",
+    "batches.batch.ClaimedBatch": "advice all_ranges manifest phases",
     "batches.session.BatchSession": "open_plans positions_batch",
-    "batches.submitted.SubmittedBatch": "failing_record",
+    "batches.submitted.SubmittedBatch": "failing_record outcome watch_until",
     "component.ClaimedTopicComponent": "build_defs",
     "coordinator.service.CoordinatorOptions": "recovery_ms",
     "coordinator.transport.CoordinatorTopics": "check check_member partitions",

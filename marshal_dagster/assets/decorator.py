@@ -24,7 +24,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops.config import WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.ops.metadata import ExecutionOutcome
-from marshal_dagster.ops.user_function import PROCESS_ARGUMENTS, check_arguments
+from marshal_dagster.ops.user_function import check_arguments, process_arguments
 from marshal_dagster.runs.names import topic_asset_key
 
 if TYPE_CHECKING:
@@ -36,8 +36,11 @@ _BACKFILL_TAG: Final = "dagster/backfill"
 _IDLE: Final = frozenset({ExecutionOutcome.DRAINED.value, ExecutionOutcome.HELD.value})
 """Outcomes after which a backfill has nothing left to do: no message is unread, or other runs process them."""
 
-Process = Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFrame | None"]
-"""The function that `marshal_asset` decorates: like `marshal_dagster.ops.config.Process`, with an asset's context."""
+Process = (
+    Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFrame | None"]
+    | Callable[[AssetExecutionContext, "ClaimedBatch"], object]
+)
+"""The function that `marshal_asset` decorates: like those of `marshal_dagster.ops.config`, with an asset's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,10 @@ def marshal_asset(
 ) -> Callable[[Process], AssetsDefinition]:
     """Build an asset from a function that processes claimed batches of `topic` with Spark.
 
-    The function takes context, batch and frame, like `process` of `build_claimed_batch_op`. A run processes batch after
-    batch as that op does. Each batch is one materialization with its ranges and numbers. If there was nothing to do, an
-    observation records the reason, and Dagster skips the assets that depend on this one.
+    The function takes context, batch and frame, like `process` of `build_claimed_batch_op`; with the option
+    `with_frame=False` it takes context and batch, for example to process the batch with `run_with_pipes`. A run
+    processes batch after batch as that op does. Each batch is one materialization with its ranges and numbers. If there
+    was nothing to do, an observation records the reason, and Dagster skips the assets that depend on this one.
 
     In a backfill, a run that had nothing to do also materializes the asset if the topic was drained or held by other
     runs; otherwise it fails. Without that the backfill would never end, because Dagster waits for each partition.
@@ -149,7 +153,7 @@ def marshal_asset(
         the one named by `claimer_key`).
 
     Raises:
-        ConfigurationError: An option is invalid, or the function does not take these three arguments.
+        ConfigurationError: An option is invalid, or the function does not take these arguments.
 
     Example:
         ```python
@@ -166,7 +170,7 @@ def marshal_asset(
         )
 
     def decorate(process: Process) -> AssetsDefinition:
-        check_arguments(process, PROCESS_ARGUMENTS)
+        check_arguments(process, process_arguments(options))
         own_name = name or getattr(process, "__name__", None)
         if own_name is None:
             raise ConfigurationError(f"{process!r} has no name: pass `name` to marshal_asset")
@@ -179,8 +183,8 @@ def marshal_asset(
             context: AssetExecutionContext,
             config: config_class,  # type: ignore[valid-type]
         ) -> Iterator[MaterializeResult[Any]]:
-            def handed(_: OpExecutionContext, batch: "ClaimedBatch", frame: "DataFrame") -> "DataFrame | None":
-                return process(context, batch, frame)
+            def handed(_: OpExecutionContext, batch: "ClaimedBatch", *frame: "DataFrame") -> Any:  # noqa: ANN401
+                return process(context, batch, *frame)
 
             work = BatchExecution(
                 replace(spec, process=handed, asset_key=context.asset_key),  # Dagster may have prefixed it

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from marshal_dagster.batches.claim_guard import ClaimGuard
 from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.early_commit import EarlyCommit
 from marshal_dagster.batches.failing_record import find_failing_record
+from marshal_dagster.batches.manifest import BatchManifest
 from marshal_dagster.batches.partition_source import PartitionSource
 from marshal_dagster.batches.range_source import RangeSource
 from marshal_dagster.batches.request import Advice
@@ -37,7 +38,7 @@ from marshal_dagster.errors import (
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.sinks import Sink, WriteResult
+from marshal_dagster.sinks import RemoteSink, Sink, WriteResult
 from marshal_dagster.spark import reader
 from marshal_dagster.spark.session import check_session, check_single_execution
 
@@ -155,7 +156,9 @@ class ClaimedBatch:
         self.phases = PhaseDurations()
         """The seconds spent in each phase so far."""
         self.outcome: WriteResult | None = None
-        """The result of `write`."""
+        """The result of `write`, or of the sink of a script (`run_with_pipes`)."""
+        self.metadata: dict[str, Any] = {}
+        """Metadata for the batch's materialization. A function or a script may add to it."""
         self.committed = False
         """Whether this batch has committed anything."""
         self._delivery = delivery
@@ -425,6 +428,16 @@ class ClaimedBatch:
         finally:
             self.phases.writing_s = time.monotonic() - began_s
         return self.outcome
+
+    def manifest(self) -> BatchManifest:
+        """Return the description of the batch with which a script can process it; it has at least one range."""
+        return BatchManifest(
+            batch_id=self.batch_id,
+            mode=self.mode,
+            coordination_topic=self._context.rationalizer.identity.topic,
+            ranges=self.ranges,
+            output=self._sink.output if isinstance(self._sink, RemoteSink) else None,
+        )
 
     # Entering
 

@@ -16,6 +16,7 @@ def open_rationalizer(
     *,
     followed: Collection[str] | None = None,
     interval_ms: int = GO_HEARTBEAT_INTERVAL_MS,
+    usable_id: str | None = None,
 ) -> Rationalizer:
     """Return a reader of the coordination log, which the caller has to close; no record is read yet.
 
@@ -25,6 +26,7 @@ def open_rationalizer(
         followed: the data topics whose state is read; by default all.
         interval_ms: the heartbeat interval of the group, in ms, if records are to be appended. It does not matter to a
             caller that only reads.
+        usable_id: the id of the topic whose settings another process has found usable, so that they are not checked.
 
     Raises:
         ConfigurationError: the client library refuses the settings.
@@ -33,6 +35,7 @@ def open_rationalizer(
         UnavailableError: no answer in time.
     """
     log = KafkaLog(connection, coordination_topic, interval_ms)
+    log.usable_id = usable_id
     try:
         snapshots = kafka_snapshots(connection, coordination_topic)
         return Rationalizer(log, topics=followed, timeout_s=connection.timeout_s, snapshots=snapshots)

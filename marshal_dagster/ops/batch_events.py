@@ -33,6 +33,7 @@ class BatchEvents:
             partition=None if partition is None else str(partition),
             description=f"Batch {done.batch_id} of group {self.group!r}",
             metadata={
+                **batch.metadata,
                 **done.numbers,
                 "ranges": done.ranges,
                 "delivery": done.delivery.value,

@@ -8,14 +8,14 @@ from typing import Unpack
 
 from dagster import AssetKey, OpDefinition, OpExecutionContext, Out, Output, RetryPolicy, op
 
-from marshal_dagster.ops.config import Process, WorkOptions, batch_spec, config_of
+from marshal_dagster.ops.config import FramelessProcess, Process, WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.ops.metadata import BatchesResult
 from marshal_dagster.runs.names import ASSET_KEY_TAG
 
 
 def build_claimed_batch_op(
-    process: Process,
+    process: Process | FramelessProcess,
     *,
     name: str,
     topic: str,
@@ -39,6 +39,7 @@ def build_claimed_batch_op(
         process: Called as `process(context, batch, frame)` for each batch. `frame` has the columns key, value, topic,
             partition, offset, timestamp and headers of exactly the offsets of the batch. In `effectively_once` the
             function returns the rows for the sink. In the other modes it writes its results itself and returns None.
+            With the option `with_frame=False` it is called as `process(context, batch)`, without a Spark session.
         name: The name of the op.
         topic: The data topic.
         asset_key: The asset that each batch materializes (default: the name of the op).
@@ -53,7 +54,7 @@ def build_claimed_batch_op(
         The op, for a job or a graph. It requires the resource `claimer` (or the one named by `claimer_key`).
 
     Raises:
-        ConfigurationError: An option is invalid, or `process` does not take these three arguments.
+        ConfigurationError: An option is invalid, or `process` does not take these arguments.
 
     Example:
         ```python

@@ -16,7 +16,7 @@ from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.topic_names import require_topic_name
-from marshal_dagster.ops.user_function import PROCESS_ARGUMENTS, check_arguments, function_text
+from marshal_dagster.ops.user_function import check_arguments, function_text, process_arguments
 from marshal_dagster.protocol.batch_planning import StartPolicy
 from marshal_dagster.runs.abandoned_work import ExpectedKeyState
 from marshal_dagster.runs.exhausted_plans import MAX_ATTEMPTS_TAG
@@ -132,12 +132,22 @@ class WorkOptions(TypedDict, total=False):
 
     By default each run starts a session on its own machine.
     """
+    with_frame: bool
+    """Whether the run starts Spark and reads each batch (default: true).
+
+    If false, the function takes context and batch only. It processes the batch with `run_with_pipes`, or reads it
+    itself.
+    """
     spark_config: Mapping[str, str] | None
     """Spark settings that replace or extend `spark_settings`, for a session that the run starts itself."""
 
 
 LIMITS: Final = ("max_records", "max_bytes", "max_batches", "time_budget_s")
 """The options that are also fields of the run config, and set its defaults."""
+
+
+_OF_A_FRAME: Final = ("count_records", "min_partitions", "spark_key", "spark_config")
+"""The options that have an effect only with `with_frame`."""
 
 
 def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
@@ -179,11 +189,27 @@ class Process(Protocol):
         ...
 
 
+class FramelessProcess(Protocol):
+    """The user's function for one batch with `with_frame=False`. It processes the batch by `run_with_pipes`, or itself.
+
+    Its result is not used.
+    """
+
+    def __call__(self, context: OpExecutionContext, batch: ClaimedBatch, /) -> object:
+        """Process one batch.
+
+        Args:
+            context: The context of the op.
+            batch: The batch, with its id, ranges and delivery mode.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
     """The checked options of an op or asset that run config cannot change; see `WorkOptions` for each."""
 
-    process: Process
+    process: Process | FramelessProcess
     topic: str
     asset_key: AssetKey
     function: str
@@ -199,6 +225,7 @@ class BatchSpec:
     min_partitions: int | None = None
     claimer_key: str = "claimer"
     spark_key: str | None = None
+    with_frame: bool = True
     spark_config: Mapping[str, str] | None = None
 
     @property
@@ -213,10 +240,10 @@ class BatchSpec:
         return {self.claimer_key} | ({self.spark_key} if self.spark_key is not None else set())
 
 
-def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
+def batch_spec(process: Process | FramelessProcess, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
     """Check the options that run config cannot change, and return them. Raises `ConfigurationError`."""
     require_topic_name("topic", topic)
-    check_arguments(process, PROCESS_ARGUMENTS)
+    check_arguments(process, process_arguments(options))
     sink = options.get("sink")
     if isinstance(sink, type):
         raise ConfigurationError(f"sink is the class {sink.__name__}: pass an instance of it")
@@ -227,6 +254,12 @@ def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkO
         given["start"] = enum_member(StartPolicy, "start", given["start"])
     spec = BatchSpec(process=process, topic=topic, asset_key=asset_key, function=function_text(process), **given)
     check_min_partitions(spec.min_partitions)
+    unused = [name for name in _OF_A_FRAME if getattr(spec, name)]
+    if unused and not spec.with_frame:
+        raise ConfigurationError(
+            f"with_frame is false, so the run reads no batch and {' and '.join(unused)} would have no effect: leave it "
+            "out, or set with_frame"
+        )
     if spec.spark_key is not None and spec.spark_config is not None:
         raise ConfigurationError(
             f"spark_config does not apply to the session of resource {spec.spark_key!r}: configure it in that resource"

@@ -441,6 +441,9 @@ class BatchExecution:
         if not batch.ranges:
             log.info("the sink already has all of these ranges, so they are only committed")
             return
+        if not self.spec.with_frame:
+            self.spec.process(self.context, batch)  # type: ignore[call-arg] # checked by `batch_spec`
+            return
         spark = self._session(batch)
         frame = batch.read(spark, min_partitions=self.spec.min_partitions)
         if not batch.ranges:
@@ -450,16 +453,16 @@ class BatchExecution:
                 self._count(frame)
                 self._process_without_sink(batch, frame)
                 return
-            rows = self.spec.process(self.context, batch, frame)
+            rows = self.spec.process(self.context, batch, frame)  # type: ignore[call-arg] # as above
             if batch.outcome is None or rows is not None:
                 check_rows(rows, self.spec.function)
             batch.plan()
             self._count(frame)
             if rows is not None:
-                batch.write(rows)
+                batch.write(rows)  # type: ignore[arg-type] # checked by `check_rows`
 
     def _process_without_sink(self, batch: ClaimedBatch, frame: "DataFrame") -> None:
-        if self.spec.process(self.context, batch, frame) is not None:
+        if self.spec.process(self.context, batch, frame) is not None:  # type: ignore[call-arg] # as above
             raise ConfigurationError(
                 f"{self.spec.function} of op {self.context.op.name!r} returned rows, but the op has no sink, so "
                 "nothing was committed. Write the rows in the function and return None, or pass a sink"

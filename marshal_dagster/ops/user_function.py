@@ -1,7 +1,7 @@
 """Checks of user functions: their arguments when an op or asset is built, and their results in a run."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marshal_dagster.errors import ConfigurationError
@@ -9,6 +9,11 @@ from marshal_dagster.sinks.sink import PARTITION_COLUMN
 
 PROCESS_ARGUMENTS = ("context", "batch", "frame")
 """The arguments with which a run calls the function of an op or asset."""
+
+
+def process_arguments(options: Mapping[str, Any]) -> Sequence[str]:
+    """Return the arguments of the function of an op or asset with these `WorkOptions`."""
+    return PROCESS_ARGUMENTS if options.get("with_frame", True) else PROCESS_ARGUMENTS[:-1]
 
 
 def function_text(function: Callable[..., Any]) -> str:

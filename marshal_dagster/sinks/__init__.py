@@ -5,6 +5,7 @@
 - `sink`: the `Sink` protocol and helpers that all sinks share.
 - `output_groups`: the rule which consumer groups may write to an output.
 - `files.sink`, `database.postgres`, `delta.sink`, `kafka.sink`: the sinks of this library.
+- `remote`: the sink of a run whose script alone reaches the output.
 - `conformance`: test cases that every sink must pass.
 - `files.commit_log`: the commit log of a file output, which does not need Spark.
 - `database.postgres_ranges`: the tables that record which ranges a PostgreSQL output has.
@@ -32,6 +33,7 @@ from marshal_dagster.sinks.files.sink import FileSink as FileSink
 from marshal_dagster.sinks.kafka.sink import KafkaSink as KafkaSink
 from marshal_dagster.sinks.kafka.sink import NewGeneration as NewGeneration
 from marshal_dagster.sinks.output_groups import OutputGroups as OutputGroups
+from marshal_dagster.sinks.remote import RemoteSink as RemoteSink
 from marshal_dagster.sinks.sink import BeforeCommit as BeforeCommit
 from marshal_dagster.sinks.sink import Intervals as Intervals
 from marshal_dagster.sinks.sink import OffsetsRead as OffsetsRead

@@ -76,6 +76,14 @@ def test_the_page_of_an_example_shows_it(subject: str, files: list[str]) -> None
     assert blocks == [(example / name).read_text() for name in files]
 
 
+def test_the_page_of_pipes_shows_both_sides() -> None:
+    """The page contains the code location and the script unchanged."""
+    page = (DOCS / "pipes.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for path in (Path(__file__).parents[2] / "examples" / "pipes").glob("*.py"):
+        assert path.read_text() in blocks
+
+
 def test_each_instrument_is_in_its_table() -> None:
     """The page lists exactly the existing instruments, with their kinds, and marks those in seconds."""
     page = (DOCS / "metrics.md").read_text()

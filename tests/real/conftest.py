@@ -20,7 +20,7 @@ from tests.real.spark_fixtures import driver, filled, hdfs, interpreted, postgre
 from tests.spark_archive import start_spark_quickly
 
 LONG = {f"test_{name}.py" for name in ("sink_delta", "sink_formats", "sink_hadoop", "spark_cluster", "spark_connect")}
-LONG |= {f"test_{name}.py" for name in ("spark_submit", "takeover_sinks")}
+LONG |= {f"test_{name}.py" for name in ("takeover_sinks",)}
 """Files that take minutes each and that sort late by name."""
 
 
