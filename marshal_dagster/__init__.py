@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from marshal_dagster.assets.decorator import DagsterMarshalTranslator as DagsterMarshalTranslator
     from marshal_dagster.assets.decorator import kafka_partitions_def as kafka_partitions_def
     from marshal_dagster.assets.decorator import marshal_asset as marshal_asset
+    from marshal_dagster.assets.reprocess import ReprocessWindowConfig as ReprocessWindowConfig
+    from marshal_dagster.assets.reprocess import build_reprocess_asset as build_reprocess_asset
     from marshal_dagster.assets.topics import build_topic_asset as build_topic_asset
     from marshal_dagster.assets.topics import build_topic_sensor as build_topic_sensor
     from marshal_dagster.batches import BatchRequest as BatchRequest
@@ -132,6 +134,7 @@ _NAMES: Final = {
     "_internal.postgres": "Database",
     "assets.checks": "ClaimCheck build_claim_checks build_outbox_check",
     "assets.decorator": "ClaimedAsset DagsterMarshalTranslator kafka_partitions_def marshal_asset",
+    "assets.reprocess": "ReprocessWindowConfig build_reprocess_asset",
     "assets.topics": "build_topic_asset build_topic_sensor",
     "batches": "BatchRequest BatchSession ClaimedBatch IdleReason PartitionReport RangeOptions",
     "batches.submitted": "SubmittedBatch pipes_parameters submitted_batch",

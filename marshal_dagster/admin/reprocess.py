@@ -1,21 +1,23 @@
-"""Reprocessing of a range of offsets that a group has already processed, by the group's own members.
+"""Reprocessing of offsets that a group has already processed, by the group's own members.
 
-The position is set back to the start of the range. When the members have reached its end, the position is set to the
-one before. It is moved forward only over offsets that were processed before, so no record is skipped, whatever happens
-meanwhile.
+The position of each partition is set back to the start of its range. When the members have reached the range's end, the
+position is set to the one before. It is moved forward only over offsets that were processed before, so no record is
+skipped, whatever happens meanwhile.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from marshal_dagster.admin.pause import GroupPauser
 from marshal_dagster.admin.paused_change import LONGEST_SETTING_S
-from marshal_dagster.admin.position_spec import ToOffsets
+from marshal_dagster.admin.position_spec import ToDatetime, ToOffsets
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
+from marshal_dagster.admin.times import instant_ms
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.errors import ConfigurationError, PositionNotSetError, UnavailableError
+from marshal_dagster.kafka.record_times import hidden_by_future
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
 from marshal_dagster.protocol.staleness import stale_after_ms
 from marshal_dagster.protocol.state import RANGES, Key, Owner
@@ -24,8 +26,34 @@ _LOOK_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """A half-open window of time, in unix ms.
+
+    In each partition it has the offsets from the first message with the time `start_ms` or a later one, up to the first
+    message with the time `end_ms` or a later one (exclusive). The time is the timestamp of Kafka's record. So each
+    message is in exactly one of several adjacent windows. A message with an older timestamp than one before it is in
+    the window of the message before it, or in a later one.
+
+    Raises `ConfigurationError` for an empty window.
+    """
+
+    start_ms: int
+    end_ms: int
+
+    def __post_init__(self) -> None:
+        if self.start_ms >= self.end_ms:
+            raise ConfigurationError("the window of time is empty; give a start before the end")
+
+    @classmethod
+    def between(cls, start: str, end: str, prefix: str = "") -> "TimeWindow":
+        """Parse two ISO 8601 times; `prefix` is `--` for options of the command line. Raises `ConfigurationError`."""
+        joint = "-" if prefix else "_"
+        return cls(instant_ms(start, f"{prefix}from{joint}datetime"), instant_ms(end, f"{prefix}to{joint}datetime"))
+
+
+@dataclass(frozen=True, slots=True)
 class ReprocessPlan:
-    """A range of offsets to reprocess, and the position to which the group returns."""
+    """A range of offsets of one partition to reprocess, and the position to which the group returns."""
 
     back: PositionChange
     """The change that sets the position back to the start of the range."""
@@ -33,25 +61,85 @@ class ReprocessPlan:
     """The end of the range (exclusive)."""
     position_before: int
     """The group's position when the plan was made."""
+    notes: Sequence[str] = ()
+    """Notes for the operator to read before confirming."""
+
+    @property
+    def partition(self) -> int:
+        """The partition."""
+        return self.back.partition
 
 
 @dataclass(frozen=True, slots=True)
-class ReprocessResult:
-    """The result of reprocessing a range."""
+class WindowPlans:
+    """The ranges of a window of time, and the partitions in which there is nothing to reprocess."""
 
+    plans: Sequence[ReprocessPlan]
+    left_out: Mapping[int, str]
+    """By partition, why there is nothing to reprocess."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """The result of reprocessing a range of one partition."""
+
+    partition: int
+    end: int
+    """The end of the range (exclusive)."""
     reached: int
     """The offset up to which the group has reprocessed."""
     resume_offset: int
     """The offset at which the group continues."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the whole range was processed again."""
+        return self.reached >= self.end
+
+
+@dataclass(frozen=True, slots=True)
+class ReprocessResult:
+    """The result of reprocessing ranges of one or more partitions."""
+
+    partitions: Sequence[PartitionResult]
+    """The results of all partitions, in the order of their plans."""
     problem: str | None = None
-    """Why the position could not be committed to Kafka's own group offsets; None if it was."""
+    """Why a position could not be committed to Kafka's own group offsets; None if all were."""
+
+    @property
+    def unfinished(self) -> Sequence[PartitionResult]:
+        """The results of the partitions whose range was not processed as a whole."""
+        return [result for result in self.partitions if not result.is_done]
+
+    def of(self, partition: int) -> PartitionResult:
+        """Return the result of a partition."""
+        return next(result for result in self.partitions if result.partition == partition)
+
+
+@dataclass(frozen=True, slots=True)
+class _PartitionWork:
+    """A partition while the group reprocesses its range."""
+
+    plan: ReprocessPlan
+    generation: int
+    """The generation that began when the position was set back. Another one means that another process set it."""
+    position_before: int
+    """The position before it was set back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """How long members have to release partitions, and which owners need not be waited for."""
+
+    wait_s: float
+    is_dead: Callable[[Owner], bool]
 
 
 @dataclass(slots=True)
 class RangeReprocessor:
-    """Makes one group reprocess a range of a partition.
+    """Makes one group reprocess ranges of the partitions of one topic.
 
-    Call `look`, show the operator its result, then call `carry_out`.
+    Call `look` or `look_at_window`, show the operator its result, then call `carry_out`.
     """
 
     work: PositionResetter
@@ -80,38 +168,117 @@ class RangeReprocessor:
                 f"{end}. To process everything from {start} on, use `marshal-dagster position reset`"
             )
         self._require_fit()
-        return ReprocessPlan(back, end, position_before)
+        return ReprocessPlan(back, end, position_before, back.notes)
+
+    def look_at_window(self, window: TimeWindow, partitions: Sequence[range] | None = None) -> WindowPlans:
+        """Return the plans to reprocess the messages of a window of time; nothing is written.
+
+        Messages of the window that the group has not processed yet are not in a plan: the group processes them anyway.
+
+        Raises `ConfigurationError` if the end of the window cannot be found, because a message with a timestamp in the
+        future hides it; otherwise as `look`.
+        """
+        backs = self.work.look(ToDatetime(window.start_ms), partitions, is_set_later=False)
+        topics, topic = self.work.topics, self.work.topic
+        ends = topics.offsets_at(topic, [back.partition for back in backs], window.end_ms)
+        hidden = hidden_by_future(topics, topic, ends)
+        plans, left_out = [], {}
+        for back in backs:
+            found = self._plan_of(back, ends.get(back.partition, back.extent.end), hidden.get(back.partition))
+            if isinstance(found, ReprocessPlan):
+                plans.append(found)
+            else:
+                left_out[back.partition] = found
+        if plans:
+            self._require_fit()
+        return WindowPlans(plans, left_out)
+
+    def _plan_of(self, back: PositionChange, end: int, hidden_at: int | None) -> ReprocessPlan | str:
+        """Return the plan of one partition for a window that ends at `end`, or why there is nothing to reprocess.
+
+        `hidden_at` is the offset of a message with a timestamp in the future that hides the end.
+        """
+        name, position, start = f"{self.work.topic}/{back.partition}", back.key.offset, back.offset
+        if back.is_other:
+            raise ConfigurationError(
+                f"group {self.work.group!r} has no position in {name}, because the topic was deleted and re-created: "
+                "leave that partition out"
+            )
+        if position is None:
+            return "the group has no position"
+        if hidden_at is not None and hidden_at < position:
+            raise ConfigurationError(
+                f"{name}: the message at offset {hidden_at} has a timestamp in the future, so the end of the window "
+                "cannot be found by time. Give the offsets of that partition instead"
+            )
+        if start >= end:
+            return "no message in this window"
+        if start >= position:
+            return "not processed yet"
+        notes = [*back.notes]
+        if start == back.extent.start > 0:
+            notes.append("earlier messages may have been deleted")
+        if end > position:
+            notes.append(f"the group has not processed the messages from {position} on")
+        return ReprocessPlan(back, min(end, position), position, notes)
 
     def carry_out(
         self,
-        redo: ReprocessPlan,
+        plans: Sequence[ReprocessPlan],
         *,
         wait_s: float,
         within_s: float,
         is_dead: Callable[[Owner], bool] = assume_alive,
         report: Callable[[str], None] = lambda _: None,
     ) -> ReprocessResult:
-        """Set the position back, wait until the members have reprocessed the range, and restore the position.
+        """Set positions back, wait until the members have reprocessed the ranges, and restore the positions.
 
-        For both changes the group is paused, and its members have `wait_s` to release the partition. The position is
-        restored after `within_s` at the latest, or if the wait fails. `report` is called with one line for each step.
+        For each change the group is paused, and its members have `wait_s` to release the partitions. Each position is
+        restored when its range is done. After `within_s`, or if the wait fails, all are restored. `report` is called
+        with one line for each step.
 
-        Raises `PositionNotSetError` if members do not leave, or if another process sets the position meanwhile;
+        Raises `PositionNotSetError` if members do not leave, or if another process sets a position meanwhile;
         `DataTopicChangedError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self._at_rest(redo, wait_s, is_dead):
-            position_before = self._reached(redo, redo.back.key.generation)
-            with _failure_with_position(report, position_before):
-                self.work.carry_out([redo.back], wait_s=wait_s, is_dead=is_dead)
-                generation = self._key(redo).generation
-        report(f"the group reprocesses from {redo.back.offset} on; its position before was {position_before}")
+        waiting = _Waiting(wait_s, is_dead)
+        pending = self._set_back(plans, waiting, report)
+        results: dict[int, PartitionResult] = {}
+        problems: list[str] = []
+
+        def restore(works: Sequence[_PartitionWork]) -> None:
+            for work in works:
+                del pending[work.plan.partition]
+            restored, problem = self._restore(works, waiting, report)
+            results.update((result.partition, result) for result in restored)
+            problems.extend([] if problem is None else [problem])
+
         try:
-            self._await(redo, generation, within_s)
+            self._await(pending, within_s, restore)
         finally:
-            with _failure_with_position(report, position_before):
-                redone = self._go_on(redo, generation, position_before, wait_s, is_dead)
-            report(f"the group continues at {redone.resume_offset}")
-        return redone
+            if pending:
+                restore(list(pending.values()))
+        ordered = [results[plan.partition] for plan in plans]
+        return ReprocessResult(ordered, problems[0] if problems else None)
+
+    def _set_back(
+        self, plans: Sequence[ReprocessPlan], waiting: _Waiting, report: Callable[[str], None]
+    ) -> dict[int, _PartitionWork]:
+        topic = self.work.topic
+        with self._at_rest(plans, waiting):
+            generations = {plan.partition: plan.back.key.generation for plan in plans}
+            before = self._reached(generations)
+            with _failure_with_positions(report, topic, before):
+                self.work.carry_out([plan.back for plan in plans], wait_s=waiting.wait_s, is_dead=waiting.is_dead)
+                keys = self.work.keys(generations)
+        for plan in plans:
+            report(
+                f"{topic}/{plan.partition}: the group reprocesses from {plan.back.offset} on; its position before was "
+                f"{before[plan.partition]}"
+            )
+        return {
+            plan.partition: _PartitionWork(plan, keys[plan.partition].generation, before[plan.partition])
+            for plan in plans
+        }
 
     def _require_fit(self) -> None:
         settings, group = self.work.settings_in_force(), self.work.group
@@ -139,22 +306,23 @@ class RangeReprocessor:
             )
 
     @contextmanager
-    def _at_rest(self, redo: ReprocessPlan, wait_s: float, is_dead: Callable[[Owner], bool]) -> Iterator[None]:
-        """Pause the group and wait until the partition is free while the block runs; other pauses stay in force."""
+    def _at_rest(self, plans: Sequence[ReprocessPlan], waiting: _Waiting) -> Iterator[None]:
+        """Pause the group and wait until the partitions are free while the block runs; other pauses stay in force."""
         clock = self.work.clock
-        deadline_ms = clock.lease_ms() + wait_s * 1_000
+        deadline_ms = clock.lease_ms() + waiting.wait_s * 1_000
         with closing(self.work.open_log(self.work.settings_in_force().heartbeat_interval_ms)) as rationalizer:
             pausing = GroupPauser(rationalizer, self.work.group, self.work.client, clock)
             pausing.look()
-            ours_s = None if pausing.is_in_force else pausing.end_after(round(wait_s) + LONGEST_SETTING_S)
+            ours_s = None if pausing.is_in_force else pausing.end_after(round(waiting.wait_s) + LONGEST_SETTING_S)
             if ours_s is not None:
                 pausing.pause(ours_s)
             try:
-                while (key := self._key(redo)).owner is not None and not self._is_gone(key, is_dead):
+                while held := self._held(plans, waiting.is_dead):
                     if clock.lease_ms() >= deadline_ms:
+                        partition, instance = held
                         raise PositionNotSetError(
-                            f"{self.work.topic}/{redo.back.partition} of group {self.work.group!r} is still claimed by "
-                            f"{key.owner.instance} after the wait: give it more time, or stop its run"
+                            f"{self.work.topic}/{partition} of group {self.work.group!r} is still claimed by "
+                            f"{instance} after the wait: give it more time, or stop its run"
                         )
                     clock.sleep_ms(_LOOK_MS)
                 yield
@@ -164,58 +332,107 @@ class RangeReprocessor:
                 if ours_s is not None and pausing.ends_s == ours_s:
                     pausing.resume()
 
+    def _held(self, plans: Sequence[ReprocessPlan], is_dead: Callable[[Owner], bool]) -> tuple[int, str] | None:
+        """Return a partition that is held, with the instance that holds it; None if all are free."""
+        for partition, key in self.work.keys([plan.partition for plan in plans]).items():
+            if key.owner is not None and not self._is_gone(key, is_dead):
+                return partition, key.owner.instance
+        return None
+
     def _is_gone(self, key: Key, is_dead: Callable[[Owner], bool]) -> bool:
         owner, settings = key.owner, self.work.settings_in_force()
         is_stale = self.work.clock.wall_ms() - key.last_beat_ms > stale_after_ms(settings.heartbeat_interval_ms)
         return owner is None or is_stale or is_dead(owner)
 
-    def _await(self, redo: ReprocessPlan, generation: int, within_s: float) -> None:
-        """Wait until the members have reached the end of the range, for at most `within_s`."""
+    def _await(
+        self,
+        pending: Mapping[int, _PartitionWork],
+        within_s: float,
+        restore: Callable[[Sequence[_PartitionWork]], None],
+    ) -> None:
+        """Restore each partition whose range is done, until none is left, for at most `within_s`."""
         clock = self.work.clock
         deadline_ms = clock.lease_ms() + within_s * 1_000
-        while clock.lease_ms() < deadline_ms:
+        while pending and clock.lease_ms() < deadline_ms:
             clock.sleep_ms(_LOOK_MS)
+            done: Sequence[_PartitionWork] = ()
             with suppress(UnavailableError):  # it may be temporary; the wait is bounded
-                if self._reached(redo, generation) >= redo.end:
-                    return
+                reached = self._reached({number: work.generation for number, work in pending.items()})
+                done = [work for number, work in pending.items() if reached[number] >= work.plan.end]
+            if done:
+                restore(done)
 
-    def _go_on(
-        self,
-        redo: ReprocessPlan,
-        generation: int,
-        position_before: int,
-        wait_s: float,
-        is_dead: Callable[[Owner], bool],
-    ) -> ReprocessResult:
-        """Restore the position, unless the members have reached it by now."""
-        self._reached(redo, generation)
-        problem = None
-        with self._at_rest(redo, wait_s, is_dead):
-            reached = self._reached(redo, generation)
-            if reached < position_before:
-                forward = replace(redo.back, key=self._key(redo), offset=position_before)
-                problem = self.work.carry_out([forward], wait_s=wait_s, is_dead=is_dead)
-        return ReprocessResult(reached, max(reached, position_before), problem)
+    def _restore(
+        self, works: Sequence[_PartitionWork], waiting: _Waiting, report: Callable[[str], None]
+    ) -> tuple[list[PartitionResult], str | None]:
+        """Restore positions, except those that the members have reached by now.
 
-    def _key(self, redo: ReprocessPlan) -> Key:
-        return self.work.keys([redo.back.partition])[redo.back.partition]
+        Returns the results, and why a position could not be committed to Kafka. Raises `PositionNotSetError` if another
+        process has set the position of one, after the others are restored.
+        """
+        topic, problem = self.work.topic, None
+        with _failure_with_positions(report, topic, {work.plan.partition: work.position_before for work in works}):
+            ours = self._ours(works, self.work.keys([work.plan.partition for work in works]))
+            results = []
+            if ours:
+                with self._at_rest([work.plan for work in ours], waiting):
+                    keys = self.work.keys([work.plan.partition for work in ours])
+                    ours = self._ours(ours, keys)
+                    results = [_result(work, keys[work.plan.partition]) for work in ours]
+                    forward = [
+                        replace(work.plan.back, key=keys[work.plan.partition], offset=work.position_before)
+                        for work, result in zip(ours, results, strict=True)
+                        if result.reached < work.position_before
+                    ]
+                    if forward:
+                        problem = self.work.carry_out(forward, wait_s=waiting.wait_s, is_dead=waiting.is_dead)
+            for result in results:
+                report(f"{topic}/{result.partition}: the group continues at {result.resume_offset}")
+            others = sorted({work.plan.partition for work in works} - {result.partition for result in results})
+            if others:
+                raise self._set_by_another(others[0])
+        return results, problem
 
-    def _reached(self, redo: ReprocessPlan, generation: int) -> int:
-        """Return the present position. Raises `PositionNotSetError` if another process has set it since."""
-        key = self._key(redo)
-        if key.offset is None or key.generation != generation:
-            raise PositionNotSetError(
-                f"another process has set the position of {self.work.topic}/{redo.back.partition} meanwhile. It was "
-                f"not changed; check group {self.work.group!r} with `marshal-dagster status`"
-            )
-        return key.offset
+    def _ours(self, works: Sequence[_PartitionWork], keys: Mapping[int, Key]) -> list[_PartitionWork]:
+        """Return the partitions whose position no other process has set."""
+        return [
+            work
+            for work in works
+            if (key := keys[work.plan.partition]).offset is not None and key.generation == work.generation
+        ]
+
+    def _reached(self, generations: Mapping[int, int]) -> dict[int, int]:
+        """Return the present positions. Raises `PositionNotSetError` if another process has set one since."""
+        reached = {}
+        for partition, key in self.work.keys(generations).items():
+            if key.offset is None or key.generation != generations[partition]:
+                raise self._set_by_another(partition)
+            reached[partition] = key.offset
+        return reached
+
+    def _set_by_another(self, partition: int) -> PositionNotSetError:
+        return PositionNotSetError(
+            f"another process has set the position of {self.work.topic}/{partition} meanwhile. It was not changed; "
+            f"check group {self.work.group!r} with `marshal-dagster status`"
+        )
+
+
+def _result(work: _PartitionWork, key: Key) -> PartitionResult:
+    reached = work.position_before if key.offset is None else key.offset
+    return PartitionResult(work.plan.partition, work.plan.end, reached, max(reached, work.position_before))
 
 
 @contextmanager
-def _failure_with_position(report: Callable[[str], None], position_before: int) -> Iterator[None]:
-    """If the block fails, report what the group may do: it is unknown whether the position was set."""
+def _failure_with_positions(
+    report: Callable[[str], None], topic: str, positions_before: Mapping[int, int]
+) -> Iterator[None]:
+    """If the block fails, report what the group may do: it is unknown whether the positions were set."""
     try:
         yield
     except BaseException:
-        report(f"if the group's position is before {position_before}, it processes all offsets up to there again")
+        for partition, position in positions_before.items():
+            report(
+                f"{topic}/{partition}: if the group's position is before {position}, it processes all offsets up to "
+                "there again"
+            )
         raise

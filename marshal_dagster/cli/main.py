@@ -28,7 +28,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "recover": "Recover a log that lost its first records.",
     "pause": "Pause a group.",
     "resume": "Resume a group.",
-    "reprocess": "Process a range of offsets again.",
+    "reprocess": "Process a range of offsets or a window of time again.",
     "retry": "Retry plans that failed too often.",
     "revoke": "Revoke the claims of a dead owner.",
     "position": "Show and set a group's positions.",

@@ -1,108 +1,189 @@
-"""`reprocess`: let a group's members process a range of offsets again, then continue at their former position."""
+"""`reprocess`: let a group's members process offsets again, then continue at their former positions."""
 
-from typing import Annotated, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_dagster.admin.reprocess import RangeReprocessor, ReprocessPlan, ReprocessResult
+from marshal_dagster.admin.reprocess import RangeReprocessor, ReprocessPlan, ReprocessResult, TimeWindow, WindowPlans
 from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.position import SettingOptions
+from marshal_dagster.errors import ConfigurationError
 
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#again from", "#up to", "note")
 
-app = command_group("Process a range of offsets again.")
+app = command_group("Process a range of offsets or a window of time again.")
 
 
 @command(
     app,
     "reprocess",
-    "Process a range of offsets again. The group's own members do it, as they did before, and must keep running. The "
-    "command shows the range and asks for confirmation. It then sets the position back to the range's start, waits "
-    "until the members have reached its end, and sets the group to its former position. If it is interrupted, the "
-    "group continues at its former position. The exit code is 1 if the members did not finish in time.",
+    "Process a range of offsets or a window of time again. Give --partition, --from and --to (offsets), or "
+    "--from-datetime and --to-datetime (all partitions, unless --partition selects one). The group's own members do "
+    "it, as they did before, and must keep running. The command shows the ranges and asks for confirmation. It then "
+    "sets the positions back, waits until the members have reached the end of each range, and sets the group to its "
+    "former positions. If it is interrupted, the group continues at its former positions. The exit code is 1 if the "
+    "members did not finish in time.",
     "reprocess flights flights --partition 0 --from 1500 --to 1720 --dry-run",
     "reprocess flights flights --partition 0 --from 1500 --to 1720 --within 2h --yes",
+    "reprocess flights flights --from-datetime 2026-01-31T00:00Z --to-datetime 2026-02-01T00:00Z",
 )
 def reprocess(
     *,
     partition: Annotated[
-        int, typer.Option("--partition", "-p", metavar="N", min=0, help="The partition.", show_default=False)
-    ],
+        int | None,
+        typer.Option(
+            "--partition", "-p", metavar="N", min=0, help="The partition (with times: default all).", show_default=False
+        ),
+    ] = None,
     start: Annotated[
-        int, typer.Option("--from", metavar="OFFSET", min=0, help="The first offset of the range.", show_default=False)
-    ],
+        int | None,
+        typer.Option("--from", metavar="OFFSET", min=0, help="The first offset of the range.", show_default=False),
+    ] = None,
     end: Annotated[
-        int,
+        int | None,
         typer.Option("--to", metavar="OFFSET", min=1, help="The first offset after the range.", show_default=False),
-    ],
+    ] = None,
+    from_datetime: Annotated[
+        str | None,
+        typer.Option(
+            "--from-datetime",
+            metavar="TIME",
+            help="Start of the window: the first message with this timestamp or a later one. ISO 8601 with time zone.",
+            show_default=False,
+        ),
+    ] = None,
+    to_datetime: Annotated[
+        str | None,
+        typer.Option(
+            "--to-datetime",
+            metavar="TIME",
+            help="End of the window (exclusive): the first message with this timestamp or a later one.",
+            show_default=False,
+        ),
+    ] = None,
     within: Annotated[
         str, typer.Option("--within", metavar="DURATION", help="How long to wait for the members to finish.")
     ] = "1h",
     options: SettingOptions,
 ) -> ExitCode:
-    """Show the range, ask for confirmation, and wait until it is processed. Raises `MarshalError`."""
+    """Show the ranges, ask for confirmation, and wait until they are processed. Raises `MarshalError`."""
     within_s = duration_s(within, "--within")
+    wanted = _wanted(partition, start, end, from_datetime, to_datetime)
     with options.opened("redo", PositionResetter) as resetter:
         reprocessor = RangeReprocessor(resetter)
-        plan = reprocessor.look(partition, start, end)
-        for warning in resetter.warnings([plan.back]):
+        found = _look(reprocessor, wanted)
+        for warning in resetter.warnings([plan.back for plan in found.plans]):
             output.write_note(warning)
         if not options.as_json:
-            _show(options, partition, plan)
-        if options.dry_run:
-            _report(options, partition, plan, None)
+            _show(options, found)
+        if options.dry_run or not found.plans:
+            _report(options, found, None)
             return ExitCode.OK
-        if not (options.yes or typer.confirm("Process this range again? The group is paused twice, briefly", err=True)):
+        if not (options.yes or typer.confirm("Process this again? The group is paused for each change", err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
         result = reprocessor.carry_out(
-            plan, wait_s=duration_s(options.wait, "--wait"), within_s=within_s, report=output.write_note
+            found.plans, wait_s=duration_s(options.wait, "--wait"), within_s=within_s, report=output.write_note
         )
-    _report(options, partition, plan, result)
+    _report(options, found, result)
     if result.problem is not None:
         output.write_note(result.problem)
-    if result.reached >= plan.end:
-        return ExitCode.OK
-    output.write_note(
-        f"the members did not finish within {within}: the offsets from {result.reached} up to {plan.end} were not "
-        "committed again"
-    )
-    return ExitCode.PROBLEMS
+    for part in result.unfinished:
+        output.write_note(
+            f"{options.topic}/{part.partition}: the members did not finish within {within}: the offsets from "
+            f"{part.reached} up to {part.end} were not committed again"
+        )
+    return ExitCode.PROBLEMS if result.unfinished else ExitCode.OK
 
 
-def _show(options: SettingOptions, partition: int, plan: ReprocessPlan) -> None:
-    extent = plan.back.extent
-    numbers = (extent.start, extent.end, plan.position_before, plan.back.offset, plan.end)
+@dataclass(frozen=True, slots=True)
+class _Offsets:
+    """A range of offsets of one partition."""
+
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """A window of time, in one partition or in all."""
+
+    window: TimeWindow
+    partition: int | None
+
+
+def _wanted(
+    partition: int | None, start: int | None, end: int | None, from_datetime: str | None, to_datetime: str | None
+) -> _Offsets | _Times:
+    """Return what the options select. Raises `ConfigurationError` unless they give either offsets or times."""
+    if start is None and end is None and from_datetime is not None and to_datetime is not None:
+        return _Times(TimeWindow.between(from_datetime, to_datetime, "--"), partition)
+    if partition is None or start is None or end is None or from_datetime is not None or to_datetime is not None:
+        raise ConfigurationError(
+            "give either --partition, --from and --to (offsets), or --from-datetime and --to-datetime"
+        )
+    return _Offsets(partition, start, end)
+
+
+def _look(reprocessor: RangeReprocessor, wanted: _Offsets | _Times) -> WindowPlans:
+    if isinstance(wanted, _Offsets):
+        return WindowPlans([reprocessor.look(wanted.partition, wanted.start, wanted.end)], {})
+    partition = wanted.partition
+    return reprocessor.look_at_window(wanted.window, None if partition is None else [range(partition, partition + 1)])
+
+
+def _show(options: SettingOptions, found: WindowPlans) -> None:
+    rows = [
+        [
+            *map(str, (plan.partition, plan.back.extent.start, plan.back.extent.end)),
+            *map(str, (plan.position_before, plan.back.offset, plan.end)),
+            output.notes_cell(plan.notes),
+        ]
+        for plan in found.plans
+    ]
+    rows += [[str(partition), "-", "-", "-", "-", "-", why] for partition, why in found.left_out.items()]
     output.show(
         output.styled(f"Group {options.group}, topic {options.topic}", "bold"),
-        output.Table(
-            _COLUMNS, [[str(partition), *map(str, numbers), output.notes_cell(plan.back.notes)]], may_fold={"note"}
-        ),
+        output.Table(_COLUMNS, rows, may_fold={"note"}),
     )
 
 
-def _report(options: SettingOptions, partition: int, plan: ReprocessPlan, result: ReprocessResult | None) -> None:
-    """Report the result; None for a dry run."""
+def _report(options: SettingOptions, found: WindowPlans, result: ReprocessResult | None) -> None:
+    """Report the result; None if nothing was written."""
     if options.as_json:
         output.write_json(
             {
                 "group": options.group,
                 "topic": options.topic,
-                "partition": partition,
                 "dry_run": options.dry_run,
-                "start": plan.back.offset,
-                "end": plan.end,
-                "stood_at": plan.position_before,
-                "reached": None if result is None else result.reached,
-                "goes_on_at": None if result is None else result.resume_offset,
-                "notes": list(plan.back.notes),
+                "partitions": _json_rows(found.plans, result),
+                "left_out": {str(partition): why for partition, why in found.left_out.items()},
             }
         )
     elif result is None:
-        output.show(output.DRY_RUN)
-    elif result.reached >= plan.end:
-        output.show(f"Processed again up to {plan.end}.")
+        output.show(output.DRY_RUN if found.plans else "There is nothing to process again.")
+    else:
+        done = [part for part in result.partitions if part.is_done]
+        output.show(*(f"Partition {part.partition}: processed again up to {part.end}." for part in done))
+
+
+def _json_rows(plans: Sequence[ReprocessPlan], result: ReprocessResult | None) -> list[Mapping[str, Any]]:
+    return [
+        {
+            "partition": plan.partition,
+            "start": plan.back.offset,
+            "end": plan.end,
+            "stood_at": plan.position_before,
+            "reached": None if result is None else result.of(plan.partition).reached,
+            "goes_on_at": None if result is None else result.of(plan.partition).resume_offset,
+            "notes": list(plan.notes),
+        }
+        for plan in plans
+    ]

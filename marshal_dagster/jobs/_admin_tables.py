@@ -87,19 +87,28 @@ def claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> Ta
     return table(columns, claims)
 
 
-def redo_table(redo: ReprocessPlan, redone: ReprocessResult | None) -> TableMetadataValue:
-    """Return a table of the range to repeat and of its progress; `redone` is None in a dry run."""
-    reached, resume_offset = (None, None) if redone is None else (redone.reached, redone.resume_offset)
+def redo_table(plans: Sequence[ReprocessPlan], redone: ReprocessResult | None) -> TableMetadataValue:
+    """Return a table of the ranges to repeat and of their progress; `redone` is None in a dry run."""
     columns: Sequence[Column[ReprocessPlan]] = (
-        Column("partition", "int", "The partition.", lambda redo: redo.back.partition),
-        Column("start", "int", "The first offset to repeat.", lambda redo: redo.back.offset),
-        Column("end", "int", "The next offset after the range.", lambda redo: redo.end),
-        Column("before", "int", "The position of the group before.", lambda redo: redo.position_before),
-        Column("reached", "int", "The offset up to which the range was repeated.", lambda _: reached),
-        Column("after", "int", "The position where the group continues.", lambda _: resume_offset),
-        Column("note", "string", "What the operator should consider.", lambda redo: "; ".join(redo.back.notes)),
+        Column("partition", "int", "The partition."),
+        Column("start", "int", "The first offset to repeat.", lambda plan: plan.back.offset),
+        Column("end", "int", "The next offset after the range."),
+        Column("before", "int", "The position of the group before.", lambda plan: plan.position_before),
+        Column(
+            "reached",
+            "int",
+            "The offset up to which the range was repeated.",
+            lambda plan: None if redone is None else redone.of(plan.partition).reached,
+        ),
+        Column(
+            "after",
+            "int",
+            "The position where the group continues.",
+            lambda plan: None if redone is None else redone.of(plan.partition).resume_offset,
+        ),
+        Column("note", "string", "What the operator should consider.", lambda plan: "; ".join(plan.notes)),
     )
-    return table(columns, [redo])
+    return table(columns, plans)
 
 
 def move_table(moves: Sequence[PositionChange], done: Collection[int]) -> TableMetadataValue:

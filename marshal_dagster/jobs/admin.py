@@ -7,8 +7,8 @@ coordination topic.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Final, TypedDict, TypeVar, Unpack
+from dataclasses import replace
+from typing import Any, Final, TypedDict, Unpack
 
 from dagster import (
     Config,
@@ -23,29 +23,26 @@ from dagster import (
 )
 from pydantic import Field
 
-from marshal_dagster.admin.go_groups import are_stopped
 from marshal_dagster.admin.group_settings import GroupSettingsAdmin
 from marshal_dagster.admin.import_positions import PositionImporter, PositionSourceOptions
 from marshal_dagster.admin.log_access import LOOKING_MS
-from marshal_dagster.admin.named_sink import named_sink
 from marshal_dagster.admin.pause import GroupPauser
 from marshal_dagster.admin.position_spec import TargetOptions, partitions_of
-from marshal_dagster.admin.reprocess import RangeReprocessor
+from marshal_dagster.admin.reprocess import RangeReprocessor, TimeWindow, WindowPlans
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.admin.retry_plans import PlanRetrier
 from marshal_dagster.admin.revoke import ClaimRevoker, held_by, holds_nothing_text
 from marshal_dagster.admin.times import duration_s, instant_ms
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, MarshalError
-from marshal_dagster.jobs._admin_tables import claim_table, move_table, pause_table, redo_table, settings_table
+from marshal_dagster.jobs._admin_action import AdminAction, reprocess
+from marshal_dagster.jobs._admin_tables import claim_table, move_table, pause_table, settings_table
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
-from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
+from marshal_dagster.resources.claimer import claimer_of
 from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.runs.names import GROUP_TAG, tag_run
-from marshal_dagster.runs.status import EndedRunDetector
 
-_Resetter = TypeVar("_Resetter", bound=PositionResetter)
 _SECOND_MS: Final = 1_000
 _WAIT_S: Final = 300.0
 _LONGEST_WAIT_S: Final = 30 * 86_400.0
@@ -162,23 +159,42 @@ class ImportPositionsConfig(PositionsConfig):
     )
 
 
-class ReprocessRangeConfig(AdminConfig):
-    """The run config of `build_reprocess_range_job`."""
+class ReprocessConfig(AdminConfig):
+    """The run config fields of jobs and assets that have the group's runs process messages again."""
 
-    topic: str = Field(description="The data topic.")
-    partition: int = Field(ge=0, description="The partition.")
-    start: int = Field(ge=0, description="The first offset to repeat.")
-    end: int = Field(
-        ge=1, description="The next offset after the range; everything before it must have been processed."
-    )
     within_s: float = Field(
         default=3_600.0,
         gt=0,
         le=_LONGEST_WAIT_S,
-        description="Seconds in which the group's runs must repeat the range; after that the job fails.",
+        description="Seconds in which the group's runs must repeat the messages; after that the job fails.",
     )
     wait_s: float = Field(default=_WAIT_S, ge=0, le=_LONGEST_WAIT_S, description=_WAIT_TEXT)
     sink: str | None = Field(default=None, description=_SINK_TEXT)
+
+
+class ReprocessRangeConfig(ReprocessConfig):
+    """The run config of `build_reprocess_range_job`: a range of offsets of one partition, or a window of time.
+
+    Set either `partition`, `start` and `end`, or `from_datetime` and `to_datetime`.
+    """
+
+    topic: str = Field(description="The data topic.")
+    partition: int | None = Field(default=None, ge=0, description="The partition (with a window of time: default all).")
+    start: int | None = Field(default=None, ge=0, description="The first offset to repeat.")
+    end: int | None = Field(
+        default=None,
+        ge=1,
+        description="The next offset after the range; everything before it must have been processed.",
+    )
+    from_datetime: str | None = Field(
+        default=None,
+        description="Start of the window: the first message with this timestamp or a later one. ISO 8601 with time "
+        "zone, such as 2026-01-31T18:00:00Z.",
+    )
+    to_datetime: str | None = Field(
+        default=None,
+        description="End of the window (exclusive): the first message with this timestamp or a later one.",
+    )
 
 
 class RetryConfig(PartitionsConfig):
@@ -322,12 +338,16 @@ def build_settings_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
 
 
 def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
-    """Build a job that makes the claimer's group process a range of offsets again.
+    """Build a job that makes the claimer's group process messages again: a range of offsets, or a window of time.
 
-    The group's own scheduled runs process the range, so do not stop them. The job sets the position back and waits
-    until the runs have reached the end of the range. Then it sets the position to where the group was before. It does
-    that last step even if it fails, unless its process is killed. The run fails if the range was not processed in time;
-    its metadata shows the progress.
+    The group's own scheduled runs process them, so do not stop those. The job sets the positions back and waits until
+    the runs have reached the end of each range. Then it sets the positions to where the group was before. It does that
+    last step even if it fails, unless its process is killed. The run fails if not everything was processed in time; its
+    metadata shows the progress.
+
+    A window of time has, in each partition, the messages from the first one with the timestamp `from_datetime` or a
+    later one, up to the first one with the timestamp `to_datetime` or a later one (exclusive). For a Dagster backfill
+    over such windows, see `build_reprocess_asset`.
 
     Args:
         **options: See `AdminJobOptions`. The default name is `reprocess_range`.
@@ -343,8 +363,19 @@ def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefiniti
           reprocess_range_op:
             config: {topic: orders, partition: 0, start: 1200, end: 1500}
         ```
+
+        Or, for one hour in all partitions:
+
+        ```yaml
+        ops:
+          reprocess_range_op:
+            config:
+              topic: orders
+              from_datetime: "2026-01-31T18:00:00Z"
+              to_datetime: "2026-01-31T19:00:00Z"
+        ```
     """
-    about = "Makes the group's own runs process a range of offsets again."
+    about = "Makes the group's own runs process a range of offsets, or a window of time, again."
     return _job("reprocess_range", about, ReprocessRangeConfig, _reprocess_range, options)
 
 
@@ -401,66 +432,11 @@ def build_revoke_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     return _job("revoke_claims", "Revokes the claims of a dead owner.", RevokeConfig, _revoke, options)
 
 
-@dataclass(frozen=True, slots=True)
-class _Action:
-    """One run of an operator's job, with the claimer of its group."""
-
-    context: OpExecutionContext
-    claimer: ClaimerResource
-
-    @property
-    def client(self) -> str:
-        return self.claimer.client_id or self.context.run_id
-
-    @property
-    def is_dead(self) -> EndedRunDetector:
-        return EndedRunDetector(self.context.instance)
-
-    def require_allowed(self, config: AdminConfig, go_consumers_stopped: str | None = None) -> bool:
-        """Check the rights to write, except in a dry run; return whether Go consumers are confirmed to be stopped.
-
-        Raises `ConfigurationError` and `AuthorizationError`.
-        """
-        stopped = are_stopped(go_consumers_stopped, self.claimer.group)
-        if not config.dry_run:
-            self.claimer.require_rights()
-        return stopped
-
-    @contextmanager
-    def opened(
-        self, kind: type[_Resetter], topic: str, sink: str | None, *, stopped: bool = False
-    ) -> Iterator[_Resetter]:
-        """Yield an object of `kind` for the topic, and close it after the block. Raises `ConfigurationError`."""
-        asked = None if sink is None else named_sink(sink, "sink")
-        claimer = self.claimer
-        with (
-            claimer.open_data() as topics,
-            closing(
-                kind(
-                    claimer.open_log,
-                    topics,
-                    claimer.group,
-                    topic,
-                    self.client,
-                    SystemClock(),
-                    settings=claimer.settings,
-                    go_consumers_stopped=stopped,
-                    sink=asked,
-                )
-            ) as work,
-        ):
-            yield work
-
-    def warn(self, warnings: Sequence[str]) -> None:
-        for warning in warnings:
-            self.context.log.warning(warning)
-
-
 def _job(
     default_name: str,
     about: str,
     config_class: type[AdminConfig],
-    act: Callable[[_Action, Any], TableMetadataValue],
+    act: Callable[[AdminAction, Any], TableMetadataValue],
     options: AdminJobOptions,
     *,
     shown: Mapping[str, object] | None = None,
@@ -475,7 +451,7 @@ def _job(
         claimer = claimer_of(context.resources, claimer_key)
         tag_run(context, {GROUP_TAG: claimer.group})
         with logs_to_run(context):
-            table = act(_Action(context, claimer), config)
+            table = act(AdminAction(context, claimer), config)
         dry_run: bool = config.dry_run  # type: ignore[attr-defined]
         if dry_run:
             context.log.info("dry run: nothing was written")
@@ -492,7 +468,7 @@ def _job(
 
 
 @contextmanager
-def _pauser(action: _Action, config: ResumeConfig) -> Iterator[GroupPauser]:
+def _pauser(action: AdminAction, config: ResumeConfig) -> Iterator[GroupPauser]:
     claimer = action.claimer
     stopped = action.require_allowed(config, config.go_consumers_stopped)
     interval_ms = min(LOOKING_MS, claimer.settings.heartbeat_interval_ms)
@@ -504,7 +480,7 @@ def _pauser(action: _Action, config: ResumeConfig) -> Iterator[GroupPauser]:
         yield pauser
 
 
-def _pause(action: _Action, config: PauseConfig) -> TableMetadataValue:
+def _pause(action: AdminAction, config: PauseConfig) -> TableMetadataValue:
     with _pauser(action, config) as pauser:
         if (config.until is None) == (config.duration is None):
             raise ConfigurationError(
@@ -519,14 +495,14 @@ def _pause(action: _Action, config: PauseConfig) -> TableMetadataValue:
         return pause_table(pauser.preview(until_s) if config.dry_run else pauser.pause(until_s))
 
 
-def _resume(action: _Action, config: ResumeConfig) -> TableMetadataValue:
+def _resume(action: AdminAction, config: ResumeConfig) -> TableMetadataValue:
     with _pauser(action, config) as pauser:
         if not pauser.is_in_force:
             action.context.log.info("group %r is not paused", pauser.group)
         return pause_table(pauser.preview() if config.dry_run else pauser.resume())
 
 
-def _set_position(action: _Action, config: SetPositionConfig) -> TableMetadataValue:
+def _set_position(action: AdminAction, config: SetPositionConfig) -> TableMetadataValue:
     chosen = config.chosen()
     target = TargetOptions(
         config.to_offset, config.to_datetime, config.to_earliest, config.to_latest, config.shift_by
@@ -538,7 +514,7 @@ def _set_position(action: _Action, config: SetPositionConfig) -> TableMetadataVa
         return _move(action, config, work, moves)
 
 
-def _import_positions(action: _Action, config: ImportPositionsConfig) -> TableMetadataValue:
+def _import_positions(action: AdminAction, config: ImportPositionsConfig) -> TableMetadataValue:
     chosen = config.chosen()
     options = PositionSourceOptions(config.consumer_group, config.checkpoint, config.others)
     others = options.begin_at()
@@ -552,7 +528,7 @@ def _import_positions(action: _Action, config: ImportPositionsConfig) -> TableMe
         return _move(action, config, work, moves)
 
 
-def _retry(action: _Action, config: RetryConfig) -> TableMetadataValue:
+def _retry(action: AdminAction, config: RetryConfig) -> TableMetadataValue:
     chosen = config.chosen()
     action.require_allowed(config)
     with action.opened(PlanRetrier, config.topic, config.sink) as work:
@@ -569,7 +545,7 @@ def _retry(action: _Action, config: RetryConfig) -> TableMetadataValue:
 
 
 def _move(
-    action: _Action,
+    action: AdminAction,
     config: PositionsConfig | RetryConfig,
     work: PositionResetter,
     moves: Sequence[PositionChange],
@@ -604,34 +580,30 @@ def _move(
     return move_table(moves, [move.partition for move in moves])
 
 
-def _reprocess_range(action: _Action, config: ReprocessRangeConfig) -> TableMetadataValue:
-    log = action.context.log
+def _reprocess_range(action: AdminAction, config: ReprocessRangeConfig) -> TableMetadataValue:
     require_topic_name("topic", config.topic)
+    look = _looker(config)
     action.require_allowed(config)
-    with action.opened(PositionResetter, config.topic, config.sink) as positions:
-        work = RangeReprocessor(positions)
-        redo = work.look(config.partition, config.start, config.end)
-        action.warn(positions.warnings([redo.back]))
-        if config.dry_run:
-            return redo_table(redo, None)
-        redone = work.carry_out(
-            redo, wait_s=config.wait_s, within_s=config.within_s, is_dead=action.is_dead, report=log.info
-        )
-    table = redo_table(redo, redone)
-    if redone.problem is not None:
-        log.warning(redone.problem)
-    if redone.reached < redo.end:
-        raise Failure(
-            f"the runs of group {action.claimer.group!r} reached offset {redone.reached} of {redo.end} in topic "
-            f"{config.topic!r}, partition {config.partition} within {config.within_s:g} s; the group continues at "
-            f"{redone.resume_offset}. Launch the job again for the rest, with a larger within_s",
-            metadata={"group": action.claimer.group, "before_and_after": table},
-            allow_retries=False,
-        )
-    return table
+    return reprocess(action, config, config.topic, look)
 
 
-def _set_settings(action: _Action, config: SettingsConfig) -> TableMetadataValue:
+def _looker(config: ReprocessRangeConfig) -> Callable[[RangeReprocessor], WindowPlans]:
+    """Return the function that finds what the config selects. Raises `ConfigurationError`."""
+    partition, start, end = config.partition, config.start, config.end
+    from_datetime, to_datetime = config.from_datetime, config.to_datetime
+    if from_datetime is not None and to_datetime is not None and start is None and end is None:
+        window = TimeWindow.between(from_datetime, to_datetime)
+        chosen = None if partition is None else [range(partition, partition + 1)]
+        return lambda work: work.look_at_window(window, chosen)
+    if partition is None or start is None or end is None or from_datetime is not None or to_datetime is not None:
+        raise ConfigurationError(
+            f"topic {config.topic!r}: the run config must have either partition, start and end, or from_datetime and "
+            "to_datetime"
+        )
+    return lambda work: WindowPlans([work.look(partition, start, end)], {})
+
+
+def _set_settings(action: AdminAction, config: SettingsConfig) -> TableMetadataValue:
     claimer = action.claimer
     stopped = action.require_allowed(config, config.go_consumers_stopped)
     work = GroupSettingsAdmin(claimer.open_log, claimer.group, action.client, SystemClock(), stopped)
@@ -650,7 +622,7 @@ def _set_settings(action: _Action, config: SettingsConfig) -> TableMetadataValue
     return settings_table(before, after)
 
 
-def _revoke(action: _Action, config: RevokeConfig) -> TableMetadataValue:
+def _revoke(action: AdminAction, config: RevokeConfig) -> TableMetadataValue:
     claimer, chosen = action.claimer, config.chosen()
     action.require_allowed(config)
     with closing(ClaimRevoker(claimer.open_log, claimer.group, config.topic, action.client)) as work:

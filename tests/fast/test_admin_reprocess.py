@@ -76,7 +76,7 @@ def test_what_is_done_again_is_replaced_or_repeated(mode: DeliveryMode, death: K
     )
     reprocessing = RangeReprocessor(work)
     redo = reprocessing.look(0, AGAIN.start, AGAIN.stop)
-    redone = reprocessing.carry_out(redo, wait_s=600, within_s=600)
+    redone = reprocessing.carry_out([redo], wait_s=600, within_s=600).of(0)
 
     assert clock.has_died == (death is not None)
     assert AGAIN.stop <= redone.reached

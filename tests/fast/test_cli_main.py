@@ -174,7 +174,6 @@ def test_the_page_about_the_command_line_names_everything() -> None:
         ["revoke", "g", "t"],
         ["position", "reset", "g", "t"],
         ["position", "import", "g", "t"],
-        ["reprocess", "g", "t", "--from", "3", "--to", "5"],
         ["reprocess", "g", "t", "--partition", "0", "--from", "-3", "--to", "5"],
         ["settings", "show", "g", "--yes"],
         ["top", "--interval", "0"],

@@ -3,18 +3,23 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.reprocess import RangeReprocessor, TimeWindow
 from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.cli import position
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.testing import ManualClock
-from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
+from tests.admin_fixtures import START, FakeTopics, act, at_work_on, site_now
 from tests.members import GROUP, HI_MS, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.admin_client import Topics
 
 STOOD, STEP = 80, 15
 AGAIN = ("reprocess", GROUP, TOPIC, "--partition", "0", "--from", "30", "--to", "50")
@@ -26,13 +31,15 @@ def nothing() -> None:
 
 @dataclass(slots=True)
 class Members:
-    """A clock by which members process the next offsets of partition 0 during each sleep, if they are allowed to."""
+    """A clock by which members process the next offsets of each partition during each sleep, if they may."""
 
     site: Site
     clock: ManualClock
     done: list[tuple[int, int]] = field(default_factory=list)
     at_next: Callable[[], object] = nothing
     are_there: bool = True
+    ends: dict[int, int] = field(default_factory=lambda: {0: STOOD})
+    """For each partition, the offset from which on nothing is unread."""
 
     def wall_ms(self) -> int:
         """Return the site's time."""
@@ -51,17 +58,18 @@ class Members:
         self.clock.advance(duration_ms)
 
     def work(self) -> None:
-        """Process one batch."""
-        member = self.site.member(settings=SETTINGS)
-        at = self.site.key().offset
-        if member.paused_until_s() is not None or at is None or at >= STOOD or not member.claim([0]):
-            return
-        member.beat({0: at})
-        end = at + STEP
-        member.plan({0: end})
-        member.commit({0: end})
-        member.release()
-        self.done.append((at, end))
+        """Process one batch of each partition."""
+        for partition, last in self.ends.items():
+            member = self.site.member(settings=SETTINGS)
+            at = self.site.key(partition).offset
+            if member.paused_until_s() is not None or at is None or at >= last or not member.claim([partition]):
+                continue
+            member.beat({partition: at})
+            end = at + STEP
+            member.plan({partition: end})
+            member.commit({partition: end})
+            member.release()
+            self.done.append((at, end))
 
 
 @pytest.fixture
@@ -98,11 +106,11 @@ def test_a_range_is_done_again(members: Members, capsys: pytest.CaptureFixture[s
     assert answer.out.splitlines()[1:] == [
         "partition  log start  log end  position  again from  up to  note",
         "0                 20      100        80          30     50  -",
-        "Processed again up to 50.",
+        "Partition 0: processed again up to 50.",
     ]
     assert answer.err.splitlines() == [
-        "the group reprocesses from 30 on; its position before was 80",
-        "the group continues at 80",
+        "orders/0: the group reprocesses from 30 on; its position before was 80",
+        "orders/0: the group continues at 80",
     ]
     assert members.done == [(30, 45), (45, 60)]
     assert (site.key().offset, is_paused(site), site.owner()) == (STOOD, False, None)
@@ -111,7 +119,8 @@ def test_a_range_is_done_again(members: Members, capsys: pytest.CaptureFixture[s
 def test_members_that_went_beyond_are_not_set_back(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
     """If the range ends at the group's old position, the members may already be beyond it."""
     answer = act(capsys, "reprocess", GROUP, TOPIC, "-p", 0, "--from", 30, "--to", STOOD, "--yes", "--json")
-    assert (answer.json["reached"], answer.json["goes_on_at"], answer.json["stood_at"]) == (90, 90, STOOD)
+    (row,) = answer.json["partitions"]
+    assert (row["reached"], row["goes_on_at"], row["stood_at"]) == (90, 90, STOOD)
     assert members.done[-1] == (75, 90)
     assert (members.site.key().offset, is_paused(members.site)) == (90, False)
     assert members.site.values()[members.site.key().generation].endswith("/30"), "another position was set"
@@ -152,7 +161,7 @@ def test_who_interrupts_it_has_the_group_go_on(members: Members, capsys: pytest.
     members.at_next = interrupt
     answer = act(capsys, *AGAIN, "--yes")
     assert (answer.code, members.site.key().offset, is_paused(members.site)) == (130, STOOD, False)
-    assert answer.err.splitlines()[-1] == "the group continues at 80"
+    assert answer.err.splitlines()[-1] == "orders/0: the group continues at 80"
 
 
 def test_a_broker_that_is_away_for_a_while_is_waited_for(
@@ -201,7 +210,8 @@ def test_a_way_back_that_fails_half_way_is_told(
     answer = act(capsys, *AGAIN, "--yes")
     assert (answer.code, members.site.key().offset, is_paused(members.site)) == (3, 30, False)
     assert (
-        answer.err.splitlines()[0] == "if the group's position is before 80, it processes all offsets up to there again"
+        answer.err.splitlines()[0]
+        == "orders/0: if the group's position is before 80, it processes all offsets up to there again"
     )
 
 
@@ -244,6 +254,7 @@ def test_a_position_that_another_sets_meanwhile_stays(
         (("--partition", "7"), "has no partition 7"),
         (("--json",), "then add --yes"),
         (("--within", "x"), "--within: 'x' is not a duration"),
+        (("--from-datetime", "2026-01-31"), "give either --partition, --from and --to (offsets), or --from-datetime"),
     ],
 )
 def test_what_cannot_be_done_again_is_one_line(
@@ -305,7 +316,9 @@ def test_a_dry_run_of_reprocessing_writes_nothing(members: Members, capsys: pyte
     before = members.site.values()
     assert act(capsys, *AGAIN, "--dry-run").out.splitlines()[-1] == "A dry run: nothing was written."
     shown = act(capsys, *AGAIN, "--dry-run", "--json").json
-    assert [shown[name] for name in ("dry_run", "start", "end", "stood_at", "reached")] == [True, 30, 50, STOOD, None]
+    (row,) = shown["partitions"]
+    assert shown["dry_run"]
+    assert [row[name] for name in ("start", "end", "stood_at", "reached")] == [30, 50, STOOD, None]
     assert members.site.values() == before
 
 
@@ -330,3 +343,134 @@ def test_an_open_plan_and_effectively_once_are_told_of(
     answer = act(capsys, *AGAIN, "--dry-run")
     assert "delivers effectively once" in answer.error
     assert "the plan up to 90 ends" in answer.out
+
+
+# By time
+
+FROM, TO = "1970-01-01T00:00:01.500Z", "1970-01-01T00:00:03.500Z"
+WINDOW = ("reprocess", GROUP, TOPIC, "--from-datetime", FROM, "--to-datetime", TO)
+"""The window of time with the offsets from 30 up to 70."""
+
+
+def test_a_window_of_time_is_done_again_in_all_partitions(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each partition's range ends at the window's end, or where the group is; each continues at its old position."""
+    members.site.owner_of(1, at=60).release()
+    members.ends[1] = 60
+    answer = act(capsys, *WINDOW, "--yes")
+    assert answer.code == 0
+    assert [" ".join(line.split()) for line in answer.out.splitlines()[1:]] == [
+        "partition log start log end position again from up to note",
+        "0 20 100 80 30 70 -",
+        "1 20 100 60 30 60 the group has not processed the messages from 60 on",
+        "2 - - - - - the group has no position",
+        "Partition 0: processed again up to 70.",
+        "Partition 1: processed again up to 60.",
+    ]
+    assert sorted(members.done) == [(30, 45), (30, 45), (45, 60), (45, 60), (60, 75)]
+    assert [members.site.key(number).offset for number in range(3)] == [STOOD, 60, None]
+    assert not is_paused(members.site)
+
+
+def test_a_partition_that_is_done_waits_for_no_other(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its position is restored at once, so no message after its range is processed again meanwhile."""
+    members.site.owner_of(1, at=STOOD).release()
+    answer = act(capsys, *WINDOW, "--yes", "--within", "1m", "--json")  # no member processes partition 1
+    assert answer.code == 1
+    assert [(row["reached"], row["goes_on_at"]) for row in answer.json["partitions"]] == [(75, STOOD), (30, STOOD)]
+    assert answer.json["left_out"] == {"2": "the group has no position"}
+    assert members.done == [(30, 45), (45, 60), (60, 75)]
+    assert "orders/1: the members did not finish within 1m" in answer.err
+
+
+def test_a_position_that_another_sets_keeps_no_other_from_its_old_one(
+    members: Members, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names the partition; the others continue where they were."""
+    members.site.owner_of(1, at=STOOD).release()
+    members.are_there = False
+
+    def another() -> None:
+        log = Rationalizer(members.site.log(), clock=members.clock)
+        GroupAdmin(log, GROUP, "other", clock=members.clock).set_positions(TOPIC, {0: 20}, TOPIC_ID, wait_ms=0)
+
+    members.at_next = another
+    answer = act(capsys, *WINDOW, "--yes")
+    assert (answer.code, is_paused(members.site)) == (1, False)
+    assert [members.site.key(number).offset for number in range(2)] == [20, STOOD]
+    assert "another process has set the position of orders/0 meanwhile" in answer.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "why"),
+    [(1, 1, "no message in this window"), (80, 90, "not processed yet"), (200, 300, "no message in this window")],
+)
+def test_a_window_without_processed_messages_is_nothing_to_do(
+    members: Members, capsys: pytest.CaptureFixture[str], start: int, end: int, why: str
+) -> None:
+    """Nothing is written, and the exit code is 0."""
+    before = members.site.values()
+    times = [f"1970-01-01T00:00:{at * 50 / 1_000:06.3f}Z" for at in (start, end + 0.02)]
+    answer = act(capsys, "reprocess", GROUP, TOPIC, "--from-datetime", times[0], "--to-datetime", times[1], "-p", 0)
+    assert (answer.code, why in answer.out, members.site.values()) == (0, True, before)
+    assert answer.out.splitlines()[-1] == "There is nothing to process again."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--from-datetime", TO), "the window of time is empty"),
+        (("--to-datetime", "yesterday"), "--to-datetime: 'yesterday' is not an ISO 8601 time with a time zone"),
+        (("--to", "5"), "give either --partition, --from and --to (offsets), or --from-datetime and --to-datetime"),
+        (("--partition", "7"), "has no partition 7"),
+    ],
+)
+def test_a_window_that_cannot_be_is_one_line(
+    members: Members, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+) -> None:
+    """Nothing is written."""
+    before = members.site.values()
+    answer = act(capsys, *WINDOW, *arguments)
+    assert (answer.code, says in answer.error, members.site.values()) == (2, True, before)
+
+
+def test_a_wrong_timestamp_that_hides_the_end_of_a_window_is_named(
+    members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages after it would be left out silently. After the group's position it hides nothing."""
+    at_work_on(members.site, monkeypatch, position, topics=FakeTopics(future={0: 55}))
+    answer = act(capsys, *WINDOW, "--yes")
+    assert answer.code == 2
+    assert "orders/0: the message at offset 55 has a timestamp in the future" in answer.error
+    at_work_on(members.site, monkeypatch, position, topics=FakeTopics(future={0: STOOD}))
+    assert act(capsys, *WINDOW, "--yes").code == 0
+
+
+class TimedTopics(FakeTopics):
+    """A topic with one partition whose timestamps are out of order."""
+
+    times_ms = (9, 3, 4, 12, 5, 6, 15, 15, 11, 20, 19, 25)
+
+    def offsets_at(self, _: str, __: object, at_ms: int) -> dict[int, int]:
+        """Return the first offset with that timestamp or a later one."""
+        found = [START + offset for offset, time_ms in enumerate(self.times_ms) if time_ms >= at_ms]
+        return {0: found[0]} if found else {}
+
+
+@pytest.mark.parametrize("length_ms", [1, 2, 5, 7, 30])
+def test_each_message_is_in_exactly_one_of_adjacent_windows(members: Members, length_ms: int) -> None:
+    """Their ranges follow each other without gap or overlap, whatever the order of the timestamps."""
+    topics = TimedTopics(partitions=(0,))
+    resetter = PositionResetter(
+        lambda _: Rationalizer(members.site.log(), clock=members.clock),
+        cast("Topics", topics),
+        GROUP,
+        TOPIC,
+        "ops",
+        clock=members.clock,
+    )
+    ranges = []
+    for start_ms in range(0, 30, length_ms):
+        found = RangeReprocessor(resetter).look_at_window(TimeWindow(start_ms, start_ms + length_ms))
+        ranges += [(plan.back.offset, plan.end) for plan in found.plans]
+    assert [start for start, _ in ranges] == [START, *(end for _, end in ranges[:-1])]
+    assert ranges[-1][1] == STOOD

@@ -150,7 +150,7 @@ def test_who_reprocesses_blames_nobody_for_what_retention_did(site: Site) -> Non
             site.overtake()
 
     with pytest.raises(IncompleteLogError):
-        reprocessing.carry_out(redo, wait_s=10, within_s=10, report=overtake)
+        reprocessing.carry_out([redo], wait_s=10, within_s=10, report=overtake)
 
 
 @pytest.mark.parametrize("moment", range(30))

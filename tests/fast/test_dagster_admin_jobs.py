@@ -13,11 +13,12 @@ import pytest
 
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.revoke import ClaimRevoker, HeldClaim
+from marshal_dagster.assets.reprocess import ReprocessWindowConfig, build_reprocess_asset
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.jobs import admin
+from marshal_dagster.jobs import _admin_action
 from marshal_dagster.jobs.admin import (
     ImportPositionsConfig,
     PauseConfig,
@@ -108,6 +109,21 @@ class Stand:
     def offsets(self) -> list[int | None]:
         """Return the group's positions."""
         return [self.site.key(number).offset for number in range(3)]
+
+    def work_in_sleeps(self, monkeypatch: pytest.MonkeyPatch, *, up_to: int) -> None:
+        """Let a member process partitions 0 and 1 up to an offset whenever the operator waits."""
+        stand = self
+
+        class Working(SystemClock):
+            def sleep_ms(self, _: float) -> None:
+                unread = [n for n in (0, 1) if (stand.site.key(n).offset or 0) < up_to]
+                owner = stand.site.member()
+                if owner.paused_until_s() is None and owner.claim(unread):
+                    owner.plan(dict.fromkeys(unread, up_to))
+                    owner.commit(dict.fromkeys(unread, up_to))
+                    owner.release()
+
+        monkeypatch.setattr(_admin_action, "SystemClock", Working)
 
     def lines(self, result: dg.ExecuteInProcessResult) -> str:
         """Return the lines that a run logged."""
@@ -435,19 +451,85 @@ def test_a_range_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pyt
     (row,) = shown(stand.run("reprocess_range", **again, dry_run=True))
     assert (row["before"], row["reached"], row["after"]) == (50, None, None)
 
-    class Working(SystemClock):
-        def sleep_ms(self, _: float) -> None:
-            owner = stand.site.member()
-            if owner.paused_until_s() is None and owner.claim([0]):
-                owner.plan({0: 45})
-                owner.commit({0: 45})
-                owner.release()
-
-    monkeypatch.setattr(admin, "SystemClock", Working)
+    stand.work_in_sleeps(monkeypatch, up_to=45)
     (row,) = shown(stand.run("reprocess_range", **again))
     assert (row["partition"], row["start"], row["end"]) == (0, 30, 40)
     assert (row["before"], row["reached"], row["after"]) == (50, 45, 50)
     assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
+
+
+WINDOW = {"from_datetime": "1970-01-01T00:00:01.500Z", "to_datetime": "1970-01-01T00:00:02.250Z"}
+"""The window of time with the offsets from 30 up to 45."""
+
+
+def test_a_window_of_time_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The members process the window's offsets of each partition that has a position."""
+    stand.work_in_sleeps(monkeypatch, up_to=45)
+    result = stand.run("reprocess_range", topic=TOPIC, **WINDOW)
+    found = [[row[name] for name in ("partition", "start", "end", "reached", "after")] for row in shown(result)]
+    assert found == [[0, 30, 45, 45, 50], [1, 30, 45, 45, 50]]
+    assert "orders/2: nothing to process again: the group has no position" in stand.lines(result)
+    assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"partition": 0, "start": 30}, {**WINDOW, "end": 3}, {"partition": 0, "start": 3, "end": 5, **WINDOW}],
+)
+def test_a_config_that_selects_nothing_fails_in_one_line(stand: Stand, config: dict[str, Any]) -> None:
+    """Offsets and times together, or parts of them, are refused."""
+    said = error_of(stand.run("reprocess_range", topic=TOPIC, **config))
+    assert "must have either partition, start and end, or from_datetime and to_datetime" in said
+
+
+@pytest.mark.parametrize("last", ["1970-01-01-00:00", "1970-01-01-00:01"])
+def test_a_backfill_does_the_windows_of_its_partitions_again(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """A run of one or of several adjacent windows is one range of offsets, and materializes each window."""
+    monkeypatch.setattr(FakeTopics, "offsets_at", at_minutes)
+    stand.work_in_sleeps(monkeypatch, up_to=45)
+    again = build_reprocess_asset(TOPIC, partitions_def=MINUTES)
+    done = dg.materialize(
+        [again],
+        resources={"claimer": stand.claimer()},
+        instance=stand.instance,
+        tags={"dagster/asset_partition_range_start": "1970-01-01-00:00", "dagster/asset_partition_range_end": last},
+    )
+    windows = ["1970-01-01-00:00", "1970-01-01-00:01"]
+    events = done.get_asset_materialization_events()
+    assert [event.partition for event in events] == windows[: windows.index(last) + 1]
+    end = {"1970-01-01-00:00": 30, "1970-01-01-00:01": 40}[last]
+    found = rows(events[0].materialization.metadata["before_and_after"])
+    assert [[row[name] for name in ("partition", "start", "end", "after")] for row in found] == [
+        [0, 20, end, 50],
+        [1, 20, end, 50],
+    ]
+    assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
+
+
+def test_a_backfill_in_which_nothing_was_processed_succeeds(stand: Stand) -> None:
+    """A window without processed messages is materialized, and nothing is written."""
+    before = stand.site.values()
+    again = build_reprocess_asset(TOPIC, partitions_def=MINUTES, name="again")
+    done = dg.materialize(
+        [again],
+        partition_key="1970-01-01-00:05",
+        resources={"claimer": stand.claimer()},
+        instance=stand.instance,
+        run_config=dg.RunConfig(ops={"again": ReprocessWindowConfig(partitions="0-1")}),
+    )
+    (event,) = done.get_asset_materialization_events()
+    assert (rows(event.materialization.metadata["before_and_after"]), stand.site.values()) == ([], before)
+
+
+MINUTES = dg.TimeWindowPartitionsDefinition(start="1970-01-01-00:00", fmt="%Y-%m-%d-%H:%M", cron_schedule="* * * * *")
+
+
+def at_minutes(_: FakeTopics, __: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
+    """Return the first offset of a time, for ten messages in each minute, of which the first begins at offset 20."""
+    offset = START + at_ms // 6_000
+    return {} if offset > END else dict.fromkeys(partitions, offset)
 
 
 @pytest.mark.thorough
@@ -458,7 +540,7 @@ def test_a_range_that_is_not_done_in_time_fails_the_run(stand: Stand) -> None:
     assert data is not None
     assert data.description == (
         "the runs of group 'etl' reached offset 30 of 40 in topic 'orders', partition 0 within 0.1 s; the group "
-        "continues at 50. Launch the job again for the rest, with a larger within_s"
+        "continues at 50. Launch it again for the rest, with a larger within_s"
     )
     (row,) = rows(data.metadata["before_and_after"])
     assert (row["reached"], row["after"]) == (30, 50)
