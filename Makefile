@@ -81,17 +81,22 @@ PART ?=
 tests_in = $(if $(PART),$(or $(shell $(BIN)/python -m tests.parts $(PART) $(1)),$(error PART is not a part: see tests/parts.py)),tests/$(1))
 in_part = $(or $(if $(PART),,all),$(filter $(1),$(PART)))
 
+# Each mutant is caught within these seeds (docs/proof.md). `make soak` and `make fuzz-soak` run for hours.
+TESTED_SEEDS := 5000
+TESTED_OUTBOX_SEEDS := 2500
+TESTED_FUZZ_SECONDS := 20
+
 .PHONY: test
 test: java $(READY) ## runs all tests, or those of a part: PART=sinks (the fast ones, then those with real services)
-	$(BIN)/pytest -n auto --junitxml build/fast-tests.xml $(call tests_in,fast)
-	$(if $(call in_part,coordination batches),$(BIN)/python -m tests.simulator --seeds 10000)
-	$(if $(call in_part,outbox),$(BIN)/python -m tests.outbox_simulator --seeds 10000)
-	$(if $(call in_part,coordination coordinator outbox),$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS))
+	$(BIN)/pytest -n auto --dist worksteal --junitxml build/fast-tests.xml $(call tests_in,fast)
+	$(if $(call in_part,coordination batches),$(BIN)/python -m tests.simulator --seeds $(TESTED_SEEDS))
+	$(if $(call in_part,outbox),$(BIN)/python -m tests.outbox_simulator --seeds $(TESTED_OUTBOX_SEEDS))
+	$(if $(call in_part,coordination coordinator outbox),$(BIN)/python -m tests.fuzz --seconds $(TESTED_FUZZ_SECONDS))
 	$(REAL_TESTS)
 
 .PHONY: test-fast
 test-fast: $(READY) ## runs the tests that need neither Java nor a service, except those that take half a second or more each
-	$(BIN)/pytest -n auto -m "not thorough" $(call tests_in,fast)
+	$(BIN)/pytest -n auto --dist worksteal -m "not thorough" $(call tests_in,fast)
 
 .PHONY: test-real
 test-real: java $(READY) ## runs the tests with real services, which they start and stop themselves
@@ -231,7 +236,7 @@ test-lowest: $(UV_READY) ## runs the fast tests with the lowest versions that py
 	$(LOWEST)/bin/python -m tools.import_all
 	@# import-linter is not installed, because its requirements would raise the lowest versions.
 	@# Old packages may call functions that newer packages deprecate.
-	$(LOWEST)/bin/python -m pytest -n auto -m "not thorough" -W ignore::DeprecationWarning tests/fast --ignore tests/fast/test_import_contracts.py
+	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal -m "not thorough" -W ignore::DeprecationWarning tests/fast --ignore tests/fast/test_import_contracts.py
 
 .PHONY: clean
 clean: ## removes build results and caches, but not .venv

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from hypothesis import HealthCheck, settings
+
+from tests.quick_dagster import import_migrations_once, start_dagster_quickly
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -21,23 +21,13 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
-_load_migrations = ScriptDirectory.from_config
-_migrations: dict[str | None, ScriptDirectory] = {}
-
-
-def _migrations_of(config: Config) -> ScriptDirectory:
-    folder = config.get_main_option("script_location")
-    if folder not in _migrations:
-        _migrations[folder] = _load_migrations(config)
-    return _migrations[folder]
-
-
-# Each instance of Dagster would import all migrations of its databases, which is a third of the time of many tests.
-ScriptDirectory.from_config = _migrations_of  # type: ignore[method-assign]
+import_migrations_once()
 
 
 def pytest_collection_finish() -> None:
     """Leave out of garbage collections what was imported and collected, because it stays and is large."""
+    if "dagster" in sys.modules:
+        start_dagster_quickly()
     gc.collect()
     gc.freeze()
 

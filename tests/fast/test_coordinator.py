@@ -396,16 +396,19 @@ def test_how_far_a_member_says_that_it_got_counts_where_it_works() -> None:
 
 
 @pytest.mark.thorough
-def test_five_thousand_members_share_fifty_thousand_partitions() -> None:
-    """All members join at once; later a tenth dies, and others take over its partitions within ten seconds."""
-    world = World(topics={"orders": 50_000}, overhears=False)
+def test_a_thousand_members_share_ten_thousand_partitions() -> None:
+    """All members join at once; later a tenth dies, and others take over its partitions within ten seconds.
+
+    `python -m benchmarks coordinator` measures the same with five times as many.
+    """
+    world = World(topics={"orders": 10_000}, overhears=False)
     world.elect()
-    for number in range(5_000):
+    for number in range(1_000):
         world.join(f"m{number}")
     world.until(world.is_even, 5_000)
     world.run(200)
     assert happened(world).count(GroupEventKind.REBALANCED) == 1
-    for number in range(500):
+    for number in range(100):
         world.kill(f"m{number}")
     world.until(world.is_even, 10_000)
     world.run(200)

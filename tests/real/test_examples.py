@@ -46,10 +46,13 @@ def write_orders(shop: ModuleType) -> None:
 
 
 def totals(shop: ModuleType, capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
-    """Run `totals.py` and return the table that it prints."""
+    """Run `totals.py` and return the table that it prints, which must have a row for each shop."""
     capsys.readouterr()
     runpy.run_path(str(Path(str(shop.__file__)).with_name("totals.py")))
-    return {name: int(orders) for name, orders in re.findall(r"\| *(\w+)\| *(\d+)\|", capsys.readouterr().out)}
+    printed = capsys.readouterr().out
+    orders = {name: int(number) for name, number in re.findall(r"\| *(\w+)\| *(\d+)\|", printed)}
+    assert orders.keys() == {"north", "south", "west"}, printed
+    return orders
 
 
 def test_the_tutorial_counts_each_order_once(

@@ -1,0 +1,60 @@
+"""What the tests use in place of Dagster's slow steps gives the same results."""
+
+import pytest
+import sqlalchemy
+from dagster._config.snap import snap_from_config_type
+from dagster._core.storage.event_log import in_memory as events
+from dagster._core.storage.event_log.schema import SqlEventLogStorageMetadata
+from dagster._core.storage.runs import in_memory as runs
+from dagster._core.storage.runs.schema import RunStorageSqlMetadata
+from dagster._core.storage.sql import get_alembic_config, stamp_alembic_rev
+
+from marshal_dagster import ClaimerResource
+from tests.quick_dagster import QuickTables, note_newest_version, start_dagster_quickly
+
+start_dagster_quickly()
+
+
+def contents(connection: sqlalchemy.Connection) -> tuple[set[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Return the tables and indexes of a database, each with its columns, and its version."""
+    looked = sqlalchemy.inspect(connection)
+    found: set[tuple[str, ...]] = {
+        (table, str(column["name"]), str(column["type"]), str(column["nullable"]), str(column["default"]))
+        for table in looked.get_table_names()
+        for column in looked.get_columns(table)
+    }
+    found |= {
+        (table, str(index["name"]), str(index["unique"]), *map(str, index["column_names"]))
+        for table in looked.get_table_names()
+        for index in looked.get_indexes(table)
+    }
+    return found, [tuple(row) for row in connection.exec_driver_sql("SELECT * FROM alembic_version")]
+
+
+@pytest.mark.parametrize(
+    ("module", "metadata"),
+    [(runs, RunStorageSqlMetadata), (events, SqlEventLogStorageMetadata)],
+    ids=["runs", "events"],
+)
+def test_the_databases_are_those_of_dagster(module: object, metadata: sqlalchemy.MetaData) -> None:
+    """Tables, columns, indexes and the version are the same."""
+    config = get_alembic_config(str(module.__file__), "sqlite/alembic/alembic.ini")  # type: ignore[attr-defined]
+    own, quick = (sqlalchemy.create_engine("sqlite://").connect() for _ in range(2))
+    with own, quick, own.begin(), quick.begin():
+        metadata.create_all(own)
+        stamp_alembic_rev(config, own)
+        QuickTables(metadata).create_all(quick)
+        note_newest_version(config, quick)
+        assert contents(quick) == contents(own)
+        assert len(contents(own)[0]) > 20
+
+
+def test_a_schema_is_inferred_once_for_each_set_of_fields() -> None:
+    """The schema of a class is kept, and one without some of the fields is another one."""
+    from dagster._config.pythonic_config import config
+
+    whole, again = (config.infer_schema_from_config_class(ClaimerResource) for _ in range(2))
+    part = config.infer_schema_from_config_class(ClaimerResource, fields_to_omit={"group"})
+    assert whole is again
+    assert "group" in snap_from_config_type(whole.config_type).field_names
+    assert "group" not in snap_from_config_type(part.config_type).field_names
