@@ -57,7 +57,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "source_headers",
         "takeover_sinks",
     ),
-    "dagster": ("component", "dagster_*", "examples", "quick_dagster", "telemetry"),
+    "dagster": ("component", "dagster_*", "examples", "plain_python", "quick_dagster", "telemetry"),
     "operators": ("admin*", "cli_*", "import_positions"),
     "outbox": ("cli_outbox", "dagster_outbox", "election*", "elector", "fault_*", "outbox*"),
     "coordinator": ("assignment", "cli_coordinator", "coordinator*", "dagster_group_membership", "fault_*", "fuzz"),

@@ -1,10 +1,13 @@
 """Creates the claimed batches of one process, with the connections and the world state that they share."""
 
 import logging
+import socket
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from marshal_dagster.batches.batch import BatchObserver, ClaimedBatch
 from marshal_dagster.batches.context import BatchContext
@@ -13,7 +16,7 @@ from marshal_dagster.coordination.claimer import Claimer, Member, assume_alive, 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.heartbeats import ReasonToStop
-from marshal_dagster.coordination.log import CoordinationLog
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC, CoordinationLog
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshot_writer import renew_snapshots
@@ -21,7 +24,14 @@ from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, coordination_partition
+from marshal_dagster.protocol.messages import (
+    DEFAULT_SETTINGS,
+    NO_NAME,
+    DeliveryMode,
+    GroupSettings,
+    coordination_partition,
+    is_name,
+)
 from marshal_dagster.protocol.open_plans import OpenPlan, open_plans
 from marshal_dagster.protocol.state import Owner, enables_ranges
 from marshal_dagster.sinks import Sink
@@ -44,17 +54,18 @@ def announce_to_log(ranges: Sequence[ClaimedRange]) -> None:
 class BatchSession:
     """Creates the claimed batches of one process, which share connections and the state of the coordination log.
 
-    Batches may run one after another. Call `close` at the end.
+    Batches may run one after another. Open a session with `open`, and use it in a `with` block or call `close`.
 
     Raises:
         ConfigurationError: a member cannot keep the settings.
 
     Example:
         ```python
-        for batch in session.batches(BatchRequest(topic="orders"), max_batches=10):
-            with batch:
-                if batch.idle is None:
-                    process(batch.read(spark))
+        with BatchSession.open(KafkaConnection(bootstrap_servers="localhost:9092"), "shops") as session:
+            for batch in session.batches(BatchRequest(topic="orders"), max_batches=10):
+                with batch:
+                    if batch.idle is None:
+                        process(batch.read(spark))
         ```
     """
 
@@ -92,6 +103,100 @@ class BatchSession:
 
     def __post_init__(self) -> None:
         check_settings(self.settings, 0)
+
+    @classmethod
+    def open(
+        cls,
+        connection: KafkaConnection,
+        group: str,
+        *,
+        settings: GroupSettings = DEFAULT_SETTINGS,
+        coordination_topic: str = DEFAULT_COORDINATION_TOPIC,
+        coordination_connection: KafkaConnection | None = None,
+        client: str | None = None,
+        run_id: str | None = None,
+        is_dead: Callable[[Owner], bool] = assume_alive,
+        announce: Announce = announce_to_log,
+        reasons_to_stop: Sequence[ReasonToStop] = (),
+        allow_unsafe_topic: bool = False,
+    ) -> Self:
+        """Connect to Kafka and check the coordination topic, for processes without Dagster.
+
+        Args:
+            connection: the cluster with the data topics.
+            group: the group for which the batches claim.
+            settings: the settings of the group; the same in all members. By default a heartbeat each 10 s, at least
+                once.
+            coordination_topic: the name of the coordination topic.
+            coordination_connection: the cluster with the coordination topic; by default that of the data topics.
+            client: the client id, which tools show as the owner; by default the name of this machine.
+            run_id: the id of this run, with which each instance id begins; by default a new one.
+            is_dead: returns whether an owner is known to be dead. By default claims of dead runs are free when they are
+                stale: two heartbeat intervals after the last heartbeat.
+            announce: called in at most once just before ranges are committed; by default it logs them.
+            reasons_to_stop: functions that return why the work must stop, or None. They are called four times per
+                heartbeat interval.
+            allow_unsafe_topic: claim even if the coordination topic has dangerous settings.
+
+        Returns:
+            The session. Close it at the end, or use it in a `with` block.
+
+        Raises:
+            ConfigurationError: a name is invalid, or the client library rejects the settings.
+            TopicNotFoundError: the coordination topic does not exist.
+            AuthorizationError: this user may not read or write the coordination topic.
+            UnsafeTopicError: the coordination topic has dangerous settings.
+            UnavailableError: Kafka did not answer in time.
+
+        Example:
+            ```python
+            settings = GroupSettings(10_000, delivery=DeliveryMode.EFFECTIVELY_ONCE)
+            with BatchSession.open(connection, "shops", settings=settings) as session:
+                for batch in session.batches(BatchRequest(topic="orders"), sink):
+                    with batch:
+                        if batch.idle is None:
+                            batch.write(transform(batch.read(spark)))
+            ```
+        """
+        from marshal_dagster.coordination.kafka_log import KafkaLog
+        from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+        from marshal_dagster.coordination.topic_settings import usable_topic_id
+        from marshal_dagster.kafka.admin_client import Topics
+
+        coordination = coordination_connection or connection
+        names = {"group": group, "client": client or socket.gethostname(), "run_id": run_id or str(uuid.uuid4())}
+        for field_name, name in names.items():
+            if not is_name(name):
+                raise ConfigurationError(f"{field_name} {name!r} {NO_NAME}")
+        log = KafkaLog(coordination, coordination_topic, settings.heartbeat_interval_ms)
+        session = cls(
+            log=log,
+            data=Topics(connection),
+            connection=connection,
+            settings=settings,
+            is_dead=is_dead,
+            announce=announce,
+            reasons_to_stop=reasons_to_stop,
+            timeout_s=coordination.timeout_s,
+            snapshots=kafka_snapshots(coordination, coordination_topic),
+            group=group,
+            client=names["client"],
+            run_id=names["run_id"],
+        )
+        try:
+            with nullcontext(session.data) if coordination == connection else Topics(coordination) as topics:
+                log.usable_id = usable_topic_id(topics, coordination_topic, allow_unsafe=allow_unsafe_topic)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the session."""
+        self.close()
 
     def claimed_batch(self, request: BatchRequest, sink: Sink | None = None) -> ClaimedBatch:
         """Return a batch for use in a `with` block; it claims when the block is entered.

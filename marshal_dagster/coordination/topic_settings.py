@@ -4,6 +4,7 @@ The guarantees of the protocol depend on these settings. Members check some of t
 `init` and `doctor` check all.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +14,10 @@ from typing import Final
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError, UnsafeTopicError
+from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import TopicDescription, Topics
+
+logger = logging.getLogger(__name__)
 
 MOST_REPLICAS: Final = 3
 LEAST_INSYNC: Final = 2
@@ -259,6 +263,26 @@ def require_safe(topics: Topics, described: TopicDescription, *, allow_unsafe: b
     if is_unusable or (dangers and not allow_unsafe):
         raise UnsafeTopicError(described.name, dangers, can_be_accepted=not is_unusable)
     return problems
+
+
+def usable_topic_id(topics: Topics, name: str, *, allow_unsafe: bool = False) -> str | None:
+    """Check this user's rights and the settings of a coordination topic, for a member; return the topic's id.
+
+    `allow_unsafe` allows dangerous settings, with a warning. Returns None if the settings could not be checked.
+
+    Raises `TopicNotFoundError`, `AuthorizationError`, `UnsafeTopicError` and `UnavailableError`.
+    """
+    topics.require(on_topic(name, Right.READ, Right.WRITE))
+    try:
+        described = topics.describe(name)
+        problems = require_safe(topics, described, allow_unsafe=allow_unsafe)
+    except AuthorizationError as missing:
+        logger.warning("the settings of coordination topic %r cannot be checked: %s", name, missing)
+        return None
+    for problem in problems:
+        if problem.severity is Severity.DANGER:
+            logger.warning("allow_unsafe_topic accepts a dangerous setting of coordination topic %r: %s", name, problem)
+    return described.topic_id
 
 
 def _problem(name: str, check: _Check, found: str | None) -> SettingProblem | None:

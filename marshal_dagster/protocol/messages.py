@@ -263,6 +263,10 @@ _repeated_number = lru_cache(maxsize=4_096)(_number)
 """Parses numbers that many records share."""
 
 
+NO_NAME: Final = "cannot be a name: use 1 to 255 characters, no '/' and no control characters"
+"""How an error continues after a text for which `is_name` is false."""
+
+
 @lru_cache(maxsize=4_096)
 def is_name(text: str) -> bool:
     """Return whether `text` may be an instance, client or group: 1 to 255 code points, no `/`, no control character.

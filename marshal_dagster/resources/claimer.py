@@ -6,7 +6,7 @@ Creating a resource opens no connection. The first use opens the connections tha
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict, TypeVar, Unpack
@@ -17,12 +17,13 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from marshal_dagster.admin.group_settings import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S
 from marshal_dagster.coordination.log import Append, CoordinationLog
 from marshal_dagster.coordinator import DEFAULT_TOPIC
-from marshal_dagster.errors import AuthorizationError, ConfigurationError, CoordinationLogChangedError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.messages import (
     DEFAULT_SETTINGS,
     GO_HEARTBEAT_INTERVAL_MS,
+    NO_NAME,
     DeliveryMode,
     GroupSettings,
     RevokingClaim,
@@ -44,7 +45,6 @@ from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worke
 if TYPE_CHECKING:
     from marshal_dagster.batches import Advise, BatchRequest, BatchSession, ClaimedBatch, RangeOptions
     from marshal_dagster.coordination.rationalizer import Rationalizer
-    from marshal_dagster.kafka.admin_client import Topics
     from marshal_dagster.protocol.batch_planning import StartPolicy
     from marshal_dagster.protocol.state import DataPartitionId, Key
     from marshal_dagster.runs.names import RunContext
@@ -58,7 +58,6 @@ _TRIES: Final = 3
 """The maximum number of attempts to revoke claims."""
 _PAUSE_S: Final = 0.5
 """The time between two attempts, in seconds."""
-_NO_NAME: Final = "cannot be a name: use 1 to 255 characters, no '/' and no control characters"
 _LONGEST_NAMES: Final = 1_600
 """The maximum bytes of group and client id together, so that every record fits (protocol.md, section 1)."""
 
@@ -189,7 +188,7 @@ class ClaimerResource(CoordinationResource):
     @classmethod
     def _name_is_allowed(cls, value: str | None) -> str | None:
         if value is not None and not is_name(value):
-            raise ValueError(f"{value!r} {_NO_NAME}")
+            raise ValueError(f"{value!r} {NO_NAME}")
         return value
 
     @model_validator(mode="after")
@@ -511,32 +510,24 @@ class ClaimerResource(CoordinationResource):
 
     def _make_delivery(self, context: "RunContext", at_end: Callable[[Callable[[], object]], object]) -> "BatchSession":
         from marshal_dagster.batches import BatchSession
-        from marshal_dagster.coordination.kafka_log import KafkaLog
-        from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
-        from marshal_dagster.kafka.admin_client import Topics
 
-        data, coordination = self.data(), self.coordination()
-        log = KafkaLog(coordination, self.coordination_topic, self.settings.heartbeat_interval_ms)
-        topics = Topics(data)
         worker_ended = run_worker_ended(context.instance, context.run_id)
         is_over = run_is_over(context.instance, context.run_id)
-        delivery = BatchSession(
-            log=log,
-            data=topics,
-            connection=data,
-            group=self.group,
+        delivery = BatchSession.open(
+            self.data(),
+            self.group,
+            settings=self.settings,
+            coordination_topic=self.coordination_topic,
+            coordination_connection=self.coordination(),
             client=self.client_id or context.run.root_run_id or context.run_id,
             run_id=context.run_id,
-            settings=self.settings,
             is_dead=EndedRunDetector(context.instance),
             announce=announcer(context),
             reasons_to_stop=[reason for reason in (worker_ended, is_over) if reason is not None],
-            timeout_s=coordination.timeout_s,
-            snapshots=kafka_snapshots(coordination, self.coordination_topic),
+            allow_unsafe_topic=self.allow_unsafe_topic,
         )
         at_end(delivery.close)
         delivery.advise = self._advise()
-        log.usable_id = self._check_coordination_topic(coordination, topics if coordination == data else None)
         return delivery
 
     def _advise(self) -> "Advise | None":
@@ -550,34 +541,6 @@ class ClaimerResource(CoordinationResource):
         reader = AssignmentReader(self.coordination(), topics, self.group, self.member, self.member_session_ms)
         return reader.assigned_partitions
 
-    def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> str | None:
-        """Check this user's rights and the topic's settings; `allow_unsafe_topic` accepts dangerous ones.
-
-        Return the id of the topic, or None if its settings could not be checked.
-        """
-        from marshal_dagster.coordination.topic_settings import Severity, require_safe
-        from marshal_dagster.kafka.acls import Right, on_topic
-        from marshal_dagster.kafka.admin_client import Topics
-
-        with nullcontext(topics) if topics else Topics(coordination) as asked:
-            asked.require(on_topic(self.coordination_topic, Right.READ, Right.WRITE))
-            try:
-                described = asked.describe(self.coordination_topic)
-                problems = require_safe(asked, described, allow_unsafe=self.allow_unsafe_topic)
-            except AuthorizationError as missing:
-                logger.warning(
-                    "the settings of coordination topic %r cannot be checked: %s", self.coordination_topic, missing
-                )
-                return None
-        for problem in problems:
-            if problem.severity is Severity.DANGER:
-                logger.warning(
-                    "allow_unsafe_topic accepts a dangerous setting of coordination topic %r: %s",
-                    self.coordination_topic,
-                    problem,
-                )
-        return described.topic_id
-
 
 def claimer_of(resources: object, key: str) -> ClaimerResource:
     """Return the claimer with the key `key`. Raises `ConfigurationError` if the resource has another type."""
@@ -587,7 +550,7 @@ def claimer_of(resources: object, key: str) -> ClaimerResource:
 def require_group(group: str) -> None:
     """Raise `ConfigurationError` unless `group` is a valid name of a group (protocol.md, section 1.3)."""
     if not is_name(group):
-        raise ConfigurationError(f"group {group!r} {_NO_NAME}")
+        raise ConfigurationError(f"group {group!r} {NO_NAME}")
 
 
 def resource_of(kind: type[_Resource], resources: object, key: str) -> _Resource:

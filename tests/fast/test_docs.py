@@ -76,6 +76,14 @@ def test_the_page_of_an_example_shows_it(subject: str, files: list[str]) -> None
     assert blocks == [(example / name).read_text() for name in files]
 
 
+def test_the_page_of_plain_python_shows_the_example() -> None:
+    """The page contains the script and the task unchanged."""
+    page = (DOCS / "plain-python.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    example = Path(__file__).parents[2] / "examples" / "plain_python"
+    assert sorted(blocks) == sorted(path.read_text() for path in example.glob("*.py"))
+
+
 def test_the_page_of_pipes_shows_both_sides() -> None:
     """The page contains the code location and the script unchanged."""
     page = (DOCS / "pipes.md").read_text()

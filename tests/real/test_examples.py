@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+import marshal_dagster
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.main import run
 from marshal_dagster.coordination import rationalizer_cache
@@ -115,3 +116,20 @@ def error_of(result: dg.ExecuteInProcessResult) -> str:
     assert failed is not None
     assert failed.error is not None
     return failed.error.to_string()
+
+
+def test_the_script_without_dagster_counts_each_order_once(
+    kafka: str, topics: Topics, spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two calls process what is there when they start, and nothing twice."""
+    monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", kafka)
+    monkeypatch.setenv("ORDERS_OUTPUT", str(tmp_path / "output"))
+    monkeypatch.setattr(marshal_dagster, "start_session", lambda _: spark)
+    script = TUTORIAL.parent / "plain_python" / "count_orders.py"
+    with reserved(topics, "__marshal"), reserved(topics, "orders"):
+        assert run(["topic", "create"]) == 0
+        for _ in range(2):
+            runpy.run_path(str(TUTORIAL / "orders.py"))
+            assert runpy.run_path(str(script))["count_orders"]() >= 1
+        rows = marshal_dagster.FileSink(tmp_path / "output").read(spark).groupBy("shop").sum("count").collect()
+    assert {row[0]: row[1] for row in rows} == dict.fromkeys(("north", "south", "west"), 40_000)
