@@ -197,10 +197,11 @@ docs: $(READY) ## builds the documentation in build/site; a broken link is an er
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
 .PHONY: wheel
-wheel: $(READY) ## builds the wheel in build/wheel, and checks that it contains only the library
+wheel: $(UV_READY) ## builds the wheel in build/wheel, and checks that it contains only the library
+	@$(need_python)
 	@rm -rf build/wheel && mkdir -p build
-	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
-	$(BIN)/python -m tools.check_wheel build/wheel
+	$(UV) build --quiet --wheel --python "$(PYTHON)" --out-dir build/wheel .
+	"$(PYTHON)" -m tools.check_wheel build/wheel
 
 $(UV_READY): Makefile
 	@$(need_python)

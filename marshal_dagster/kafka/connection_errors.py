@@ -49,7 +49,12 @@ _ADVICE: Final = {
 }
 
 _KNOWN: Final = (
-    (r"Disconnected while requesting ApiVersion", FailureCause.CLOSED, "the server closes the connection"),
+    # The client library suspects SASL whenever a server closes a connection early, for example when it is killed.
+    (
+        r"Disconnected(?: while requesting ApiVersion|: verify that security\.protocol)",
+        FailureCause.CLOSED,
+        "the server closes the connection",
+    ),
     (r"PLAINTEXT broker listener|wrong version number", FailureCause.PROTOCOL, "the server does not speak SSL there"),
     (
         r"Invalid response size",

@@ -15,6 +15,10 @@ from marshal_dagster.errors import (
 from marshal_dagster.kafka.acls import Needed
 from marshal_dagster.kafka.clients import ClientLog
 
+# The codes that old versions of the client library have no names for.
+_UNKNOWN_TOPIC_ID: Final = 100
+_BROKER_REMOVED: Final = -137  # the cluster no longer lists it
+
 LEADER_MOVED: Final = frozenset(
     {
         KafkaError.FENCED_LEADER_EPOCH,
@@ -32,7 +36,7 @@ LEADER_MOVED: Final = frozenset(
 MISSING: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.UNKNOWN_TOPIC_ID,
+        _UNKNOWN_TOPIC_ID,
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     }
@@ -46,7 +50,7 @@ PASSING: Final = LEADER_MOVED | {
     KafkaError.NOT_CONTROLLER,
     KafkaError.NOT_COORDINATOR,
     KafkaError.REQUEST_TIMED_OUT,
-    KafkaError._DESTROY_BROKER,  # noqa: SLF001 - a broker that the cluster no longer lists
+    _BROKER_REMOVED,
     KafkaError._PARTIAL,  # noqa: SLF001 - an answer that lists no broker
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._WAIT_COORD,  # noqa: SLF001

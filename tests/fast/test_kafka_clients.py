@@ -566,6 +566,15 @@ def test_what_a_client_logs_goes_to_python_at_debug(unused_port: int, caplog: py
             "a:1",
             "the server closes the connection",
         ),
+        (
+            (
+                "a:1/1: Disconnected: verify that security.protocol is correctly configured, broker might require SASL "
+                "authentication (after 1ms in state UP)"
+            ),
+            FailureCause.CLOSED,
+            "a:1",
+            "the server closes the connection",
+        ),
         ("a:1/2: Connection setup timed out in state CONNECT", FailureCause.UNREACHABLE, "a:1", None),
         ("Something else", FailureCause.UNKNOWN, "", "Something else"),
         ("", FailureCause.UNKNOWN, "", ""),

@@ -235,7 +235,7 @@ def _type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
         entry = field.message_type.fields_by_name
         return t.MapType(_single_type(entry["key"], above), _single_type(entry["value"], above))
     single = _single_type(field, above)
-    return t.ArrayType(single) if field.is_repeated else single
+    return t.ArrayType(single) if _is_repeated(field) else single
 
 
 def _single_type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
@@ -258,6 +258,12 @@ def _single_type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
 
 def _is_map(field: "FieldDescriptor") -> bool:
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _is_repeated(field: "FieldDescriptor") -> bool:
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)  # protobuf before 6.31
 
 
 # The records, in Spark's workers
@@ -321,7 +327,7 @@ def _field(message: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - 
     if _is_map(field):
         of_key, of_value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         return {_single(key, of_key): _single(value[key], of_value) for key in value}
-    if field.is_repeated:
+    if _is_repeated(field):
         return [_single(item, field) for item in value]
     if field.has_presence and not message.HasField(field.name):
         return None
