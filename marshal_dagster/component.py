@@ -4,20 +4,27 @@
 of this package. `dg scaffold` writes an example of the YAML and of the function.
 """
 
+from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from dagster import (
+    AssetExecutionContext,
+    AssetSpec,
+    Backoff,
     Component,
     ComponentLoadContext,
     DefaultScheduleStatus,
     DefaultSensorStatus,
     Definitions,
     EnvVar,
+    Jitter,
     Model,
     Resolvable,
+    RetryPolicy,
     Scaffolder,
     ScaffoldRequest,
     ScheduleDefinition,
@@ -25,11 +32,13 @@ from dagster import (
     scaffold_component,
     scaffold_with,
 )
-from pydantic import BaseModel, Field
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
+from pydantic import BaseModel, Field, PrivateAttr
 
 from marshal_dagster.assets.checks import build_claim_checks
-from marshal_dagster.assets.decorator import marshal_asset
+from marshal_dagster.assets.decorator import ClaimedAsset, DagsterMarshalTranslator, marshal_asset
 from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
+from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS, RangeOptions
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs.batch import (
@@ -48,6 +57,11 @@ from marshal_dagster.sensors._exhausted_plans import build_exhausted_plans_check
 from marshal_dagster.sensors.run_failure import build_run_failure_sensors
 from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from marshal_dagster.sinks import FileSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from marshal_dagster.batches import ClaimedBatch
 
 _FUNCTION = '''"""The function that processes the messages of a batch."""
 
@@ -162,15 +176,82 @@ def _as_function(text: str) -> str:
     return name if name.isidentifier() and not iskeyword(name) else f"topic_{name}"
 
 
+_RANGES: Final = RangeOptions()
+
+
+class RangesModel(Model, Resolvable):
+    """How ranges of offsets are claimed, instead of whole partitions."""
+
+    size: int = Field(
+        default=_RANGES.size,
+        description="Maximum offsets of a range; offsets that retention has deleted do not count.",
+    )
+    prefetch_offsets: int = Field(
+        default=_RANGES.prefetch_offsets,
+        description="Offsets that may be claimed before they have a message, if no messages are unread.",
+    )
+    wait_s: float = Field(default=_RANGES.wait_s, description="Seconds to wait for messages at prefetched offsets.")
+
+
+class RetryPolicyModel(Model, Resolvable):
+    """Dagster's retry policy of the asset."""
+
+    max_retries: int = Field(default=1, description="Maximum number of retries.")
+    delay_s: float | None = Field(default=None, description="Seconds before a retry (default: none).")
+    backoff: Literal["linear", "exponential"] | None = Field(
+        default=None, description="How the delay grows with each retry (default: it does not)."
+    )
+    jitter: Literal["full", "plus_minus"] | None = Field(
+        default=None, description="How the delay is randomized (default: it is not)."
+    )
+
+    def to_policy(self) -> RetryPolicy:
+        """Return Dagster's retry policy.
+
+        Returns:
+            The policy.
+        """
+        return RetryPolicy(
+            max_retries=self.max_retries,
+            delay=self.delay_s,
+            backoff=None if self.backoff is None else Backoff[self.backoff.upper()],
+            jitter=None if self.jitter is None else Jitter[self.jitter.upper()],
+        )
+
+
+class _ComponentTranslator(DagsterMarshalTranslator):
+    """Returns the specs of a component, which a subclass of the component may override."""
+
+    def __init__(self, component: "ClaimedTopicComponent") -> None:
+        self.component = component
+
+    def get_asset_spec(self, asset: ClaimedAsset) -> AssetSpec:
+        """Return the component's spec of an asset."""
+        return self.component.get_asset_spec(asset)
+
+
+@dataclass(frozen=True, slots=True)
+class _TopicNames:
+    """The names of the definitions of one topic."""
+
+    topic: str
+    asset: str
+    claimer_key: str
+    rationalizer_key: str
+
+
 @scaffold_with(_ClaimedTopicScaffolder)
 class ClaimedTopicComponent(Component, Model, Resolvable):
-    """Builds an asset that processes claimed batches of one data topic, and everything that the asset needs.
+    """Builds assets that process claimed batches of data topics, and everything that they need.
 
-    It creates the asset, the topic asset, a job with schedule, the reprocess job, checks, sensors and resources.
+    For each topic it creates the asset, the topic asset, a job with schedule, the reprocess job, checks and sensors.
+    The topics share the resources.
+
+    Override `get_asset_spec` or `execute` in a subclass, and name the subclass as the type in YAML.
 
     Example:
         ```yaml
-        type: marshal_dagster.component.ClaimedTopicComponent
+        type: marshal_dagster.ClaimedTopicComponent
         attributes:
           topic: orders
           group: shops
@@ -183,14 +264,22 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         ```
     """
 
-    topic: str = Field(description="The data topic.")
+    topic: str | None = Field(default=None, description="The data topic. Set either this or `topics`.")
+    topics: list[str] | None = Field(
+        default=None,
+        description="Several data topics. Each has an asset `<name>_<topic>`, and its own folder in `output_folder`.",
+    )
     group: str = Field(description=_text("group", ClaimerResource))
-    function: str = Field(
+    function: str | None = Field(
+        default=None,
         description="The function that processes a batch: `file.py:function` in the folder of this file, or "
         "`package.module:function`. It takes context, batch and frame; in effectively_once it returns the rows for the "
-        "output."
+        "output. Left out only by a subclass that overrides `execute`.",
     )
     connection: ConnectionModel = Field(description="The Kafka cluster.")
+    coordination_connection: ConnectionModel | None = Field(
+        default=None, description=_text("coordination_connection", ClaimerResource)
+    )
     delivery: Literal["at_most_once", "at_least_once", "effectively_once"] = Field(
         default="at_least_once", description="The delivery guarantee for each message."
     )
@@ -203,6 +292,32 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         "notation of `function`. Set either this or `output_folder`.",
     )
     name: str | None = Field(default=None, description="The name of the asset (default: the name of the function).")
+    translation: Annotated[
+        TranslationFn[ClaimedAsset] | None,
+        TranslationFnResolver[ClaimedAsset](lambda asset: {"asset": asset, "topic": asset.topic, "name": asset.name}),
+    ] = Field(
+        default=None,
+        description="How the assets appear in Dagster: key, group, owners, tags, metadata, automation condition and "
+        "more. Templates may use `topic`, `name` and `spec`.",
+    )
+    per_partition: bool = Field(
+        default=False,
+        description="Make each Kafka partition a Dagster partition. Runs are then started by an automation condition "
+        "or a backfill, without schedule and without the sensor stale_claims.",
+    )
+    ranges: RangesModel | None = Field(
+        default=None,
+        description="Claim ranges of offsets, so that several runs process one partition at once, without the order of "
+        "its messages. The same in all members of the group.",
+    )
+    pool: str | None = Field(default=None, description="Dagster's concurrency pool of the assets.")
+    retry_policy: RetryPolicyModel | None = Field(default=None, description="Dagster's retry policy of the assets.")
+    spark_config: dict[str, str] | None = Field(
+        default=None, description="Spark settings that replace or extend those of the library."
+    )
+    spark_key: str | None = Field(
+        default=None, description="The key of a resource with a `spark_session` (default: each run starts its own)."
+    )
     coordination_topic: str = Field(
         default=DEFAULT_COORDINATION_TOPIC, description="The name of the coordination topic."
     )
@@ -210,10 +325,35 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         default=DEFAULT_HEARTBEAT_INTERVAL_S,
         description="Seconds between heartbeats; the same in all members of the group.",
     )
+    allow_unsafe_topic: bool = Field(default=False, description=_text("allow_unsafe_topic", ClaimerResource))
+    allow_branch_deployments: bool = Field(
+        default=False, description=_text("allow_branch_deployments", ClaimerResource)
+    )
     max_records: int | None = Field(
         default=None, description="Maximum offsets of a batch, over all its partitions (default: no limit)."
     )
+    max_bytes: int | None = Field(
+        default=None, description="Approximate maximum bytes of a batch, by a sample (default: no limit)."
+    )
     max_batches: int | None = Field(default=None, description="Maximum number of batches of a run (default: no limit).")
+    max_claims: int | None = Field(
+        default=None, description="Maximum number of partitions of a batch (default: all that are free)."
+    )
+    claim_entire_topic: bool = Field(default=False, description="Claim either all partitions of the topic or none.")
+    start: Literal["earliest", "latest"] = Field(
+        default="earliest", description="Where a group without a position in the topic starts."
+    )
+    max_attempts: int = Field(
+        default=DEFAULT_MAX_ATTEMPTS,
+        description="How often runs retry a failed plan before they leave it to an operator.",
+    )
+    count_records: bool = Field(
+        default=False, description="Record how many records each batch had. This costs an extra pass over the batch."
+    )
+    min_partitions: int | None = Field(
+        default=None,
+        description="Minimum number of Spark tasks that read a batch (default: one for each Kafka partition).",
+    )
     allow_missing_topic: bool = Field(
         default=False, description="Let runs and ticks succeed if the data topic does not exist (default: they fail)."
     )
@@ -237,6 +377,50 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         description="Whether schedule and sensors run from the start (default). If false, start them in Dagster's UI.",
     )
 
+    _function: Any = PrivateAttr(default=None)
+
+    def get_asset_spec(self, asset: ClaimedAsset) -> AssetSpec:
+        """Return the spec of an asset; override it to change how assets appear in Dagster.
+
+        Args:
+            asset: Name, data topic and description of the asset.
+
+        Returns:
+            The spec of `DagsterMarshalTranslator`, changed by `translation`.
+
+        Example:
+            ```python
+            class Orders(ClaimedTopicComponent):
+                def get_asset_spec(self, asset):
+                    return super().get_asset_spec(asset).replace_attributes(group_name="shops")
+            ```
+        """
+        spec = DagsterMarshalTranslator().get_asset_spec(asset)
+        return spec if self.translation is None else self.translation(spec, asset)
+
+    def execute(self, context: AssetExecutionContext, batch: "ClaimedBatch", frame: "DataFrame") -> "DataFrame | None":
+        """Process one batch; override it to process batches by the fields of your own component.
+
+        Args:
+            context: The context of the asset.
+            batch: The batch, with its id, ranges and delivery mode.
+            frame: The messages of exactly `batch.ranges`.
+
+        Returns:
+            The rows for the output in effectively_once; otherwise None. By default the result of `function`.
+
+        Example:
+            ```python
+            class Shops(ClaimedTopicComponent):
+                shop: str
+
+                def execute(self, context, batch, frame):
+                    return frame.where(frame.value == self.shop).groupBy("partition").count()
+            ```
+        """
+        rows: DataFrame | None = self._function(context, batch, frame)
+        return rows
+
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Build the definitions of the component.
 
@@ -244,50 +428,106 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             context: Dagster's context, to load the function and the sink from the component's folder.
 
         Returns:
-            The asset, topic asset, jobs, schedule, checks, sensors and resources.
+            The assets, topic assets, jobs, schedules, checks, sensors and resources.
 
         Raises:
             ConfigurationError: A field is invalid, or the function or sink was not found.
         """
-        function = _load(context, self.function, "function")
-        check_arguments(function, PROCESS_ARGUMENTS)
-        name = self.name or str(function.__name__)
-        claimer_key, rationalizer_key = f"{name}_claimer", f"{name}_rationalizer"
-        connection = self.connection.to_config()
+        process = self._process(context)
+        topics = self._topics()
+        base = self.name or (str(process.__name__) if self.function else _as_function(topics[0]))
+        claimer_key, rationalizer_key = f"{base}_claimer", f"{base}_rationalizer"
+        parts = [
+            self._topic_defs(
+                _TopicNames(topic, base if self.topic else f"{base}_{as_name(topic)}", claimer_key, rationalizer_key),
+                process,
+                context,
+            )
+            for topic in topics
+        ]
+        shared = Definitions(sensors=self._group_sensors(base, claimer_key), resources=self._resources(base))
+        return Definitions.merge(shared, *parts)
+
+    def _process(self, context: ComponentLoadContext) -> Any:  # noqa: ANN401 - a function that the user wrote
+        """Return the function that processes batches, with the name and place of the user's code."""
+        if self.function is not None:
+            self._function = _load(context, self.function, "function")
+            check_arguments(self._function, PROCESS_ARGUMENTS)
+        elif type(self).execute is ClaimedTopicComponent.execute:
+            raise ConfigurationError("function is missing: name the function that processes a batch")
+        is_own = self._function is not None and type(self).execute is ClaimedTopicComponent.execute
+
+        def process(context: AssetExecutionContext, batch: "ClaimedBatch", frame: "DataFrame") -> "DataFrame | None":
+            return self.execute(context, batch, frame)
+
+        return wraps(self._function if is_own else self.execute)(process)
+
+    def _topics(self) -> list[str]:
+        if (self.topic is None) == (not self.topics):
+            raise ConfigurationError(f"group {self.group!r}: set either topic or topics (a list that is not empty)")
+        topics = [self.topic] if self.topic is not None else list(self.topics or ())
+        names = [as_name(topic) for topic in topics]
+        if len(set(names)) < len(names):
+            raise ConfigurationError(f"group {self.group!r}: topics {topics} would have assets of the same name")
+        return topics
+
+    def _topic_defs(self, names: _TopicNames, process: Any, context: ComponentLoadContext) -> Definitions:  # noqa: ANN401
+        """Return the definitions of one topic, without the resources."""
+        topic, claimer_key = names.topic, names.claimer_key
         asset = marshal_asset(
-            topic=self.topic,
-            name=name,
-            sink=self._sink(context),
-            max_records=self.max_records,
-            max_batches=self.max_batches,
-            allow_missing_topic=self.allow_missing_topic,
-            time_budget_s=self.time_budget_s,
+            topic=topic,
+            name=names.asset,
+            translator=_ComponentTranslator(self),
+            per_partition=self.per_partition,
+            retry_policy=None if self.retry_policy is None else self.retry_policy.to_policy(),
+            pool=self.pool,
+            sink=self._sink(context, topic),
+            ranges=None if self.ranges is None else RangeOptions(**self.ranges.model_dump()),
             claimer_key=claimer_key,
-        )(function)
-        observes, redoes = "topic" in self.sensors, "stale_claims" in self.sensors
-        job, redo = build_claimed_batch_job(asset), build_reprocess_job(asset)
+            **{name: getattr(self, name) for name in _WORK_OPTIONS},
+        )(process)
+        observes, redoes = "topic" in self.sensors, "stale_claims" in self.sensors and not self.per_partition
+        job = build_claimed_batch_job(asset)
+        redo = None if self.per_partition else build_reprocess_job(asset)
         return Definitions(
-            assets=[*([build_topic_asset(self.topic, claimer_key=claimer_key)] if observes else []), asset],
+            assets=[
+                *(
+                    [build_topic_asset(topic, per_partition=self.per_partition, claimer_key=claimer_key)]
+                    if observes
+                    else []
+                ),
+                asset,
+            ],
             asset_checks=[
                 build_claim_checks(asset, max_lag=self.max_lag, claimer_key=claimer_key),
-                *([build_exhausted_plans_check(self.topic, group=self.group)] if redoes else []),
+                *([build_exhausted_plans_check(topic, group=self.group)] if redoes else []),
             ],
-            jobs=[job, redo],
+            jobs=[job, *([] if redo is None else [redo])],
             schedules=self._schedules(job),
-            sensors=self._sensors(name, redo, claimer_key, rationalizer_key),
-            resources={
-                claimer_key: ClaimerResource(
-                    connection=connection,
-                    coordination_topic=self.coordination_topic,
-                    group=self.group,
-                    delivery=self.delivery,
-                    heartbeat_interval_s=self.heartbeat_interval_s,
-                ),
-                rationalizer_key: RationalizerResource(
-                    connection=connection, coordination_topic=self.coordination_topic
-                ),
-            },
+            sensors=self._topic_sensors(names, redo if redoes else None),
         )
+
+    def _resources(self, base: str) -> dict[str, Any]:
+        connection = self.connection.to_config()
+        coordination = None if self.coordination_connection is None else self.coordination_connection.to_config()
+        return {
+            f"{base}_claimer": ClaimerResource(
+                connection=connection,
+                coordination_connection=coordination,
+                coordination_topic=self.coordination_topic,
+                group=self.group,
+                delivery=self.delivery,
+                heartbeat_interval_s=self.heartbeat_interval_s,
+                claim_ranges=self.ranges is not None,
+                allow_unsafe_topic=self.allow_unsafe_topic,
+                allow_branch_deployments=self.allow_branch_deployments,
+            ),
+            f"{base}_rationalizer": RationalizerResource(
+                connection=coordination or connection,
+                data_connection=None if coordination is None else connection,
+                coordination_topic=self.coordination_topic,
+            ),
+        }
 
     def _schedules(self, job: AnyJob) -> list[ScheduleDefinition]:
         if self.schedule is None:
@@ -295,49 +535,75 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         status = DefaultScheduleStatus.RUNNING if self.running else DefaultScheduleStatus.STOPPED
         return [build_claimed_batch_schedule(job, cron_schedule=self.schedule, default_status=status)]
 
-    def _sensors(self, name: str, redo: AnyJob, claimer_key: str, rationalizer_key: str) -> list[SensorDefinition]:
-        status = DefaultSensorStatus.RUNNING if self.running else DefaultSensorStatus.STOPPED
-        group = self.group
+    @property
+    def _sensor_status(self) -> DefaultSensorStatus:
+        return DefaultSensorStatus.RUNNING if self.running else DefaultSensorStatus.STOPPED
+
+    def _group_sensors(self, base: str, claimer_key: str) -> list[SensorDefinition]:
+        if "dead_runs" not in self.sensors:
+            return []
+        status = self._sensor_status
+        return [*build_run_failure_sensors(group=self.group, name=base, claimer_key=claimer_key, default_status=status)]
+
+    def _topic_sensors(self, names: _TopicNames, redo: AnyJob | None) -> list[SensorDefinition]:
         found: list[SensorDefinition] = []
-        if "stale_claims" in self.sensors:
+        if redo is not None:
             stale_claims = build_stale_claim_sensor(
                 redo,
-                group=group,
-                name=f"{name}_stale_claims",
-                rationalizer_key=rationalizer_key,
-                default_status=status,
+                group=self.group,
+                name=f"{names.asset}_stale_claims",
+                rationalizer_key=names.rationalizer_key,
+                default_status=self._sensor_status,
             )
             found.append(stale_claims)
-        if "dead_runs" in self.sensors:
-            found += build_run_failure_sensors(group=group, name=name, claimer_key=claimer_key, default_status=status)
         if "topic" in self.sensors:
-            messages = f"{name}_messages"
             topic_sensor = build_topic_sensor(
-                self.topic,
-                name=messages,
+                names.topic,
+                name=f"{names.asset}_messages",
+                per_partition=self.per_partition,
                 allow_missing_topic=self.allow_missing_topic,
-                claimer_key=claimer_key,
-                default_status=status,
+                claimer_key=names.claimer_key,
+                default_status=self._sensor_status,
             )
             found.append(topic_sensor)
         return found
 
-    def _sink(self, context: ComponentLoadContext) -> Any:  # noqa: ANN401 - a sink, or a function that returns one
+    def _sink(self, context: ComponentLoadContext, topic: str) -> Any:  # noqa: ANN401 - a sink, or a function that returns one
         given, is_needed = self.output_folder or self.sink, self.delivery == "effectively_once"
         if self.output_folder is not None and self.sink is not None:
-            raise ConfigurationError(f"topic {self.topic!r}: output_folder and sink are both set: remove one of them")
+            raise ConfigurationError(f"topic {topic!r}: output_folder and sink are both set: remove one of them")
         if given is None and is_needed:
             raise ConfigurationError(
-                f"topic {self.topic!r}: delivery is effectively_once, but there is no output: set output_folder or sink"
+                f"topic {topic!r}: delivery is effectively_once, but there is no output: set output_folder or sink"
             )
         if given is not None and not is_needed:
             raise ConfigurationError(
-                f"topic {self.topic!r}: in {self.delivery} the function writes its results itself; remove "
+                f"topic {topic!r}: in {self.delivery} the function writes its results itself; remove "
                 "output_folder and sink, or use effectively_once"
             )
         if self.sink is not None:
             return _load(context, self.sink, "sink")
-        return None if self.output_folder is None else FileSink(self.output_folder)
+        if self.output_folder is None:
+            return None
+        return FileSink(self.output_folder if self.topic else f"{self.output_folder.rstrip('/')}/{topic}")
+
+
+_WORK_OPTIONS: Final = (
+    "allow_missing_topic",
+    "claim_entire_topic",
+    "count_records",
+    "max_attempts",
+    "max_batches",
+    "max_bytes",
+    "max_claims",
+    "max_records",
+    "min_partitions",
+    "spark_config",
+    "spark_key",
+    "start",
+    "time_budget_s",
+)
+"""The fields of the component that are `WorkOptions` of the same name."""
 
 
 def _load(context: ComponentLoadContext, named: str, field: str) -> Any:  # noqa: ANN401 - a user's function or sink

@@ -1,7 +1,9 @@
 """Check the component: the definitions that a `defs.yaml` creates, and the errors of a wrong one."""
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import dagster as dg
@@ -9,8 +11,13 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from dagster.components.testing import create_defs_folder_sandbox
 
+from marshal_dagster.assets import decorator
+from marshal_dagster.assets.decorator import ClaimedAsset, kafka_partitions_def
+from marshal_dagster.batches import RangeOptions
 from marshal_dagster.component import ClaimedTopicComponent, ConnectionModel, _ClaimedTopicScaffolder
+from marshal_dagster.ops.config import BatchSpec
 from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.rationalizer import RationalizerResource
 
 pytestmark = [  # from Dagster's own loader
     pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20"),
@@ -31,18 +38,205 @@ sink = object()
 '''
 
 
-def built(**attributes: Any) -> dg.Definitions:  # noqa: ANN401 - the attributes in the file
+def built(
+    *,
+    of: type[ClaimedTopicComponent] = ClaimedTopicComponent,
+    type_name: str | None = None,
+    **attributes: Any,  # noqa: ANN401 - the attributes in the file
+) -> dg.Definitions:
     """Load a project with one such file."""
     given = {name: value for name, value in (ATTRIBUTES | attributes).items() if value is not None}
     with create_defs_folder_sandbox() as sandbox:
         path = sandbox.scaffold_component(
-            component_cls=ClaimedTopicComponent, defs_yaml_contents={"type": TYPE, "attributes": given}
+            component_cls=of,
+            defs_yaml_contents={"type": type_name or f"{of.__module__}.{of.__name__}", "attributes": given},
         )
         (path / "process.py").write_text(PROCESS)
         with sandbox.load_component_and_build_defs(path) as (component, definitions):
-            assert isinstance(component, ClaimedTopicComponent)
+            assert isinstance(component, of)
             dg.Definitions.validate_loadable(definitions)
             return definitions
+
+
+@dataclass(slots=True)
+class Executed:
+    """The batches that assets executed, in place of `BatchExecution`."""
+
+    specs: list[BatchSpec] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+
+    def __call__(self, spec: BatchSpec, context: object, config: Any, **_: object) -> "Executed":  # noqa: ANN401
+        """Process a batch that is a text."""
+        assert config.max_records == 7
+        self.specs.append(spec)
+        process: Any = spec.process
+        self.results.append(process(context, "batch", "frame"))
+        return self
+
+    def run(self) -> bool:
+        """Return that there was nothing to do, so that no result is needed."""
+        return False
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> Executed:
+    """Record what assets would execute."""
+    executed = Executed()
+    monkeypatch.setattr(decorator, "BatchExecution", executed)
+    return executed
+
+
+def run_asset(found: dg.Definitions, key: dg.AssetKey) -> None:
+    """Materialize an asset."""
+    asset = next(one for one in found.assets or () if isinstance(one, dg.AssetsDefinition) and one.keys == {key})
+    assert dg.materialize([asset], resources=found.resources).success
+
+
+OPTIONS: dict[str, Any] = {
+    "allow_missing_topic": True,
+    "claim_entire_topic": True,
+    "count_records": True,
+    "max_attempts": 3,
+    "min_partitions": 8,
+    "spark_config": {"spark.driver.memory": "4g"},
+    "start": "latest",
+}
+
+
+def test_each_option_reaches_the_asset(executed: Executed) -> None:
+    """What is set in YAML is what the run of the asset, its resources and Dagster get."""
+    found = built(
+        **OPTIONS,
+        max_records=7,
+        max_bytes=8,
+        max_batches=9,
+        time_budget_s=10.0,
+        pool="spark",
+        retry_policy={"max_retries": 4, "delay_s": 1.5, "backoff": "exponential", "jitter": "plus_minus"},
+        allow_unsafe_topic=True,
+        allow_branch_deployments=True,
+        coordination_connection={"bootstrap_servers": "127.0.0.1:2"},
+    )
+    asset = found.resolve_assets_def(dg.AssetKey("count"))
+    run_asset(found, dg.AssetKey("count"))
+    (spec,) = executed.specs
+    assert {name: getattr(spec, name) for name in OPTIONS} == OPTIONS
+    limits = {name: getattr(config_defaults(asset), name) for name in ("max_bytes", "max_batches", "time_budget_s")}
+    assert limits == {"max_bytes": 8, "max_batches": 9, "time_budget_s": 10.0}
+    assert asset.op.pool == "spark"
+    assert asset.op.retry_policy == dg.RetryPolicy(4, 1.5, dg.Backoff.EXPONENTIAL, dg.Jitter.PLUS_MINUS)
+    resources = found.resources or {}
+    claimer, rationalizer = resources["count_claimer"], resources["count_rationalizer"]
+    assert isinstance(claimer, ClaimerResource)
+    assert claimer.allow_unsafe_topic
+    assert claimer.allow_branch_deployments
+    assert claimer.coordination_connection is not None
+    assert claimer.coordination_connection.bootstrap_servers == "127.0.0.1:2"
+    assert isinstance(rationalizer, RationalizerResource)
+    assert rationalizer.connection.bootstrap_servers == "127.0.0.1:2"
+    assert rationalizer.data_connection is not None
+    assert rationalizer.data_connection.bootstrap_servers == "127.0.0.1:1"
+
+
+def config_defaults(asset: dg.AssetsDefinition) -> Any:  # noqa: ANN401 - a namespace
+    """Return the defaults in the run config of an asset."""
+    fields = asset.op.config_schema.config_type.fields  # type: ignore[union-attr] # it has fields
+    return SimpleNamespace(**{name: one.default_value for name, one in fields.items() if one.default_provided})
+
+
+def test_claims_of_ranges_reach_claimer_and_asset(executed: Executed) -> None:
+    """The group claims ranges, with the given size; the rest has the library's defaults."""
+    found = built(ranges={"size": 5}, max_claims=3, spark_key=None, max_records=7)
+    run_asset(found, dg.AssetKey("count"))
+    (spec,) = executed.specs
+    assert (spec.ranges, spec.max_claims) == (RangeOptions(size=5), 3)
+    claimer = (found.resources or {})["count_claimer"]
+    assert isinstance(claimer, ClaimerResource)
+    assert claimer.claim_ranges
+
+
+def test_a_kafka_partition_is_a_dagster_partition() -> None:
+    """Asset and topic asset have partitions; there is neither a reprocess job nor a stale-claim sensor."""
+    found = built(per_partition=True)
+    graph = found.resolve_asset_graph()
+    for key in (dg.AssetKey("count"), dg.AssetKey(["kafka", "orders"])):
+        assert graph.get(key).partitions_def == kafka_partitions_def("orders")
+    assert names(found.jobs) == {"count_job"}
+    assert names(found.sensors) == {"count_failed_runs", "count_canceled_runs", "count_messages"}
+
+
+def test_the_translation_changes_how_assets_appear() -> None:
+    """Its templates may use topic and name; what it does not set stays."""
+    translation = {
+        "group_name": "{{ topic }}_group",
+        "key_prefix": "eu",
+        "owners": ["team:shops"],
+        "tags": {"n": "{{ name }}"},
+    }
+    node = built(translation=translation).resolve_asset_graph().get(dg.AssetKey(["eu", "count"]))
+    assert (node.group_name, node.owners, node.tags["n"]) == ("orders_group", ["team:shops"], "count")
+    assert node.parent_keys == {dg.AssetKey(["kafka", "orders"])}
+    assert node.kinds == {"kafka", "spark"}
+
+
+def test_each_topic_of_a_list_has_an_asset(executed: Executed, tmp_path: Path) -> None:
+    """They share function and resources; each has its own job, sensors and output."""
+    found = built(
+        topic=None,
+        topics=["orders", "returns.eu"],
+        delivery="effectively_once",
+        output_folder=str(tmp_path),
+        schedule="* * * * *",
+        max_records=7,
+    )
+    graph = found.resolve_asset_graph()
+    assert {key.path[-1] for key in graph.materializable_asset_keys} == {"count_orders", "count_returns_eu"}
+    assert names(found.jobs) == {
+        "count_orders_job",
+        "reprocess_count_orders",
+        "count_returns_eu_job",
+        "reprocess_count_returns_eu",
+    }
+    assert len(list(found.schedules or ())) == 2
+    assert names(found.sensors) == {
+        *("count_failed_runs", "count_canceled_runs", "count_orders_stale_claims", "count_returns_eu_stale_claims"),
+        *("count_orders_messages", "count_returns_eu_messages"),
+    }
+    assert set(found.resources or {}) == {"count_claimer", "count_rationalizer"}
+    for name in ("count_orders", "count_returns_eu"):
+        run_asset(found, dg.AssetKey(name))
+    assert [spec.topic for spec in executed.specs] == ["orders", "returns.eu"]
+    assert [str(spec.sink) for spec in executed.specs] == [
+        f"FileSink('{tmp_path}/{topic}', format='parquet')" for topic in ("orders", "returns.eu")
+    ]
+
+
+class Shops(ClaimedTopicComponent):
+    """A component with a field of its own, whose execution and spec are overridden."""
+
+    shop: str
+
+    def get_asset_spec(self, asset: ClaimedAsset) -> dg.AssetSpec:
+        """Add the shop to the spec."""
+        return super().get_asset_spec(asset).merge_attributes(metadata={"shop": self.shop})
+
+    def execute(self, context: dg.AssetExecutionContext, batch: Any, frame: Any) -> Any:  # noqa: ANN401
+        """Return the arguments with the shop."""
+        return self.shop, context.asset_key, batch, frame
+
+
+def test_a_subclass_overrides_spec_and_execution(executed: Executed) -> None:
+    """It needs no function, and its methods see its own fields."""
+    found = built(of=Shops, function=None, shop="north", max_records=7)
+    key = dg.AssetKey("orders")
+    assert found.resolve_asset_graph().get(key).metadata["shop"] == "north"
+    run_asset(found, key)
+    assert executed.results == [("north", key, "batch", "frame")]
+
+
+def test_the_component_is_a_public_name() -> None:
+    """YAML may name it at the top level of the package."""
+    assert built(of=ClaimedTopicComponent, type_name="marshal_dagster.ClaimedTopicComponent").assets
 
 
 def names(found: Any) -> set[str]:  # noqa: ANN401 - jobs, schedules or sensors
@@ -93,6 +287,14 @@ def test_what_is_not_wanted_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"function": None}, "function is missing"),
+        ({"topics": ["orders"]}, "set either topic or topics"),
+        ({"topic": None}, "set either topic or topics"),
+        ({"topic": None, "topics": ["a.b", "a-b"]}, "assets of the same name"),
+        ({"per_partition": True, "schedule": "* * * * *"}, "need a Dagster partition"),
+        ({"per_partition": True, "claim_entire_topic": True}, "claim_entire_topic does not work with per_partition"),
+        ({"ranges": {"size": 0}}, "ranges.size is 0"),
+        ({"spark_key": "spark", "spark_config": {"a": "b"}}, "spark_config does not apply"),
         ({"function": "process.py"}, r"must have the form file\.py:name or package\.module:name"),
         ({"function": "process.py:missing"}, "cannot be loaded"),
         ({"function": "no_such_module:count"}, "cannot be loaded"),
