@@ -1,6 +1,7 @@
 """A class data sharing (CDS) archive of Spark's classes, with which the JVMs of the tests start in half the time.
 
-The archive is made once for each Java and PySpark, by a session that runs a few queries, and is kept in `build`.
+The archive is made once for each Java and PySpark, by a session that runs a few queries, and is kept in `build`. The
+tests make it if it is missing; `python -m tests.spark_archive` makes it before.
 """
 
 import hashlib
@@ -79,3 +80,7 @@ def _make(archive: Path) -> None:
         )
         assert made.exists(), f"no archive of Spark's classes was made: {done.stdout}{done.stderr}"
         made.replace(archive)
+
+
+if __name__ == "__main__":
+    start_spark_quickly()
