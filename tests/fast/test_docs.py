@@ -84,6 +84,12 @@ def test_the_page_of_plain_python_shows_the_example() -> None:
     assert sorted(blocks) == sorted(path.read_text() for path in example.glob("*.py"))
 
 
+def test_the_page_of_assets_shows_the_check_of_freshness() -> None:
+    """The page contains the check unchanged."""
+    path = Path(__file__).parents[2] / "examples" / "freshness" / "up_to_date.py"
+    assert f"```python\n{path.read_text()}```\n" in (DOCS / "assets.md").read_text()
+
+
 def test_the_page_of_pipes_shows_both_sides() -> None:
     """The page contains the code location and the script unchanged."""
     page = (DOCS / "pipes.md").read_text()
