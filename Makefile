@@ -108,6 +108,24 @@ test-stress: java $(READY) ## runs each test twenty times beside four busy proce
 	$(BIN)/python -m tests.stress fast --rounds $(ROUNDS) $(if $(PART),--part $(PART)) $(if $(FREEZE),--freeze)
 	$(BIN)/python -m tests.stress real --rounds $(ROUNDS) $(if $(PART),--part $(PART)) $(if $(FREEZE),--freeze)
 
+# Each version has an environment of its own in build/platforms. PySpark is built from source once for each version.
+PLATFORMS = UV=$(CURDIR)/$(UV) $(BIN)/python -m tests.platforms
+.PHONY: test-platforms test-pythons test-dagsters test-brokers docs-platforms
+test-platforms: java $(READY) $(UV_READY) ## runs tests on each Spark version: VERSIONS="3.5 4.2" SHORT=1
+	$(PLATFORMS) spark $(VERSIONS) $(if $(SHORT),--short)
+
+test-pythons: $(READY) $(UV_READY) ## runs the fast tests on each Python from 3.11 on that is installed
+	$(PLATFORMS) python $(VERSIONS)
+
+test-dagsters: $(READY) $(UV_READY) ## runs the fast tests with the lowest Dagster that is allowed, and the newest
+	$(PLATFORMS) dagster $(VERSIONS)
+
+test-brokers: java $(READY) ## runs a smoke test on brokers from Kafka 2.8 on: VERSIONS=2.8.2
+	$(PLATFORMS) broker $(VERSIONS)
+
+docs-platforms: $(READY) ## writes docs/platforms.md from the results of the four targets above
+	$(PLATFORMS) page
+
 .PHONY: test-ui
 test-ui: java chromium $(READY) ## runs the tests of Dagster's pages in a real Chromium; screenshots are in build/ui
 	$(BIN)/pytest tests/ui

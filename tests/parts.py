@@ -79,6 +79,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "error_reference",
         "import_contracts",
         "parts",
+        "platforms",
         "processes",
         "protocol_page",
         "repository_checks",

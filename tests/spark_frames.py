@@ -14,7 +14,11 @@ def local_frame(spark: "SparkSession", rows: Iterable[tuple[Any, ...]], schema: 
     `createDataFrame` of a list would start Python workers for each evaluation.
     """
     import pyarrow as pa
+    from pyspark.sql import DataFrame
     from pyspark.sql.pandas.types import to_arrow_schema
+
+    if not hasattr(DataFrame, "toArrow"):  # Spark 3.5
+        return spark.createDataFrame(list(rows), schema)
 
     names = schema.fieldNames()
     listed = [dict(zip(names, row, strict=True)) for row in rows]

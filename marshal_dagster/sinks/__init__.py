@@ -27,7 +27,6 @@ from marshal_dagster.protocol.idempotence import judge as judge
 from marshal_dagster.protocol.idempotence import judge_ranges as judge_ranges
 from marshal_dagster.sinks.database.postgres import PostgresSink as PostgresSink
 from marshal_dagster.sinks.delta.sink import DeltaSink as DeltaSink
-from marshal_dagster.sinks.delta.table import DELTA as DELTA
 from marshal_dagster.sinks.delta.table import delta_settings as delta_settings
 from marshal_dagster.sinks.files.sink import FileSink as FileSink
 from marshal_dagster.sinks.kafka.sink import KafkaSink as KafkaSink

@@ -4,12 +4,15 @@ A session on a server has no `sparkContext`. Its jobs are marked and cancelled a
 are read from the server. All sessions of a process are of the same kind: on servers, or local.
 """
 
+import importlib.util
 import logging
 import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
+
+from marshal_dagster.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 CONNECT_RETRIES: Final = 3
 """How often an unanswered call is repeated, about a second in total. Spark's default is 10 minutes."""
+FIRST_RELEASE: Final = "4.0"
+"""The first Spark whose Connect client takes a retry policy and reports progress."""
 ENDED: Final = "the Spark Connect server has ended, or has closed this session"
 """The error text for a session whose server has died."""
 _REDACTION: Final = "spark.sql.redaction.string.regex"
@@ -38,11 +43,28 @@ def is_connect(spark: "SparkSession") -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
+def check_client() -> None:
+    """Raise `ConfigurationError` if PySpark's client of Spark Connect is too old."""
+    from pyspark import __version__ as installed
+
+    if importlib.util.find_spec("pyspark.sql.connect.client.retries") is None:
+        raise ConfigurationError(
+            f"Spark Connect needs PySpark {FIRST_RELEASE} or newer, but {installed} is installed: upgrade pyspark, or "
+            "use a session in the run (docs/spark-sessions.md)"
+        )
+
+
+def has_newest_function(spark: "SparkSession") -> bool:
+    """Return whether the server has the SQL functions that `FIRST_RELEASE` added."""
+    return bool(spark.catalog.functionExists("try_validate_utf8"))
+
+
 def fail_fast_when_dead(spark: "SparkSession") -> None:
     """Let calls to a dead server fail within one or two seconds, unless the user has set a retry policy.
 
     Otherwise a batch would hold its claim for ten more minutes. A restarted server does not have the session anyway.
     """
+    check_client()
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     client = _of(spark).client

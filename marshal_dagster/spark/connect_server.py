@@ -22,6 +22,7 @@ from marshal_dagster._internal.ports import free_port
 from marshal_dagster._internal.processes import ProcessMark
 from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.errors import UnavailableError
+from marshal_dagster.spark.connect import check_client
 from marshal_dagster.spark.process_files import spark_home, write_private
 from marshal_dagster.spark.session import SINGLE_EXECUTION, is_local, spark_settings, with_connector
 
@@ -93,6 +94,7 @@ class ConnectServer:
             return server is not None
 
     def _start(self, settings: Mapping[str, str]) -> Server:
+        check_client()
         java = find_java()
         port, token = free_port(), secrets.token_urlsafe(32)
         properties = self.folder / "server.conf"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
-from marshal_dagster.spark.connect import fail_fast_when_dead
+from marshal_dagster.spark.connect import check_client, fail_fast_when_dead
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.time_limit import within
 
@@ -78,6 +78,7 @@ def disconnect(spark: "SparkSession") -> None:
 
 
 def _target(url: str) -> tuple[str, int]:
+    check_client()
     try:
         from pyspark.sql.connect.client import DefaultChannelBuilder
     except ImportError as error:

@@ -27,6 +27,7 @@ JSON_VALUES: Final[Settings] = {
     **JSON_SCHEMAS,
     "spark.sql.legacy.json.allowEmptyString.enabled": _FALSE,
     "spark.sql.json.enableExactStringParsing": _TRUE,
+    "spark.sql.json.enablePartialResults": _TRUE,
 }
 DDL_SCHEMAS: Final[Settings] = {"spark.sql.timestampType": ("TIMESTAMP_LTZ",)}
 """For schemas in DDL text, where `timestamp` otherwise means another type."""
@@ -40,6 +41,16 @@ PARQUET_FILES: Final[Settings] = {
     "spark.sql.parquet.int96RebaseModeInWrite": _CORRECTED,
 }
 """Also for the files of Delta tables."""
+GREGORIAN_DATES: Final[Mapping[str, str]] = dict.fromkeys(
+    (
+        "spark.sql.legacy.timeParserPolicy",
+        "spark.sql.avro.datetimeRebaseModeInWrite",
+        "spark.sql.parquet.datetimeRebaseModeInWrite",
+        "spark.sql.parquet.int96RebaseModeInWrite",
+    ),
+    "CORRECTED",
+)
+"""Spark 4's defaults, which Spark 3.5 must be given."""
 QUOTED_NAMES: Final[Settings] = {"spark.sql.parser.quotedRegexColumnNames": _FALSE}
 """For columns that are selected from a frame by their quoted name."""
 

@@ -2,7 +2,10 @@
 
 import errno
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _LOST_TASK: Final = re.compile(r"Job aborted due to stage failure: .*? \(TID \d+\) \([^)]*\): ")
@@ -24,6 +27,13 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip(": ") for line in text.splitlines() if line.strip()] or [type(error).__name__]
     line = lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]
     return _LOST_TASK.sub("", line)
+
+
+def error_condition(error: "PySparkException") -> str | None:
+    """Return Spark's name for an error, such as `TABLE_OR_VIEW_NOT_FOUND`; None if it has none."""
+    name = getattr(error, "getCondition", None) or error.getErrorClass  # before Spark 4.0
+    condition: str | None = name()
+    return condition
 
 
 def full_disk_text(error: BaseException) -> str | None:

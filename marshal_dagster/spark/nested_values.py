@@ -9,6 +9,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.lazy_pyspark import has
 from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
@@ -27,7 +28,15 @@ def text_kinds() -> Kinds:
 
 def is_not_utf8(text: "Column") -> "Column":
     """Return whether a text has bytes that are not UTF-8. Spark keeps them, but readers replace them."""
-    return ~f.is_valid_utf8(text)
+    return ~f.is_valid_utf8(text) if has("is_valid_utf8") else text.isNotNull() & valid_utf8(text).isNull()
+
+
+def valid_utf8(text: "Column") -> "Column":
+    """Return a text if its bytes are UTF-8, else null."""
+    if has("try_validate_utf8"):
+        return f.try_validate_utf8(text)
+    as_it_was = text.cast("binary")  # Spark 3.5: what is not UTF-8 is decoded to other characters
+    return f.when(f.encode(f.decode(as_it_was, "UTF-8"), "UTF-8") == as_it_was, text)
 
 
 def has_nul(text: "Column") -> "Column":

@@ -3,19 +3,19 @@
 Settings are passed in files, because process lists show command lines.
 """
 
-import importlib.util
 import os
 from pathlib import Path
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.packages import find_spark
 
 
 def spark_home() -> Path:
     """Return the folder of PySpark's Spark. Raises `ConfigurationError` if PySpark is not installed."""
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise ConfigurationError("pyspark is not installed: pip install 'pyspark~=4.0.0'")
-    return Path(spec.origin).parent
+    home = find_spark({})
+    if home is None:
+        raise ConfigurationError("pyspark is not installed: pip install 'marshal-dagster[spark]'")
+    return home
 
 
 def write_private(path: Path, text: str) -> None:

@@ -17,8 +17,10 @@ from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.spark import connect
-from marshal_dagster.spark.connector import CONNECTOR, EXCLUDES, connector_jars, fetch_connector
+from marshal_dagster.spark.connector import EXCLUDES, connector_jars, fetch_connector
+from marshal_dagster.spark.conversion_settings import GREGORIAN_DATES
 from marshal_dagster.spark.error_text import first_line
+from marshal_dagster.spark.packages import kafka_package, minor_version, session_build
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +37,6 @@ SINGLE_EXECUTION: Mapping[str, str] = {
 # Limits for the lengths that an Avro record claims. Without them a broken record of seven bytes can use all memory.
 _AVRO_LIMITS: Mapping[str, int] = {"string": 128 * 1024**2, "bytes": 128 * 1024**2, "collectionItems": 16 * 1024**2}
 _JAVA_OPTIONS = " ".join(f"-Dorg.apache.avro.limits.{name}.maxLength={limit}" for name, limit in _AVRO_LIMITS.items())
-_SPARK_RELEASE = "4.0"
 _LOCAL_MASTER = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
 _CONNECTOR_NAME = ":spark-sql-kafka-0-10_"
@@ -60,7 +61,7 @@ _SOURCE = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 def spark_settings(
     *,
     app_name: str,
-    connector: str = CONNECTOR,
+    connector: str | None = None,
     ivy_folder: str | os.PathLike[str] | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
@@ -70,7 +71,7 @@ def spark_settings(
 
     Args:
         app_name: The name of the application, shown on Spark's pages.
-        connector: Maven coordinates of the Kafka connector.
+        connector: Maven coordinates of the Kafka connector (default: the one for the installed Spark).
         ivy_folder: The folder of the connector's jars (default: in the user's cache folder).
         extra: Settings that replace or extend the defaults. `spark.jars` and `spark.jars.packages` are added to the
             connector's. With another `spark.master` than `local`, the settings for one machine are left out.
@@ -78,12 +79,16 @@ def spark_settings(
     Returns:
         The settings, for `start_session` or `SparkSession.builder`.
 
+    Raises:
+        ConfigurationError: Spark is not installed, or no connector is known for its version.
+
     Example:
         ```python
         session = start_session(spark_settings(app_name="shops", extra={"spark.driver.memory": "4g"}))
         ```
     """
     wanted = dict(extra or {})
+    connector = kafka_package() if connector is None else connector
     folder = Path(ivy_folder) if ivy_folder else cache_folder()
     fetched = connector_jars(connector, folder)
     jars = [*map(str, fetched), *_listed(wanted.pop("spark.jars", ""))]
@@ -97,6 +102,7 @@ def spark_settings(
         "spark.driver.defaultJavaOptions": _JAVA_OPTIONS,
         "spark.executor.defaultJavaOptions": _JAVA_OPTIONS,
         "spark.sql.session.timeZone": "UTC",
+        **GREGORIAN_DATES,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         **_IDLE_CONSUMERS,
@@ -124,7 +130,7 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
         The session.
 
     Raises:
-        ConfigurationError: There is no suitable Java, or the session is not Spark 4.0 with the Kafka connector.
+        ConfigurationError: There is no suitable Java, or the session is unsuitable (`check_session`).
         UnavailableError: The connector cannot be downloaded, or Spark does not start.
 
     Example:
@@ -187,7 +193,7 @@ def with_connector(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_session(spark: "SparkSession") -> None:
-    """Raise `ConfigurationError` unless this is a Spark 4.0 session with the Kafka connector.
+    """Raise `ConfigurationError` unless PySpark fits the session's Spark, and the Kafka connector works in it.
 
     In a session on a Spark Connect server, calls to a dead server fail fast from now on
     (`connect.fail_fast_when_dead`). Raises `UnavailableError` if the server has died.
@@ -197,17 +203,15 @@ def check_session(spark: "SparkSession") -> None:
     is_remote = connect.is_connect(spark)
     if is_remote:
         connect.fail_fast_when_dead(spark)
-    if not spark.version.startswith(f"{_SPARK_RELEASE}."):
-        raise ConfigurationError(
-            f"this session is Spark {spark.version}; marshal-dagster works with {_SPARK_RELEASE}: "
-            + (f"start a server of Spark {_SPARK_RELEASE}" if is_remote else f"install pyspark~={_SPARK_RELEASE}.0")
-        )
+    else:
+        _check_pyspark(spark)
     try:
         # The connector alone resolves this; it contacts no broker.
         reader = spark.read.format("kafka").options(
             **{"kafka.bootstrap.servers": f"{_LOOPBACK}:1", "assign": '{"none":[0]}'}
         )
         reader.load().schema  # noqa: B018 - a Connect server is not contacted before this
+        is_old = is_remote and not connect.has_newest_function(spark)
     except Exception as error:  # also linkage errors of the JVM
         if is_remote and not connect.is_alive(spark):
             raise UnavailableError(f"{connect.ENDED} ({first_line(error)})") from error
@@ -215,10 +219,26 @@ def check_session(spark: "SparkSession") -> None:
         where = "" if is_remote else ", as `spark_settings` does, in a process that has no session yet"
         raise ConfigurationError(
             f"this session has no working Kafka connector ({first_line(error)}): start {how} with "
-            f"spark.jars.packages={CONNECTOR}{where}"
+            f"spark.jars.packages={kafka_package(session_build(spark))}{where}"
         ) from error
+    if is_old:
+        raise ConfigurationError(
+            f"the Spark Connect server is Spark {spark.version}: use one of Spark {connect.FIRST_RELEASE} or newer"
+        )
     if not is_remote:
         _fit.add(spark)
+
+
+def _check_pyspark(spark: "SparkSession") -> None:
+    """Raise `ConfigurationError` if PySpark is of another version than the session's Spark, whose methods it calls."""
+    from pyspark import __version__ as installed
+
+    release = minor_version(spark.version)
+    if release != minor_version(installed):
+        raise ConfigurationError(
+            f"this session is Spark {spark.version}, but PySpark is {installed}: install pyspark=={release}.*, or "
+            "unset SPARK_HOME if it names another Spark"
+        )
 
 
 def check_single_execution(spark: "SparkSession") -> None:

@@ -14,7 +14,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshot_writer import renew_snapshots
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.protocol.messages import ClaimingPartition, ReleaseGroup, coordination_partition, render
-from marshal_dagster.spark.connector import CONNECTOR
+from marshal_dagster.spark.packages import kafka_package
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog, MemorySnapshotTopic
 from tests.cli import call
 
@@ -91,14 +91,14 @@ def test_the_installed_spark_fits_the_connector() -> None:
     """PySpark's own Spark is found without importing it, and its connector is named."""
     finding = on_machine("spark", {})
     assert finding.state is CheckState.OK
-    assert CONNECTOR in finding.found
+    assert kafka_package() in finding.found
 
 
 def test_the_connectors_jar_is_looked_for(tmp_path: Path) -> None:
     """The finding reports whether the connector is in the cache or must be fetched."""
     environ = {"MARSHAL_CACHE": str(tmp_path)}
     assert "to be fetched" in on_machine("spark", environ).found
-    _, artifact, version = CONNECTOR.split(":")
+    _, artifact, version = kafka_package().split(":")
     folder = tmp_path / f"{artifact}-{version}"
     folder.mkdir()
     (folder / "connector.jar").write_bytes(b"jar")
@@ -107,13 +107,20 @@ def test_the_connectors_jar_is_looked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "core", ["spark-core_2.12-4.0.1.jar", "spark-core_2.13-3.5.4.jar", "spark-core_2.13-4.1.0.jar"]
+    "core", ["spark-core_2.12-4.0.1.jar", "spark-core_2.12-3.3.4.jar", "spark-core_2.13-9.1.0.jar"]
 )
-def test_a_spark_that_does_not_fit_the_connector_is_a_problem(tmp_path: Path, core: str) -> None:
-    """SPARK_HOME may name a different Spark or Scala version; this is reported before a batch fails with it."""
+def test_a_spark_without_a_known_connector_is_a_problem(tmp_path: Path, core: str) -> None:
+    """SPARK_HOME may name another Spark; one without a connector is reported before a batch fails with it."""
     finding = on_machine("spark", fake_spark(tmp_path, core))
     assert is_complete(finding)
     assert (str(tmp_path) in finding.found, finding.mend) == (True, "unset SPARK_HOME")
+
+
+def test_the_connector_fits_the_spark_that_is_found(tmp_path: Path) -> None:
+    """Spark 3.5 has a connector for its own Scala."""
+    finding = on_machine("spark", fake_spark(tmp_path, "spark-core_2.12-3.5.9.jar"))
+    assert finding.state is CheckState.OK
+    assert "spark-sql-kafka-0-10_2.12:3.5.3" in finding.found
 
 
 def test_a_spark_home_without_spark_is_a_problem(tmp_path: Path) -> None:

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import pyspark
 import pytest
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.spark import reader, session
-from marshal_dagster.spark.connector import CONNECTOR, connector_jars, fetch_connector
+from marshal_dagster.spark.connector import connector_jars, fetch_connector
 from marshal_dagster.spark.error_text import first_line
+from marshal_dagster.spark.packages import SparkBuild, avro_package, delta_package, kafka_package
 from marshal_dagster.spark.session import (
     SINGLE_EXECUTION,
     check_session,
@@ -33,7 +36,7 @@ def test_settings_for_one_machine(tmp_path: Path) -> None:
     assert settings["spark.sql.session.timeZone"] == "UTC"
     for process in ("driver", "executor"):
         assert settings[f"spark.{process}.defaultJavaOptions"].count("-Dorg.apache.avro.limits.") == 3
-    assert settings["spark.jars.packages"] == CONNECTOR
+    assert settings["spark.jars.packages"] == kafka_package()
     assert "hadoop-client-runtime" in settings["spark.jars.excludes"]
     assert "spark.jars" not in settings
     assert all(isinstance(value, str) for value in settings.values())
@@ -216,7 +219,7 @@ class Conf:
 class Session:
     """The parts of a session that are used."""
 
-    version = "4.0.5"
+    version = pyspark.__version__
 
     def __init__(self, master: str, settings: Mapping[str, str] | None = None) -> None:
         self.master = master
@@ -278,13 +281,55 @@ def test_sessions_of_this_library_run_each_task_once() -> None:
     check_single_execution(fake)
 
 
-@pytest.mark.parametrize("version", ["3.5.4", "4.1.0", "40.0.1"])
-def test_another_spark_is_refused(version: str) -> None:
-    """The message shows the version found and the one needed."""
+@pytest.mark.parametrize("version", ["3.4.4", "4.99.0", "40.0.1"])
+def test_a_spark_that_differs_from_pyspark_is_refused(version: str) -> None:
+    """PySpark calls the JVM's own methods, which differ between versions. The message shows both versions."""
     fake: Any = Session("local")
     fake.version = version
-    with pytest.raises(ConfigurationError, match=rf"is Spark {version}; marshal-dagster works with 4\.0"):
+    with pytest.raises(
+        ConfigurationError, match=rf"is Spark {version}, but PySpark is {re.escape(pyspark.__version__)}: install"
+    ):
         check_session(fake)
+
+
+def test_a_session_is_judged_by_its_connector_and_not_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Spark newer than all tested ones is accepted if the connector works in it."""
+    monkeypatch.setattr("pyspark.__version__", "7.1.0")
+    fake: Any = MagicMock(version="7.1.3")
+    check_session(fake)
+    broken: Any = MagicMock(version="7.1.3")
+    broken.read.format.side_effect = RuntimeError("no such source")
+    with pytest.raises(ConfigurationError, match=r"is known for Spark 7\.1\.3 \(Scala 2\.13\)"):
+        check_session(broken)
+
+
+@pytest.mark.parametrize(
+    ("release", "scala", "connector"),
+    [
+        ("3.5.9", "2.12", "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.3"),
+        ("3.5.4-amzn-0", "2.12", "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.3"),
+        ("4.0.5", "2.13", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"),
+        ("4.1.4", "2.13", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1"),
+        ("4.2.1", "2.13", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"),
+    ],
+)
+def test_jars_are_chosen_by_the_version_and_the_scala_of_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, scala: str, connector: str
+) -> None:
+    """The connector, Avro and Delta Lake fit the Spark that PySpark starts, whose version is read from its jars."""
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / f"spark-core_{scala}-{release}.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert kafka_package() == connector
+    assert spark_settings(app_name="x", ivy_folder=tmp_path)["spark.jars.packages"] == connector
+    assert avro_package() == connector.replace("sql-kafka-0-10", "avro")
+    assert delta_package().startswith(f"io.delta:delta-spark_{scala}:")
+
+
+def test_a_spark_without_known_jars_is_one_line() -> None:
+    """The message names the Spark, and what to do instead."""
+    with pytest.raises(ConfigurationError, match=r"is known for Spark 3\.3\.1 \(Scala 2\.12\).*pass `connector`"):
+        kafka_package(SparkBuild("3.3.1", "2.12"))
 
 
 def test_what_java_raised_is_told_in_one_line() -> None:

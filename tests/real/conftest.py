@@ -82,9 +82,13 @@ def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaClu
 
 
 @pytest.fixture(scope="session")
-def kafka(kafka_cluster: KafkaCluster) -> str:
-    """The bootstrap servers of the suite's broker."""
-    return kafka_cluster.bootstrap_servers
+def kafka(request: pytest.FixtureRequest) -> str:
+    """The bootstrap servers of the suite's broker, or of the one that `tests.platforms` started."""
+    named = os.environ.get("MARSHAL_TEST_BROKER")
+    if named:
+        return named
+    cluster: KafkaCluster = request.getfixturevalue("kafka_cluster")
+    return cluster.bootstrap_servers
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from unittest.mock import MagicMock
 
 import dagster as dg
+import pyspark
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.launcher import LaunchRunContext, RunLauncher
 from dagster._grpc.impl import start_run_in_subprocess
@@ -200,7 +201,7 @@ def defs() -> dg.Definitions:
 
 
 class _Session:
-    spark_session = MagicMock(version="4.0.0")
+    spark_session = MagicMock(version=pyspark.__version__)
 
 
 # Run workers

@@ -3,14 +3,16 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from marshal_dagster.sinks.delta.table import DELTA, delta_settings
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.sinks.delta.table import delta_settings
 from marshal_dagster.spark.connector import fetch_connector
-from marshal_dagster.spark.decoding import AVRO_PACKAGE
+from marshal_dagster.spark.packages import avro_package, delta_package
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.services import watched
 from tests.session_settings import session_settings
@@ -33,10 +35,18 @@ def jars_beside_the_connector(package: str) -> list[Path]:
     return [jar for jar in fetch_connector(package) if jar.name not in ours]
 
 
+def has_delta() -> bool:
+    """Return whether there is a Delta Lake for the installed Spark."""
+    with suppress(ConfigurationError):
+        return bool(delta_package())
+    return False
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """A session with two task slots, the Kafka connector, Avro and Delta Lake, stopped at the end."""
-    jars = [*jars_beside_the_connector(AVRO_PACKAGE), *fetch_connector(DELTA)]
+    delta = delta_settings() if has_delta() else {}
+    jars = [*jars_beside_the_connector(avro_package()), *(fetch_connector(delta_package()) if delta else ())]
     session = start_session(
         spark_settings(
             app_name="marshal-dagster tests",
@@ -46,7 +56,7 @@ def spark() -> Iterator["SparkSession"]:
                 "spark.driver.memory": "1g",
                 "spark.stage.maxConsecutiveAttempts": "1",  # at-most-once mode rejects other values
                 **SMALL_DELTA,
-                **delta_settings(),
+                **delta,
                 "spark.jars": ",".join(map(str, jars)),
             },
         )

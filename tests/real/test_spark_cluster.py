@@ -16,8 +16,8 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key
 from marshal_dagster.sinks import DeltaSink, FileSink, delta_settings
-from marshal_dagster.sinks.delta.table import DELTA
 from marshal_dagster.spark.connector import fetch_connector
+from marshal_dagster.spark.packages import delta_package
 from marshal_dagster.spark.session import SINGLE_EXECUTION
 from tests.conditions import wait_until
 from tests.real.spark_cluster import WORKERS, SparkCluster, running_cluster
@@ -56,7 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 @pytest.fixture
 def work(cluster: SparkCluster, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Work:
     """A group at the start of a filled topic, and a session with Delta Lake."""
-    fetch_connector(DELTA)
+    fetch_connector(delta_package())
     where = Where(cluster.master, tuple((SMALL_DELTA | delta_settings()).items()))
     return Work(where, kafka, coordination_topic, filled, tmp_path / "output")
 

@@ -24,11 +24,11 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.spark_connect import SparkConnectResource
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
-from marshal_dagster.sinks.delta.table import DELTA
 from marshal_dagster.spark import connect_session
 from marshal_dagster.spark.connect_server import ConnectServer, Server
 from marshal_dagster.spark.connector import fetch_connector
-from marshal_dagster.spark.decoding import AVRO_PACKAGE, SchemaRegistry, decode_avro, decode_json, decode_protobuf
+from marshal_dagster.spark.decoding import SchemaRegistry, decode_avro, decode_json, decode_protobuf
+from marshal_dagster.spark.packages import avro_package, delta_package
 from marshal_dagster.spark.reader import read_ranges
 from tests.avro_bytes import encode, framed
 from tests.conditions import WITHIN_S, wait_until
@@ -72,7 +72,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 
 def start(home: ConnectServer) -> Server:
     """Start the server if it does not run, with a web page, Delta Lake and Avro."""
-    jars = [*jars_beside_the_connector(AVRO_PACKAGE), *fetch_connector(DELTA)]
+    jars = [*jars_beside_the_connector(avro_package()), *fetch_connector(delta_package())]
     others = {"spark.ui.enabled": "true", "spark.ui.port": str(PAGE), "spark.jars": ",".join(map(str, jars))}
     return home.start(SMALL | SMALL_DELTA | delta_settings() | others)
 

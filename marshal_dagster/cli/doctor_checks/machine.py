@@ -1,23 +1,19 @@
 """Check what is installed on this machine: packages, Java, Spark and its connector to Kafka."""
 
-import importlib.util
 import os
 import platform
-import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Final
 
 from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.cli.doctor_checks.finding import Finding, ok, problem
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.spark.connector import CONNECTOR, connector_jars
+from marshal_dagster.spark.connector import connector_jars
+from marshal_dagster.spark.packages import build_in, find_spark, kafka_package
 
 _PACKAGES: Final = ("marshal-dagster", "dagster", "dagster-pyspark", "pyspark", "confluent-kafka", "pydantic")
-_SPARK_CORE: Final = re.compile(r"spark-core_(?P<scala>\d+\.\d+)-(?P<release>\d+\.\d+)(?P<rest>[^/]*)\.jar")
-_CONNECTOR: Final = re.compile(r"[^:]+:spark-sql-kafka-0-10_(?P<scala>\d+\.\d+):(?P<release>\d+\.\d+)\..+")
 
 
 def check_machine(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -59,37 +55,18 @@ def _java(environ: Mapping[str, str]) -> Finding:
 
 def _spark(environ: Mapping[str, str]) -> Finding:
     """Check the names of Spark's jars: importing PySpark would take a second, and a session a JVM."""
-    home = _spark_home(environ)
-    jars = sorted((home / "jars").glob("spark-core_*.jar")) if home else []
-    core = next(filter(None, (_SPARK_CORE.fullmatch(jar.name) for jar in jars)), None)
-    connector = _CONNECTOR.fullmatch(CONNECTOR)
-    fix = "pip install --upgrade marshal-dagster"
-    if environ.get("SPARK_HOME"):
-        fix = "unset SPARK_HOME"
-    elif connector is not None:
-        fix = f"pip install 'pyspark=={connector['release']}.*'"
-    if core is None or connector is None:
+    home = find_spark(environ)
+    build = build_in(home) if home else None
+    fix = "unset SPARK_HOME" if environ.get("SPARK_HOME") else "pip install --upgrade 'marshal-dagster[spark]'"
+    if build is None:
         found = f"no Spark in {home}" if home else "PySpark is not installed"
         return problem("spark", found, "batches are read with Spark", fix)
-    found = f"Spark {core['release']}{core['rest']} (Scala {core['scala']}) in {home}"
-    if (core["scala"], core["release"]) != (connector["scala"], connector["release"]):
-        return problem(
-            "spark",
-            f"{found}, but the connector is {CONNECTOR}",
-            "a connector for another Spark or Scala fails when a batch is read, after it was claimed",
-            fix,
-        )
+    found = f"{build} in {home}"
+    try:
+        connector = kafka_package(build)
+    except ConfigurationError as error:
+        return problem("spark", f"{found}; {error}", "without a connector Spark cannot read Kafka", fix)
     folder = cache_folder(environ)
-    fetched = connector_jars(folder=folder)
+    fetched = connector_jars(connector, folder)
     state = f"fetched to {fetched[0].parent}" if fetched else f"to be fetched to {folder} by the first session"
-    return ok("spark", f"{found}; connector {CONNECTOR}, {state}")
-
-
-def _spark_home(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the Spark that PySpark would start: SPARK_HOME, else its own."""
-    named = environ.get("SPARK_HOME")
-    if named:
-        return Path(named)
-    spec = importlib.util.find_spec("pyspark")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(folders[0]) if folders else None
+    return ok("spark", f"{found}; connector {connector}, {state}")

@@ -107,7 +107,8 @@ def _decimal_text(number: "Column") -> "Column":
     """Render a number with all its digits. Without ANSI mode, a cast would render small numbers and zeros as `0E-7`."""
     text = number.cast("string")
     digits = f.translate(f.substring_index(text, "E-", 1), "-.", "")
-    zeros = f.repeat(f.lit("0"), f.substring_index(text, "E-", -1).try_cast("int") - 1)
+    exponent = f.when(text.contains("E-"), f.substring_index(text, "E-", -1)).otherwise(f.lit("1")).cast("int")
+    zeros = f.repeat(f.lit("0"), exponent - 1)
     sign = f.when(text.startswith("-"), f.lit("-")).otherwise(f.lit(""))
     return f.when(text.contains("E-"), f.concat(sign, f.lit("0."), zeros, digits)).otherwise(text)
 

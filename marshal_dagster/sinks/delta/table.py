@@ -20,15 +20,15 @@ from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Comm
 from marshal_dagster.sinks.rejected_rows import RejectedRow, row_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 from marshal_dagster.spark.connector import connector_jars
+from marshal_dagster.spark.error_text import error_condition
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.nested_values import text_kinds
+from marshal_dagster.spark.packages import delta_package
 from marshal_dagster.spark.reader import HIGHEST_OFFSET, offsets_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DELTA = "io.delta:delta-spark_2.13:4.0.0"
-"""Maven coordinates of Delta Lake for Spark 4.0; `fetch_connector(DELTA)` downloads its jars in advance."""
 _COMMITS_AT_FIRST = 20
 _LOCAL = "file:"
 _LOCK = "_marshal_dagster.lock"  # Delta ignores files whose names begin with an underscore
@@ -44,19 +44,24 @@ def delta_settings(ivy_folder: Path | None = None) -> dict[str, str]:
     """Return the settings of a Spark session with Delta Lake, for `spark_settings(extra=...)`.
 
     Args:
-        ivy_folder: The folder into which `fetch_connector(DELTA)` has downloaded the jars, by default Ivy's own.
+        ivy_folder: The folder of the jars that `fetch_connector(delta_package())` downloads (default: the user's cache
+            folder).
 
     Returns:
         Spark settings. If the jars were not downloaded in advance, Spark downloads them when the session starts.
+
+    Raises:
+        ConfigurationError: No version of Delta Lake is known for the installed Spark.
 
     Example:
         ```python
         settings = spark_settings(app_name="orders", extra=delta_settings())
         ```
     """
-    jars = connector_jars(DELTA, ivy_folder)
+    package = delta_package()
+    jars = connector_jars(package, ivy_folder)
     return {
-        **({"spark.jars": ",".join(map(str, jars))} if jars else {"spark.jars.packages": DELTA}),
+        **({"spark.jars": ",".join(map(str, jars))} if jars else {"spark.jars.packages": package}),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }
@@ -215,7 +220,7 @@ class DeltaTable:
         try:
             rows = self._spark.sql(f"DESCRIBE {what} {self._name}{limit}").select(column).collect()
         except PySparkException as error:
-            condition = error.getCondition()
+            condition = error_condition(error)
             if condition in _MISSING:
                 return []
             if condition == _UNKNOWN_SYNTAX or (condition == _NO_TABLE and f"`{what}`" in str(error)):

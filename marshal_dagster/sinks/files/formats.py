@@ -26,6 +26,7 @@ from marshal_dagster.spark.conversion_settings import (
     check_settings,
 )
 from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.lazy_pyspark import has
 from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.nested_values import Condition, Kinds, any_value, holds, is_not_utf8, parts, text_kinds
 
@@ -255,7 +256,7 @@ def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]
     if (
         format_name in _WITHOUT_COLLATIONS
         and isinstance(data_type, t.StringType)
-        and not data_type.isUTF8BinaryCollation()
+        and not getattr(data_type, "isUTF8BinaryCollation", lambda: True)()  # Spark 3.5 has no other collation
     ):
         yield f"it has the type {data_type.simpleString()}"
     if isinstance(data_type, t.StructType) and not data_type.fields:
@@ -285,7 +286,7 @@ def _leaves(format_name: str) -> tuple[type[Any], ...]:
     if format_name == "csv":
         return common
     others: Mapping[str, tuple[type[Any], ...]] = {
-        "parquet": (t.VariantType,),
+        "parquet": (t.VariantType,) if has("try_parse_json") else (),
         "json": (t.NullType,),
         "avro": (t.NullType,),
     }

@@ -5,7 +5,6 @@ use only DataFrame functions, so they work in every kind of session. The driver 
 secret of a registry gets into a Spark plan.
 """
 
-from marshal_dagster.spark.decoding.avro_codec import AVRO_PACKAGE as AVRO_PACKAGE
 from marshal_dagster.spark.decoding.avro_codec import decode_avro as decode_avro
 from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch as DecodedBatch
 from marshal_dagster.spark.decoding.decoded_batch import NullPolicy as NullPolicy

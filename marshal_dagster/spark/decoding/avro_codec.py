@@ -5,7 +5,7 @@ All values are read with one reader schema, even if they were written with diffe
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.spark.conversion_settings import AVRO_VALUES, check_settings
@@ -16,15 +16,12 @@ from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.nested_values import any_value, is_not_utf8, text_kinds
+from marshal_dagster.spark.packages import SparkBuild, avro_package, installed_build, session_build
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-AVRO_PACKAGE: Final = "org.apache.spark:spark-avro_2.13:4.0.0"
-"""Maven coordinates of Spark's Avro functions, which the session needs. `fetch_connector` can download them."""
-
 _READ_WHOLE = "_marshal_read_whole"
-_ADVICE = f"start it with spark.jars.packages={AVRO_PACKAGE}"
 _NAMED = frozenset({"record", "error", "enum", "fixed"})
 _UNBOUNDED = "has an array whose items take no bytes: a record of a few bytes could claim any number of them"
 
@@ -66,7 +63,7 @@ def decode_avro(
     Raises:
         UnavailableError: The registry cannot be reached. That makes no record bad.
         ConfigurationError: A schema or the registry's configuration is invalid, the batch has too many schema ids, or
-            the session has no `AVRO_PACKAGE`.
+            the session has no `avro_package()`.
 
     Example:
         ```python
@@ -105,7 +102,8 @@ def decode_avro(
         raise
     except Exception as error:  # an error of the JVM about a schema or a missing function
         text = first_line(error)
-        raise ConfigurationError(f"Avro cannot be decoded ({text}): check the reader's schema, or {_ADVICE}") from error
+        advice = _advice(session_build(frame.sparkSession))
+        raise ConfigurationError(f"Avro cannot be decoded ({text}): check the reader's schema, or {advice}") from error
 
 
 def _reader(schemas: Schemas | None, schema: str | None, subject: str | None) -> dict[str, Any]:
@@ -205,7 +203,7 @@ def _read(data: "Column", writer: object, reader: Mapping[str, Any]) -> "Column"
         options = {"avroSchema": json.dumps(marked), "mode": "PERMISSIVE", "datetimeRebaseMode": "CORRECTED"}
         return from_avro(data, json.dumps(writer), options)
     except TypeError as error:  # the JVM does not have the class
-        raise ConfigurationError(f"this session cannot decode Avro: {_ADVICE}") from error
+        raise ConfigurationError(f"this session cannot decode Avro: {_advice(installed_build())}") from error
 
 
 def whole(schema: Schema) -> str:
@@ -242,3 +240,7 @@ def _placed(node: object, namespace: str, definitions: Mapping[str, object], don
     own = str(node.get("namespace", str(node.get("name", "")).rpartition(".")[0] or namespace))
     fields = [{**field, "type": _placed(field["type"], own, definitions, done)} for field in node.get("fields", ())]
     return {**node, "namespace": own, **({"fields": fields} if "fields" in node else {})}
+
+
+def _advice(build: SparkBuild) -> str:
+    return f"start it with spark.jars.packages={avro_package(build)}"

@@ -1,7 +1,9 @@
 """Decoding of JSON values with a declared schema, and inference of a schema."""
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Literal
 
 from marshal_dagster.errors import ConfigurationError, SchemaDriftError
@@ -9,7 +11,9 @@ from marshal_dagster.spark.conversion_settings import DDL_SCHEMAS, JSON_SCHEMAS,
 from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, missing_value, read_once
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.lazy_pyspark import has, parse_ddl
 from marshal_dagster.spark.lazy_pyspark import types as t
+from marshal_dagster.spark.nested_values import any_value, holds, valid_utf8
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -20,8 +24,17 @@ _HUGE = r"[0-9][eE][+-]?0*[1-9][0-9]{4}"
 _HUGE_IN_STRING = r"[eE][\p{Nd},+-]{5}"
 _NAME_OR_TEXT = r'(?s)"(?:[^"\\]++|\\.)*+":|("(?:[^"\\]++|\\.)*+")'
 _FAR = r"-?[0-9]{12}"
+_FAR_SECONDS = 1e11
+_AS_DOUBLE = r"-?(?:0\.0|[1-9][0-9]{0,6}\.(?:0|[0-9]{0,7}[1-9])|0\.(?!000)[0-9]{0,8}[1-9])(?![0-9.eE+-])"
+"""A number that a double writes in the same way."""
+_NUMBER_TO_CUT = (
+    r"""(?s)("(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')"""
+    rf"|({_AS_DOUBLE})"
+    r"|(-?[0-9])[0-9]*+(?:\.[0-9]|[eE])[0-9.eE+-]*+"
+)
 _TIME_OF_DAY = r'"(?:\\[bfnrt]|\\u00[01][0-9a-fA-F]|\s)*+(?:T[0-9]|[0-9]{1,2}:)'
 _VALUE = "v"
+_ENTRIES = "map<string, string>"
 _CORRUPT = "corrupt"
 
 
@@ -85,13 +98,14 @@ def decode_json(
             f"the batch has fields that the schema lacks: {', '.join(new)}. Declare them, or ignore them "
             "(new_fields='ignore')"
         )
-    text = f.try_validate_utf8(f.col("value").cast("string"))
+    text = valid_utf8(f.col("value").cast("string"))
     end = uuid.uuid4().hex
     wrapped = _wrapped(text, end)
     is_huge = _is_huge(text, wrapped, end, declared, given)
     is_far = _is_far(text, wrapped, end, declared, given)
     is_time = _is_time_of_day(text, wrapped, end, declared, given)
-    parsed = _parse(f.when(~is_huge & ~is_far & ~is_time, wrapped), end, declared, given)
+    is_rewritten = _is_rewritten(wrapped, end, declared, given)
+    parsed = _parse(f.when(~is_huge & ~is_far & ~is_time & ~is_rewritten, wrapped), end, declared, given)
     read, parsed = read_once(frame, parsed)
     entries, corrupt = parsed[end], parsed[_CORRUPT]
     value = entries[_VALUE]
@@ -102,6 +116,7 @@ def decode_json(
         .when(is_huge, f.lit("a number with an exponent of 10,000 or more"))
         .when(is_far, f.lit("a number of more than 11 digits in a timestamp, which takes seconds"))
         .when(is_time, f.lit("a time without a date in a timestamp"))
+        .when(is_rewritten, f.lit("a number in a string field, of which Spark 3.5 would change the digits"))
         .when(corrupt.isNotNull(), f.lit("not JSON, or another type in a field than declared"))
         .when(~f.coalesce(is_one, f.lit(False)), f.lit("not exactly one JSON value"))  # noqa: FBT003
         .when(value.isNull(), f.lit("JSON null"))
@@ -121,8 +136,8 @@ def infer_json_schema(frame: "DataFrame") -> "StructType":
         frame: The frame of `batch.read`.
 
     Returns:
-        The inferred schema. A field with several types is a `variant`, a field that is always null is `void`. Values
-        that are not a JSON object are ignored.
+        The inferred schema. A field with several types is a `variant`, a field that is always null is `void`; Spark
+        3.5 has no variants, so there both are a `string`. Values that are not a JSON object are ignored.
 
     Raises:
         ConfigurationError: The session has settings with which Spark would read other values.
@@ -133,14 +148,16 @@ def infer_json_schema(frame: "DataFrame") -> "StructType":
         ```
     """
     check_settings(frame.sparkSession, JSON_SCHEMAS, "infer_json_schema")
-    text = f.try_validate_utf8(f.col("value").cast("string"))
+    text = valid_utf8(f.col("value").cast("string"))
+    if not has("try_parse_json"):
+        return _infer_without_variants(frame.select(text.alias("text")))
     value = f.try_parse_json(text)
     is_object = f.schema_of_variant(value).startswith("OBJECT")
     row = frame.select(f.schema_of_variant_agg(f.when(is_object, value))).first()
     schema = str(row[0]) if row is not None else "VOID"
     if not schema.startswith("OBJECT<"):
         return t.StructType()
-    inferred = t.DataType.fromDDL(_as_struct(schema))
+    inferred = parse_ddl(_as_struct(schema))
     assert isinstance(inferred, t.StructType)  # noqa: S101 - the text starts with STRUCT
     return inferred
 
@@ -149,7 +166,7 @@ def _declared(schema: "StructType | str") -> "StructType":
     from pyspark.errors import PySparkException
 
     try:
-        declared = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
+        declared = parse_ddl(schema) if isinstance(schema, str) else schema
     except PySparkException as error:
         raise ConfigurationError(f"schema is {schema!r}, which is not valid DDL ({first_line(error)})") from error
     if not isinstance(declared, t.StructType) or not declared.fields:
@@ -187,7 +204,7 @@ def _is_huge(
     decimals = _parse(wrapped, end, _only(declared, t.DecimalType, t.StringType()), options)
     texts = f.regexp_replace(f.to_json(decimals), _NAME_OR_TEXT, "$1")
     is_huge = bare.rlike(_HUGE) | texts.rlike(_HUGE_IN_STRING)
-    is_hidden = decimals[_CORRUPT].isNotNull() | f.try_parse_json(wrapped).isNull()
+    is_hidden = decimals[_CORRUPT].isNotNull() | _repeats_a_name(wrapped, end, declared)
     may_be = text.rlike(rf"{_HUGE_IN_STRING}|\\u")
     return f.coalesce(may_be & f.coalesce(is_huge | is_hidden, f.lit(True)), f.lit(False))  # noqa: FBT003
 
@@ -201,8 +218,39 @@ def _is_far(
     """
     if not _holds(declared, t.TimestampType):
         return f.lit(False)  # noqa: FBT003
-    timestamps = f.to_json(_parse(wrapped, end, _only(declared, t.TimestampType, t.VariantType()), options))
-    return text.rlike(_FAR) & f.coalesce(_without_strings(timestamps).rlike(_FAR), f.lit(False))  # noqa: FBT003
+    if has("try_parse_json"):
+        timestamps = f.to_json(_parse(wrapped, end, _only(declared, t.TimestampType, t.VariantType()), options))
+        is_far = _without_strings(timestamps).rlike(_FAR)
+    else:
+        is_far = _holds_far_number(wrapped, end, declared, options)
+    return text.rlike(_FAR) & f.coalesce(is_far, f.lit(False))  # noqa: FBT003
+
+
+def _holds_far_number(wrapped: "Column", end: str, declared: "StructType", options: Mapping[str, str]) -> "Column":
+    """Return whether a timestamp is a number of more than 11 digits, in a Spark without variants.
+
+    A timestamp in a struct is read as a double, which no string in quotes is. Arrays and maps of timestamps are read as
+    their JSON text, where strings have quotes.
+    """
+    numbers = _numbers_of(declared, t.TimestampType)
+    values, type_ = f.map_values(_parse(wrapped, end, numbers, options)[end]), t.ArrayType(numbers)
+    in_struct = any_value(values, type_, (t.DoubleType,), lambda number: f.abs(number) >= f.lit(_FAR_SECONDS))
+    in_text = any_value(values, type_, (t.StringType,), lambda text: _without_strings(text).rlike(_FAR))
+    return in_struct | in_text
+
+
+def _numbers_of(declared: "DataType", kind: "type[DataType]") -> "DataType":
+    """Return the type reduced to its parts of type `kind`, with doubles and JSON texts as their types."""
+    match declared:
+        case t.StructType():
+            held = (field for field in declared.fields if _holds(field.dataType, kind))
+            return t.StructType([t.StructField(field.name, _numbers_of(field.dataType, kind)) for field in held])
+        case t.ArrayType():
+            return t.ArrayType(_numbers_of(declared.elementType, kind)) if _has_struct(declared) else t.StringType()
+        case t.MapType():
+            value = _numbers_of(declared.valueType, kind)
+            return t.MapType(t.StringType(), value) if _has_struct(declared) else t.StringType()
+    return t.DoubleType()
 
 
 def _is_time_of_day(
@@ -219,6 +267,74 @@ def _is_time_of_day(
 
 def _without_strings(text: "Column") -> "Column":
     return f.regexp_replace(f.regexp_replace(text, r"(?s)\\.", ""), r'"[^"]*+"', "")
+
+
+def _has_struct(declared: "DataType") -> bool:
+    return holds(declared, (t.StructType,))
+
+
+def _repeats_a_name(wrapped: "Column", end: str, declared: "StructType") -> "Column":
+    """Return whether an object has two fields with the same name, of which a probe would show only the last one."""
+    if has("try_parse_json"):
+        return f.try_parse_json(wrapped).isNull()
+    outer = t.StructType([t.StructField(end, t.MapType(t.StringType(), declared))])
+    return f.coalesce(_repeats(wrapped, outer), f.lit(False))  # noqa: FBT003
+
+
+def _repeats(text: "Column", declared: "DataType") -> "Column":
+    """Return whether a struct with a decimal has a name twice in the JSON text; maps show each of their entries."""
+    no = f.lit(False)  # noqa: FBT003
+    if not _holds(declared, t.DecimalType):
+        return no
+    match declared:
+        case t.StructType():
+            entries = f.from_json(text, _ENTRIES)
+            names = f.map_keys(entries)
+            found = [f.size(names) > f.size(f.array_distinct(names))]
+            found += [
+                _repeats(f.element_at(f.map_values(f.map_filter(entries, _is_named(field.name))), 1), field.dataType)
+                for field in declared.fields
+                if _holds(field.dataType, t.DecimalType)
+            ]
+            return reduce(or_, (f.coalesce(one, no) for one in found))
+        case t.ArrayType():
+            items = f.from_json(text, "array<string>")
+            return f.exists(items, lambda item: f.coalesce(_repeats(item, declared.elementType), no))
+        case t.MapType():
+            entries = f.from_json(text, _ENTRIES)
+            return f.exists(f.map_values(entries), lambda item: f.coalesce(_repeats(item, declared.valueType), no))
+    return no
+
+
+def _is_named(name: str) -> "Callable[[Column, Column], Column]":
+    return lambda key, _: key == f.lit(name)
+
+
+def _is_rewritten(wrapped: "Column", end: str, declared: "StructType", options: Mapping[str, str]) -> "Column":
+    """Return whether a string field holds a number of which Spark would not keep the digits, as Spark 3.5 does.
+
+    It reads such a number as a double. So each number that a double does not write in the same way is cut to its first
+    digit, and a string field that differs then holds one.
+    """
+    if has("try_parse_json") or not _holds(declared, t.StringType):
+        return f.lit(False)  # noqa: FBT003
+    strings = _only(declared, t.StringType, t.StringType())
+    cut = f.regexp_replace(wrapped, _NUMBER_TO_CUT, "$1$2$3")
+    before, after = (f.to_json(_parse(text, end, strings, options)[end]) for text in (wrapped, cut))
+    return f.coalesce((cut != wrapped) & (before != after), f.lit(False))  # noqa: FBT003
+
+
+def _infer_without_variants(texts: "DataFrame") -> "StructType":
+    end = uuid.uuid4().hex
+    entries = f.from_json(
+        _wrapped(f.col("text"), end),
+        t.StructType([t.StructField(end, t.MapType(t.StringType(), t.StringType()))]),
+    )[end]
+    is_object = (f.size(entries) == 2) & f.map_contains_key(entries, end) & entries[_VALUE].startswith("{")  # noqa: PLR2004
+    objects = texts.where(is_object & f.ltrim(f.col("text")).startswith("{")).rdd.map(lambda row: row[0])
+    options = {"prefersDecimal": "true", "columnNameOfCorruptRecord": end, "samplingRatio": "1.0"}
+    inferred = texts.sparkSession.read.options(**options).json(objects).schema
+    return t.StructType([field for field in inferred.fields if field.name != end])
 
 
 def _only(declared: "DataType", kind: "type[DataType]", instead: "DataType") -> "DataType":

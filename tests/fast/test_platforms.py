@@ -1,0 +1,95 @@
+"""The versions that `tests.platforms` tests, its results, and the page that is written from them."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.spark.packages import SparkBuild, kafka_package
+from tests.platforms import environments, page, results, runner, targets
+from tests.platforms.results import PlatformRow, add_row, newest_rows
+from tests.platforms.targets import TARGETS, Kind, targets_of
+
+ROW = PlatformRow("spark", "3.5", "3.5.9", "abc", 8, 0, 61.7, "2.12", "3.11.7", left_out={"Spark Connect": "it is old"})
+
+
+def test_the_page_and_the_rows_agree() -> None:
+    """The page is what `make docs-platforms` writes from the results."""
+    assert page.PAGE.read_text() == page.render(newest_rows())
+
+
+def test_each_tested_spark_has_a_connector() -> None:
+    """Each Spark in the list of targets has known jars."""
+    for target in targets_of(Kind.SPARK):
+        assert kafka_package(SparkBuild(target.version, "2.12" if target.version == "3.5" else "2.13"))
+
+
+def test_each_test_of_a_version_exists() -> None:
+    """The files and functions that the targets name are there."""
+    for target in TARGETS:
+        for name in {*target.tests, *target.short}:
+            path, _, function = name.partition("::")
+            if path.startswith("tests/"):
+                assert (environments.TOP / path).exists(), name
+                assert not function or f" {function}" in (environments.TOP / path).read_text(), name
+
+
+def test_the_newest_row_of_a_version_counts(tmp_path: Path) -> None:
+    """A later row replaces an earlier one, but a short run does not replace a whole run of the same code."""
+    file = tmp_path / "rows.jsonl"
+    add_row(ROW, file)
+    add_row(replace(ROW, is_short=True, passed=2), file)
+    assert newest_rows(file) == {("spark", "3.5"): ROW}
+    other = replace(ROW, commit="def", is_short=True, failed=1, failures=("tests.a",))
+    add_row(other, file)
+    assert newest_rows(file) == {("spark", "3.5"): other}
+
+
+def test_the_page_shows_what_failed_what_was_left_out_and_what_did_not_run() -> None:
+    """A version without a row is `not run`."""
+    text = page.render({("spark", "3.5"): replace(ROW, failed=1, failures=("tests.real.a",))})
+    assert "| 3.5 | 1 failed | 9 | 62 | Spark 3.5.9, Scala 2.12, Python 3.11.7 | `abc` |" in text
+    assert "| 4.2 | not run | | | | |" in text
+    assert "- 3.5: without Spark Connect, because it is old." in text
+    assert "- 3.5: `tests.real.a` failed." in text
+
+
+def test_failed_and_skipped_tests_are_counted(tmp_path: Path) -> None:
+    """A test with an error in its setup counts as failed, a skipped one not at all."""
+    report = tmp_path / "tests.xml"
+    cases = "".join(
+        f"<testcase classname='a' name='{name}'>{result}</testcase>"
+        for name, result in (("b", ""), ("c", "<failure/>"), ("d", "<error/>"), ("e", "<skipped/>"))
+    )
+    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert runner.counts_in(report, 1.5) == runner.Counts(1, ("a.c", "a.d"), 1.5)
+
+
+def test_the_locks_versions_are_read(tmp_path: Path) -> None:
+    """Extras, hashes and markers of a lock are left out."""
+    lock = tmp_path / "a.lock"
+    lock.write_text("a-b[c]==1.2 \\\n    --hash=sha256:0\nd==3 ; sys_platform == 'linux' \\\n# e==4\n")
+    assert environments.pinned(lock) == {"a-b": "1.2", "d": "3"}
+    assert "pyspark" in environments.pinned(environments.TOP / "requirements.lock")
+
+
+def test_an_interpreter_that_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version is reported as not run, and the others still run."""
+    monkeypatch.setattr(runner, "interpreter", lambda _: None)
+    with pytest.raises(runner.NotThereError, match=r"Python 3\.12 was not found"):
+        runner.prepare(targets_of(Kind.PYTHON, ["3.12"])[0])
+
+
+def test_a_version_that_is_no_target_is_refused() -> None:
+    """The message lists the known versions."""
+    with pytest.raises(SystemExit, match=r"not a version of spark: 9\.9; known are 3\.5"):
+        targets.targets_of(Kind.SPARK, ["9.9"])
+
+
+def test_the_extras_left_out_are_extras() -> None:
+    """An extra that a version cannot have is one of the wheel's."""
+    project = tomllib.loads((environments.TOP / "pyproject.toml").read_text())["project"]
+    for target in TARGETS:
+        assert target.without_extras <= project["optional-dependencies"].keys()
+    assert results.RESULTS.parent.is_dir()

@@ -1,0 +1,161 @@
+"""Runs the tests of a version in its environment, and returns the row of the result."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from marshal_dagster.spark.packages import SparkBuild, build_in
+from tests.platforms.brokers import running_broker
+from tests.platforms.environments import FOLDER, TOP, environment, installed_version, interpreter, pinned
+from tests.platforms.results import PlatformRow
+from tests.platforms.targets import Kind, Target
+from tests.soak_results import ALL_CODE, code_version
+
+BROKER_VARIABLE: Final = "MARSHAL_TEST_BROKER"
+"""The environment variable with which the fixtures of `tests/real` use a broker that is running already."""
+_NO_TESTS: Final = 5
+_FREE: Final = {
+    Kind.SPARK: ("pyspark", "py4j"),
+    Kind.DAGSTER: (
+        "dagster",
+        "dagster-pyspark",
+        "dagster-spark",
+        "dagster-pipes",
+        "dagster-shared",
+        "dagster-webserver",
+    ),
+}
+
+
+class NotThereError(Exception):
+    """What the version needs is not on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The result of one run of pytest."""
+
+    passed: int
+    failures: tuple[str, ...]
+    seconds: float
+
+
+def run(target: Target, *, is_short: bool = False, only: Sequence[str] = ()) -> PlatformRow:
+    """Run a version's tests.
+
+    Args:
+        target: The version.
+        is_short: Whether to run only its short list.
+        only: Tests that run instead.
+
+    Returns:
+        The row of the result.
+
+    Raises:
+        NotThereError: The machine lacks the interpreter.
+    """
+    tests = list(only or (target.short if is_short and target.short else target.tests))
+    if target.deselected:
+        tests += ["-k", f"not {target.deselected}"]
+    python = prepare(target)
+    build = _spark_of(python)
+    if target.kind is Kind.BROKER:
+        with (
+            tempfile.TemporaryDirectory(prefix="marshal-broker-") as folder,
+            running_broker(target.version, Path(folder)) as servers,
+        ):
+            counts = run_tests(python, tests, {BROKER_VARIABLE: servers})
+        installed = target.version
+    else:
+        counts = run_tests(python, tests, {})
+        installed = _installed(target, python, build)
+    return PlatformRow(
+        kind=target.kind,
+        version=target.version,
+        installed=installed,
+        commit=code_version(ALL_CODE),
+        passed=counts.passed,
+        failed=len(counts.failures),
+        seconds=round(counts.seconds, 1),
+        scala=build.scala if build and target.kind is Kind.SPARK else "",
+        python=_python_version(python),
+        is_short=is_short or bool(only),
+        failures=counts.failures,
+        left_out=dict(target.left_out),
+    )
+
+
+def prepare(target: Target) -> Path:
+    """Return the interpreter that runs a version's tests; its environment is made first if it is missing.
+
+    Raises:
+        NotThereError: The machine lacks the interpreter.
+    """
+    if target.kind is Kind.BROKER:
+        return Path(sys.executable)
+    wanted = target.version if target.kind is Kind.PYTHON else "3.11"
+    found = interpreter(wanted)
+    if found is None:
+        raise NotThereError(f"Python {wanted} was not found")
+    lowest = pinned(TOP / "requirements-lowest.lock")["dagster"]
+    requires = [requirement.format(lowest=lowest) for requirement in target.requires]
+    free = _FREE.get(target.kind, ())
+    return environment(
+        f"{target.kind}-{target.version}", found, requires, without_extras=target.without_extras, free=free
+    )
+
+
+def run_tests(python: Path, tests: Sequence[str], variables: Mapping[str, str]) -> Counts:
+    """Run pytest in an environment; its output goes to the terminal."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        report = Path(folder) / "tests.xml"
+        arguments = ("-q", "-p", "no:cacheprovider", "--junitxml", str(report), *tests)
+        if "tests/fast" in tests:
+            arguments = ("-n", os.environ.get("WORKERS", "auto"), "-W", "ignore::DeprecationWarning", *arguments)
+        environ = os.environ | {"PYTHONPATH": str(TOP), **variables}
+        start = time.monotonic()
+        done = subprocess.run([str(python), "-m", "pytest", *arguments], cwd=TOP, env=environ, check=False)
+        seconds = time.monotonic() - start
+        if not report.exists() or done.returncode == _NO_TESTS:
+            return Counts(0, (f"pytest ended with exit code {done.returncode}",), seconds)
+        return counts_in(report, seconds)
+
+
+def counts_in(report: Path, seconds: float) -> Counts:
+    """Return the result that pytest wrote as JUnit XML."""
+    cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - our own file
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    names = tuple(dict.fromkeys(f"{case.get('classname')}.{case.get('name')}" for case in failed))
+    return Counts(len(cases) - len(failed) - len(skipped), names, seconds)
+
+
+def _spark_of(python: Path) -> SparkBuild | None:
+    homes = (python.parent.parent / "lib").glob("python*/site-packages/pyspark")
+    return next(filter(None, map(build_in, homes)), None)
+
+
+def _installed(target: Target, python: Path, build: SparkBuild | None) -> str:
+    if target.kind is Kind.SPARK:
+        return build.release if build else "unknown"
+    return installed_version(python, "dagster") if target.kind is Kind.DAGSTER else _python_version(python)
+
+
+def _python_version(python: Path) -> str:
+    code = "import platform; print(platform.python_version())"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def remove_environment(target: Target) -> None:
+    """Remove the environment of a version."""
+    shutil.rmtree(FOLDER / f"{target.kind}-{target.version}", ignore_errors=True)
+    (FOLDER / f"{target.kind}-{target.version}.ready").unlink(missing_ok=True)

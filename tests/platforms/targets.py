@@ -1,0 +1,134 @@
+"""The versions that are tested, and the tests of each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+
+class Kind(StrEnum):
+    """What a version is a version of."""
+
+    SPARK = "spark"
+    PYTHON = "python"
+    DAGSTER = "dagster"
+    BROKER = "broker"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A version, what is installed for it, and which tests run with it."""
+
+    kind: Kind
+    version: str
+    requires: tuple[str, ...] = ()
+    """Requirements that take the place of the locked versions."""
+    tests: tuple[str, ...] = ()
+    """Pytest's arguments for the whole run."""
+    short: tuple[str, ...] = ()
+    """Pytest's arguments for the short run."""
+    without_extras: frozenset[str] = frozenset()
+    """Extras of the wheel that this version cannot have."""
+    deselected: str = ""
+    """Pytest's expression for the tests that do not apply."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What is not tested, with the reason."""
+
+
+_CLUSTER: Final = "tests/real/test_spark_cluster.py"
+_TAKEOVER: Final = "tests/real/test_takeover_sinks.py"
+_DECODING: Final = "tests/real/test_decoding.py"
+_READER: Final = "tests/real/test_spark_reader.py"
+
+SPARK_SHORT: Final = (
+    f"{_READER}::test_rows_are_the_messages_at_exactly_these_offsets",
+    f"{_TAKEOVER}::test_half_each_of_what_was_not_written",
+    f"{_TAKEOVER}::test_a_session_whose_jvm_is_killed",
+    f"{_DECODING}::test_each_json_value_is_good_or_bad_for_a_reason",
+    f"{_DECODING}::test_a_number_in_a_timestamp_is_seconds_or_bad",
+    f"{_DECODING}::test_avro_of_several_schemas_is_read_by_one",
+    f"{_DECODING}::test_protobuf_of_several_schemas_is_read_by_one",
+    f"{_CLUSTER}::test_a_session_with_retries_is_refused_at_most_once",
+    f"{_CLUSTER}::test_a_failing_task_is_not_retried_at_most_once",
+)
+"""Claim and read, each sink, a killed session whose batch is repeated, decoding, at most once's single execution."""
+SPARK_TESTS: Final = (
+    _READER,
+    _DECODING,
+    "tests/real/test_sink_spark.py::TestRules",
+    "tests/real/test_sink_spark.py::test_files_keep_every_value",
+    "tests/real/test_sink_spark.py::test_a_table_keeps_every_value",
+    "tests/real/test_sink_delta.py",
+    "tests/real/test_sink_kafka.py::test_rows_become_records",
+    "tests/real/test_sink_kafka.py::test_a_process_killed_at_each_step",
+    "tests/real/test_sink_postgres_spark.py",
+    "tests/real/test_spark_job_control.py",
+    f"{_TAKEOVER}::test_half_each_of_what_was_not_written",
+    f"{_TAKEOVER}::test_a_spark_process_killed_at_work",
+    f"{_TAKEOVER}::test_a_session_whose_jvm_is_killed",
+    f"{_TAKEOVER}::test_a_spark_process_killed_within_deltas_own_commit",
+    f"{_CLUSTER}::test_a_session_with_retries_is_refused_at_most_once",
+    f"{_CLUSTER}::test_a_failing_task_is_not_retried_at_most_once",
+)
+FAST_TESTS: Final = ("-m", "not thorough", "tests/fast", "--ignore", "tests/fast/test_import_contracts.py")
+BROKER_TESTS: Final = (
+    "tests/real/test_race.py",
+    "tests/real/test_batches.py::test_an_empty_topic",
+    "tests/real/test_batches.py::test_kafkas_group_offsets",
+    "tests/real/test_batches.py::test_transactions",
+    "tests/real/test_batches.py::test_a_paused_group",
+    "tests/real/test_admin.py::test_a_group_is_paused_repositioned_and_resumed",
+    "tests/real/test_range_claims.py",
+    "tests/real/test_outbox.py::test_rows_are_published_in_order",
+    "tests/real/test_outbox.py::test_a_zombie_can_do_nothing",
+    f"{_READER}::test_rows_are_the_messages_at_exactly_these_offsets",
+    f"{_READER}::test_every_range_over_transactions",
+)
+
+
+def _spark(
+    version: str, *, without: Sequence[str] = (), deselected: str = "", left_out: Mapping[str, str] | None = None
+) -> Target:
+    return Target(
+        Kind.SPARK,
+        version,
+        (f"pyspark=={version}.*",),
+        SPARK_TESTS,
+        SPARK_SHORT,
+        frozenset(without),
+        deselected,
+        left_out or {},
+    )
+
+
+TARGETS: Final = (
+    _spark(
+        "3.5",
+        without=("connect",),
+        deselected="variants",
+        left_out={
+            "Spark Connect": "its client has retry policies and progress from PySpark 4.0 on",
+            "variants": "Spark has them from 4.0 on",
+        },
+    ),
+    _spark("4.0"),
+    _spark("4.1"),
+    _spark("4.2"),
+    _spark("4.3", deselected="delta", left_out={"Delta Lake": "no version for Spark 4.3 is known"}),
+    *(Target(Kind.PYTHON, version, (), FAST_TESTS) for version in ("3.11", "3.12", "3.13")),
+    Target(Kind.DAGSTER, "lowest", ("dagster=={lowest}",), FAST_TESTS),
+    Target(Kind.DAGSTER, "newest", ("dagster",), FAST_TESTS),
+    *(Target(Kind.BROKER, version, (), BROKER_TESTS) for version in ("2.8.2", "3.5.2", "3.9.1", "4.3.1")),
+)
+
+
+def targets_of(kind: Kind, versions: Sequence[str] = ()) -> list[Target]:
+    """Return the targets of a kind: all of them, or those of the versions."""
+    found = [target for target in TARGETS if target.kind is kind]
+    if not versions:
+        return found
+    known = {target.version: target for target in found}
+    unknown = sorted(set(versions) - known.keys())
+    if unknown:
+        raise SystemExit(f"not a version of {kind}: {', '.join(unknown)}; known are {', '.join(known)}")
+    return [known[version] for version in versions]
