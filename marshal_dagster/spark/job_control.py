@@ -24,6 +24,7 @@ _DESCRIPTION = "spark.job.description"
 _INTERRUPT = "spark.job.interruptOnCancel"
 # A cancellation affects only running jobs, so it is repeated at this interval for jobs that the batch starts later.
 _CANCEL_AGAIN_AFTER_S = 0.2
+_NO_SUCH_METHOD = "cancelJobsWithTag([class java.lang.String, class java.lang.String]) does not exist"
 
 _lock = threading.Lock()
 _open: dict[str, threading.Event] = {}
@@ -84,7 +85,8 @@ def _tagged(spark: "SparkSession", tag: str, batch_id: str) -> Iterator[None]:
 def cancel(spark: "SparkSession", batch_id: str, reason: str = "") -> None:
     """Cancel the batch's jobs, including those that it starts later. Any thread may call this, also repeatedly.
 
-    A thread that waits for a job gets Spark's error with `reason` (without it on a Connect server). Nothing happens if
+    A thread that waits for a job gets Spark's error with `reason` (without it on a Connect server, and in Spark 3.5).
+    Nothing happens if
     the batch has left `batch_jobs`, or the session or its JVM is gone.
     """
     tag, because = _tag(batch_id), reason or f"batch {batch_id} was stopped"
@@ -186,11 +188,19 @@ def _keep_cancelling(spark: "SparkSession", tag: str, reason: str, left: threadi
 
 def _cancel_running(spark: "SparkSession", tag: str, reason: str) -> bool:
     """Cancel the running jobs; return False if the session is gone."""
+    from py4j.protocol import Py4JError
+
     if connect.is_connect(spark):
         return connect.interrupt(spark, tag)
 
     def cancel_now() -> bool:
-        spark.sparkContext._jsc.sc().cancelJobsWithTag(tag, reason)  # noqa: SLF001 - PySpark's own method takes no reason
+        context = spark.sparkContext._jsc.sc()  # noqa: SLF001 - PySpark's own method takes no reason
+        try:
+            context.cancelJobsWithTag(tag, reason)
+        except Py4JError as error:
+            if _NO_SUCH_METHOD not in str(error):
+                raise
+            context.cancelJobsWithTag(tag)  # Spark 3.5 takes no reason
         return True
 
     return bool(_answered(spark, cancel_now))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import reduce
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -235,7 +236,8 @@ def _over(rows: "DataFrame", read: "DataFrame", part: "DataFrame") -> "Iterator[
 
     spark: Any = read.sparkSession
     plan = _replaced(spark, _plan(rows), _source(_plan(read)).relation(), _source(_plan(part)).relation())
-    dataset = spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan)  # noqa: SLF001
+    name: str = rows._jdf.getClass().getName()  # noqa: SLF001 - Spark 3.5 has it in another package
+    dataset = reduce(getattr, name.split("."), spark._jvm).ofRows(spark._jsparkSession, plan)  # noqa: SLF001
     yield DataFrame(dataset, spark)
 
 

@@ -32,7 +32,7 @@ def pinned(lock: Path) -> dict[str, str]:
 
 
 def environment(
-    name: str, python: str, requires: Sequence[str], *, without_extras: Iterable[str] = (), free: Iterable[str] = ()
+    name: str, python: str, requires: Sequence[str], *, without_extras: Iterable[str] = (), free: tuple[str, ...] = ()
 ) -> Path:
     """Return the Python of an environment, which is made first if it is missing or has other requirements.
 
@@ -41,7 +41,7 @@ def environment(
         python: The interpreter.
         requires: Requirements beside those of the project.
         without_extras: Extras of the project that are not installed.
-        free: Packages whose locked versions do not count.
+        free: Beginnings of the names of packages whose locked versions do not count.
 
     Returns:
         The path of the environment's interpreter.
@@ -49,7 +49,7 @@ def environment(
     folder, stamp = FOLDER / name, FOLDER / f"{name}.ready"
     project: dict[str, Any] = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = sorted(project["optional-dependencies"].keys() - set(without_extras))
-    kept = {name: version for name, version in pinned(TOP / "requirements.lock").items() if name not in set(free)}
+    kept = {name: version for name, version in pinned(TOP / "requirements.lock").items() if not name.startswith(free)}
     constraints = "".join(f"{name}=={version}\n" for name, version in sorted(kept.items()))
     wanted = "\n".join([python, *requires, *extras, *project["dependencies"], constraints])
     found = folder / "bin" / "python"
@@ -74,8 +74,9 @@ def interpreter(version: str) -> str | None:
     """Return the path of an installed Python of a version such as `3.12`; None if there is none."""
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         return str(Path(sys.base_prefix) / "bin" / f"python{version}")
-    for name in (f"python{version}", f"python{version}.real"):
-        path = shutil.which(name)
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    beside = sorted((root / "versions").glob(f"{version}.*/bin/python{version}"))
+    for path in (shutil.which(f"python{version}"), *beside):
         done = path and subprocess.run(
             [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"],
             capture_output=True,

@@ -22,17 +22,8 @@ from tests.soak_results import ALL_CODE, code_version
 BROKER_VARIABLE: Final = "MARSHAL_TEST_BROKER"
 """The environment variable with which the fixtures of `tests/real` use a broker that is running already."""
 _NO_TESTS: Final = 5
-_FREE: Final = {
-    Kind.SPARK: ("pyspark", "py4j"),
-    Kind.DAGSTER: (
-        "dagster",
-        "dagster-pyspark",
-        "dagster-spark",
-        "dagster-pipes",
-        "dagster-shared",
-        "dagster-webserver",
-    ),
-}
+_FREE: Final = {Kind.SPARK: ("pyspark", "py4j"), Kind.DAGSTER: ("dagster",)}
+"""The beginnings of the names of packages that a target chooses the versions of."""
 
 
 class NotThereError(Exception):
