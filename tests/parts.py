@@ -93,7 +93,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def files_of(part: str, folder: str) -> list[Path]:
     """Return the files of a part in a folder of tests: `fast` or `real`."""
-    patterns = (name.replace("/*", "/test_*.py") if "/" in name else f"test_{name}.py" for name in PARTS[part])
+    patterns = (name.replace("/*", "/test_*.py") if "/" in name else f"**/test_{name}.py" for name in PARTS[part])
     return sorted({path for pattern in patterns for path in (FOLDER / folder).glob(pattern)})
 
 

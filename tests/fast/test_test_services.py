@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conditions import wait_until
+from tests.real.conftest import FolderScheduling
 from tests.real.services import ended_services, stop_left_running, watched
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -43,3 +46,19 @@ def test_what_a_worker_left_running_is_stopped() -> None:
         for process in started.values():
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize(
+    ("test", "scope"),
+    [
+        ("tests/real/test_admin.py::test_pause[1]", "tests/real/test_admin.py"),
+        ("tests/real/test_sink_kafka.py::TestKills::test_one", "tests/real/test_sink_kafka.py"),
+        ("tests/real/faults/test_faults.py::test_a_group", "tests/real/faults"),
+        ("tests/real/faults/test_outbox_faults.py::test_an_outbox", "tests/real/faults"),
+        ("tests/fast/test_docs.py::test_page", "tests/fast/test_docs.py"),
+    ],
+)
+def test_files_of_a_folder_run_in_one_worker(test: str, scope: str) -> None:
+    """Files of a folder within `tests/real` share services. Every other file may run in any worker."""
+    scheduling = FolderScheduling.__new__(FolderScheduling)
+    assert scheduling._split_scope(test) == scope

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -117,13 +117,13 @@ class FaultSuite(Generic[S, V, T, R]):
     # Runs
 
     @contextmanager
-    def bed(self, lanes: int | None = None) -> Iterator["Bed[S, V, T, R]"]:
-        """Start services for runs; the folders of runs with violations are kept."""
+    def bed(self, lanes: int | None = None, *, services: V | None = None) -> Iterator["Bed[S, V, T, R]"]:
+        """Start services for runs, or use those of the caller; the folders of runs with violations are kept."""
         many = lanes or self.lanes
         name = self.module.rpartition(".")[2].replace("_", "-")
         folder = Path(tempfile.mkdtemp(prefix=f"marshal-{name}-"))
-        with self.services(folder, many) as services:
-            yield Bed(self, services, many, folder)
+        with self.services(folder, many) if services is None else nullcontext(services) as used:
+            yield Bed(self, used, many, folder)
         if not any(folder.iterdir()):
             folder.rmdir()
 

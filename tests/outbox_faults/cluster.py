@@ -81,12 +81,13 @@ class Services:
 @contextmanager
 def faulty_services(folder: Path, links: int) -> Iterator[Services]:
     """Start brokers and a database, and delete them afterwards."""
-    with faulty_kafka(folder / "kafka", links) as kafka, _faulty_postgres(links) as postgres:
+    with faulty_kafka(folder / "kafka", links) as kafka, faulty_postgres(links) as postgres:
         yield Services(kafka, postgres)
 
 
 @contextmanager
-def _faulty_postgres(links: int) -> Iterator[FaultyPostgres]:
+def faulty_postgres(links: int) -> Iterator[FaultyPostgres]:
+    """Start a database with `links` links, and delete it afterwards."""
     # Not below pytest's folders: when tests run as root, the server runs as another user without access to them.
     folder = Path(tempfile.mkdtemp(prefix="marshal-postgres-"))
     try:

@@ -5,10 +5,12 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 from confluent_kafka import Producer
+from xdist.scheduler.loadfile import LoadFileScheduling  # type: ignore[import-untyped]
 
 from marshal_dagster._internal import ports
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
@@ -19,9 +21,10 @@ from tests.real.services import ended_services, stop_left_running, watched
 from tests.real.spark_fixtures import driver, filled, hdfs, interpreted, postgres, spark  # noqa: F401 - fixtures
 from tests.spark_archive import start_spark_quickly
 
-LONG = {f"test_{name}.py" for name in ("sink_delta", "sink_formats", "sink_hadoop", "spark_cluster", "spark_connect")}
-LONG |= {f"test_{name}.py" for name in ("takeover_sinks",)}
-"""Files that take minutes each and that sort late by name."""
+FOLDER = Path(__file__).parent
+LONG = {f"test_{name}.py" for name in ("outbox_end_to_end", "security", "sink_delta", "sink_formats", "sink_hadoop")}
+LONG |= {f"test_{name}.py" for name in ("sink_kafka", "spark_cluster", "spark_connect", "takeover_sinks")}
+"""Files that take a minute or more each and that sort late by name. Those of a folder run first too."""
 
 
 def pytest_configure() -> None:
@@ -41,7 +44,21 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the long files first. If a worker started one last, the other workers would wait for it."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    items.sort(key=lambda item: item.path.parent == FOLDER and item.path.name not in LONG)
+
+
+class FolderScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types
+    """Gives each file to one worker, and the files of a folder within `tests/real`, which share services, too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = Path(str(super()._split_scope(nodeid)))
+        return str(file.parent if file.parent.parent.name == FOLDER.name else file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling | None:  # noqa: ANN401 - no types
+    """Schedule by files and folders where pytest-xdist would schedule by files."""
+    return FolderScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

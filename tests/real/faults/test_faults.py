@@ -6,6 +6,7 @@
 from itertools import product
 
 from marshal_dagster.protocol.messages import DeliveryMode
+from tests.fault_harness.cluster import FaultyKafka
 from tests.faults.__main__ import SUITE
 from tests.faults.scenario import FaultKind, scenario
 
@@ -19,9 +20,9 @@ def test_the_seeds_have_every_fault() -> None:
     assert {(of.mode, of.ranges is None) for of in chosen} == set(product(DeliveryMode, (True, False)))
 
 
-def test_a_group_keeps_its_promises_under_faults() -> None:
+def test_a_group_keeps_its_promises_under_faults(faulty_brokers: FaultyKafka) -> None:
     """Under any fault nothing is lost or processed twice, and no member wrongly believes in a claim or a commit."""
-    with SUITE.bed() as bed:
+    with SUITE.bed(services=faulty_brokers) as bed:
         rows = list(bed.rows(SEEDS))
     assert [(row.seed, row.violations) for row in rows if row.violations] == []
     assert sum(row.lost + row.twice for row in rows) == 0

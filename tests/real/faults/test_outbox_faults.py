@@ -3,8 +3,10 @@
 `make soak-outbox` runs 200 seeds.
 """
 
+from tests.fault_harness.cluster import FaultyKafka
 from tests.outbox_faults.__main__ import SUITE
-from tests.outbox_faults.scenario import LEADER, FaultKind, scenario
+from tests.outbox_faults.cluster import Services, faulty_postgres
+from tests.outbox_faults.scenario import HARVESTERS, LEADER, FaultKind, scenario
 
 SEEDS = (10, 65, 397)
 WORST = {
@@ -26,9 +28,9 @@ def test_the_seeds_have_the_worst_faults() -> None:
     assert {fault.harvester for fault in of_harvesters} == {LEADER}
 
 
-def test_an_outbox_keeps_its_promises_under_faults() -> None:
+def test_an_outbox_keeps_its_promises_under_faults(faulty_brokers: FaultyKafka) -> None:
     """All committed rows are published exactly once, no other records are published, and each key keeps its order."""
-    with SUITE.bed() as bed:
+    with faulty_postgres(HARVESTERS) as postgres, SUITE.bed(services=Services(faulty_brokers, postgres)) as bed:
         rows = list(bed.rows(SEEDS))
     assert [(row.seed, row.violations) for row in rows if row.violations] == []
     assert sum(row.lost + row.invented + row.repeated + row.out_of_order for row in rows) == 0

@@ -1,0 +1,1 @@
+"""Groups, outboxes and coordinated groups under faults, on three brokers that they share."""
