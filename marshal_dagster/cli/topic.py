@@ -10,6 +10,7 @@ from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import connection_of, hint_how_to_create
 from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import AsJson, ConnectionOptions
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
@@ -20,9 +21,11 @@ from marshal_dagster.coordination.topic_settings import (
     create_coordination_topic,
     create_snapshot_topic,
     require_safe,
+    with_reasons,
 )
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnsafeTopicError
 from marshal_dagster.kafka.admin_client import TopicDescription, Topics
+from marshal_dagster.kafka.topic_creation import TopicCreation
 from marshal_dagster.kafka.topic_names import require_topic_name
 
 _CLIENT_ID = "marshal-dagster-topic"
@@ -52,7 +55,9 @@ class TopicOptions(ConnectionOptions):
     "create",
     "Create the topic with the right settings. These are message.timestamp.type=LogAppendTime, cleanup.policy=delete, "
     "retention.ms=-1, retention.bytes=-1, unclean.leader.election.enable=false, and with 3 replicas "
-    "min.insync.replicas=2. An existing topic is not changed; it is refused if its settings are dangerous.",
+    "min.insync.replicas=2. If the brokers refuse some of them, the topic is created with the others and then checked; "
+    "the exit code is 1 if its settings are dangerous. An existing topic is not changed; it is refused if its settings "
+    "are dangerous.",
     "topic create",
     "topic create --name __marshal --partitions 8 --replication 3",
 )
@@ -77,8 +82,10 @@ def create(
         ),
     ] = False,
     options: TopicOptions,
-) -> None:
+) -> ExitCode:
     """Create the coordination topic and its snapshot topic, or check that the existing topic can be used.
+
+    The exit code is 1 if the topic was created with dangerous settings, because the brokers refused or ignored some.
 
     Raises:
         UnsafeTopicError: The topic exists, and has unusable settings, or dangerous ones without `allow_unsafe`.
@@ -90,21 +97,25 @@ def create(
         if value is not None and value < 1:
             raise ConfigurationError(f"{option} is {value}; it must be at least 1")
     connection = connection_of(options)
-    with Topics(connection, client_id=_CLIENT_ID) as topics:
+    with warnings_to_stderr(("kafka",)), Topics(connection, client_id=_CLIENT_ID) as topics:
         try:
-            created = create_coordination_topic(topics, options.name, partitions, replication)
+            creation = create_coordination_topic(topics, options.name, partitions, replication)
         except UnsafeTopicError:
             if not allow_unsafe:
                 raise
             require_safe(topics, topics.describe(options.name), allow_unsafe=True)
-            created = False
+            creation = TopicCreation(created=False, refused={})
         described, problems = _look(topics, options.name, connection.bootstrap_servers)
+        problems = with_reasons(problems, creation.refused)
         snapshot_topic = _snapshot_topic(topics, options.name)
     if options.as_json:
-        output.write_json({"created": created, "snapshot_topic": snapshot_topic} | _to_json(described, problems))
-        return
-    output.show(f"{_described(described)} {'was created' if created else 'exists already'}")
-    _show(problems)
+        about = {"created": creation.created, "snapshot_topic": snapshot_topic, "refused": dict(creation.refused)}
+        output.write_json(about | _to_json(described, problems))
+    else:
+        output.show(f"{_described(described)} {'was created' if creation.created else 'exists already'}")
+        _show(problems)
+        _show_refused(creation, problems)
+    return ExitCode.OK if allow_unsafe or _is_safe(problems) else ExitCode.PROBLEMS
 
 
 @command(
@@ -188,6 +199,16 @@ def _show(problems: Iterable[SettingProblem]) -> None:
             output.styled(f"  why: {problem.why}", "dim"),
             f"  fix: {problem.mend}",
         )
+
+
+def _show_refused(creation: TopicCreation, problems: Iterable[SettingProblem]) -> None:
+    """Show the settings that the brokers refused and that are right without being set."""
+    shown = {problem.setting for problem in problems}
+    for setting, reason in creation.refused.items():
+        if setting not in shown:
+            output.show(
+                output.styled(f"the brokers refused to set {setting}, but it has a safe value: {reason}", "dim")
+            )
 
 
 def _to_json(described: TopicDescription, problems: Sequence[SettingProblem]) -> dict[str, object]:

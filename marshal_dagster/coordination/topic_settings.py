@@ -5,7 +5,7 @@ The guarantees of the protocol depend on these settings. Members check some of t
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,6 +16,7 @@ from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError, UnsafeTopicError
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import TopicDescription, Topics
+from marshal_dagster.kafka.topic_creation import TopicCreation, create_and_warn, create_with_allowed_settings
 
 logger = logging.getLogger(__name__)
 
@@ -165,8 +166,11 @@ def create_coordination_topic(
     name: str = DEFAULT_COORDINATION_TOPIC,
     partitions: int = DEFAULT_COORDINATION_PARTITIONS,
     replication: int | None = None,
-) -> bool:
+) -> TopicCreation:
     """Create the coordination topic, unless it exists with the same partition count and safe settings.
+
+    Settings that the brokers refuse are left out, except `message.timestamp.type`, without which the topic cannot be
+    used. Check a topic that was created (`check_coordination_topic`), because brokers may also ignore settings.
 
     Args:
         topics: the topics of the cluster.
@@ -175,17 +179,21 @@ def create_coordination_topic(
         replication: its replication factor; by default 3, or the number of brokers if that is less.
 
     Returns:
-        Whether it was created now.
+        Whether it was created now, and which settings the brokers refused.
 
     Raises:
-        ConfigurationError: it exists with another partition count, or with another replication than was requested.
+        ConfigurationError: it exists with another partition count, or with another replication than was requested; or
+            the brokers refuse it.
         UnsafeTopicError: it exists with settings under which the guarantees do not hold.
         AuthorizationError: this user may not create or describe it.
         UnavailableError: no answer in time.
     """
     replicas = min(MOST_REPLICAS, topics.broker_count()) if replication is None else replication
-    if topics.create(name, partitions, replicas, settings_for(replicas)):
-        return True
+    creation = create_with_allowed_settings(
+        topics, name, partitions, replicas, settings_for(replicas), required=("message.timestamp.type",)
+    )
+    if creation.created:
+        return creation
     found = topics.describe(name)
     if len(found.partitions) != partitions:
         raise ConfigurationError(
@@ -198,7 +206,7 @@ def create_coordination_topic(
             f"partitions with Kafka's own tools, or use --replication {found.replication}"
         )
     require_safe(topics, found)
-    return False
+    return creation
 
 
 def create_snapshot_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> bool:
@@ -217,7 +225,14 @@ def create_snapshot_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC
     """
     beside = topics.describe(name)
     settings = {**SNAPSHOT_SETTINGS, "min.insync.replicas": str(min(LEAST_INSYNC, beside.replication))}
-    return topics.create(snapshot_topic_of(name), len(beside.partitions), beside.replication, settings)
+    return create_and_warn(
+        topics,
+        snapshot_topic_of(name),
+        len(beside.partitions),
+        beside.replication,
+        settings,
+        required=("cleanup.policy",),
+    )
 
 
 def check_coordination_topic(topics: Topics, described: TopicDescription) -> list[SettingProblem]:
@@ -234,6 +249,16 @@ def check_coordination_topic(topics: Topics, described: TopicDescription) -> lis
     if any(map(_is_ample_retention, wrong)) and _has_snapshot_topic(topics, name):
         wrong = [_outlived(problem) if _is_ample_retention(problem) else problem for problem in wrong]
     return [*_id_problems(described), *wrong, *_replica_problems(topics, described, settings)]
+
+
+def with_reasons(problems: Iterable[SettingProblem], refused: Mapping[str, str]) -> list[SettingProblem]:
+    """Return the problems; those of settings that the brokers `refused` state so in place of a command to fix them."""
+    return [
+        replace(problem, mend=f"the brokers refused it ({refused[problem.setting]}): ask who operates them")
+        if problem.setting in refused
+        else problem
+        for problem in problems
+    ]
 
 
 def require_usable(topics: Topics, described: TopicDescription) -> None:

@@ -27,6 +27,7 @@ from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.clients import close_client
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topic_creation import create_and_warn
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +90,11 @@ class CoordinatorTopics:
         with Topics(connection) as topics:
             copies = min(_SAFE_COPIES, topics.broker_count())
             safe = {"min.insync.replicas": "2"} if copies >= _SAFE_COPIES else {}
-            topics.create(self.member_messages, partitions, copies, {**_MEMBER_TOPIC_SETTINGS, **safe})
-            topics.create(self.coordinator_messages, partitions, copies, {**_COORDINATOR_TOPIC_SETTINGS, **safe})
-            topics.create(self.leader, partitions, copies, {**LEADER_SETTINGS, **safe})
+            create_and_warn(topics, self.member_messages, partitions, copies, {**_MEMBER_TOPIC_SETTINGS, **safe})
+            create_and_warn(
+                topics, self.coordinator_messages, partitions, copies, {**_COORDINATOR_TOPIC_SETTINGS, **safe}
+            )
+            create_and_warn(topics, self.leader, partitions, copies, {**LEADER_SETTINGS, **safe})
             self._check_counts(topics)
 
     def partitions(self, connection: KafkaConnection) -> int:

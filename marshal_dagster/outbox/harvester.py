@@ -19,6 +19,7 @@ from marshal_dagster.errors import ConfigurationError, MarshalError, TopicNotFou
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topic_creation import create_and_warn
 from marshal_dagster.kafka.transactions import check_notes_are_kept
 from marshal_dagster.outbox.harvest import Harvest, HarvestCounts, LeadershipLostError
 from marshal_dagster.outbox.interfaces import BatchUnsettledError, PublisherFencedError, SessionSupersededError
@@ -94,8 +95,8 @@ class OutboxTopics:
         with Topics(connection) as topics:
             copies = replication or min(_SAFE_COPIES, topics.broker_count())
             safe = {"min.insync.replicas": "2"} if copies >= _SAFE_COPIES else {}
-            topics.create(self.leader, 1, copies, {**LEADER_SETTINGS, **safe})
-            topics.create(self.notes, 1, copies, {**NOTES_SETTINGS, **safe})
+            create_and_warn(topics, self.leader, 1, copies, {**LEADER_SETTINGS, **safe})
+            create_and_warn(topics, self.notes, 1, copies, {**NOTES_SETTINGS, **safe}, required=("cleanup.policy",))
 
 
 class _Progress:

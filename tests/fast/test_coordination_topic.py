@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.coordination.topic_settings import (
     BATCH_BYTES,
     SettingProblem,
@@ -16,9 +17,11 @@ from marshal_dagster.coordination.topic_settings import (
     require_safe,
     require_usable,
     settings_for,
+    with_reasons,
 )
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError, UnsafeTopicError
 from marshal_dagster.kafka.admin_client import TopicDescription, Topics
+from marshal_dagster.kafka.topic_creation import create_with_allowed_settings
 
 NAME, TOPIC_ID = "__marshal", "B" * 22
 
@@ -30,6 +33,11 @@ class Cluster:
     brokers: int = 1
     topic_id: str = TOPIC_ID
     hides_settings: bool = False
+    refuses: dict[str, str] = field(default_factory=dict)
+    """For settings that the brokers refuse, the text of their error."""
+    defaults: dict[str, str] = field(default_factory=dict)
+    """The values of settings that the brokers ignore, or that were left out."""
+    ignores: frozenset[str] = frozenset()
     created: dict[str, tuple[int, int, dict[str, str]]] = field(default_factory=dict)
 
     @property
@@ -45,7 +53,12 @@ class Cluster:
         """Create the topic; return false if it exists."""
         if topic in self.created:
             return False
-        self.created[topic] = (partitions, replication, dict(settings or {}))
+        wanted = dict(settings or {})
+        for setting, text in self.refuses.items():
+            if setting in wanted:
+                raise ConfigurationError(f"cannot create topic {topic!r}: {text}")
+        kept = {name: value for name, value in wanted.items() if name not in self.ignores}
+        self.created[topic] = (partitions, replication, self.defaults | kept)
         return True
 
     def describe(self, topic: str) -> TopicDescription:
@@ -230,8 +243,8 @@ def test_an_equal_topic_is_left_as_it_is() -> None:
     cluster = safe(3)
     before = dict(cluster.created)
 
-    assert create_coordination_topic(cluster.topics, NAME) is False
-    assert create_coordination_topic(cluster.topics, NAME, 8, 3) is False
+    assert create_coordination_topic(cluster.topics, NAME).created is False
+    assert create_coordination_topic(cluster.topics, NAME, 8, 3).created is False
     assert cluster.created == before
 
 
@@ -288,3 +301,99 @@ def test_snapshots_outlive_a_log_that_keeps_enough(setting: str, found: int, sev
     (problem,) = problems(cluster).values()
     assert (problem.setting, problem.severity) == (name, severity)
     assert ("marshal-dagster recover" in problem.why) == (severity is Severity.WARNING)
+
+
+# Brokers that refuse or ignore settings
+
+UNCLEAN, COMPRESSION = "unclean.leader.election.enable", "compression.type"
+SERVICE = {UNCLEAN: "false", COMPRESSION: "producer", "retention.ms": "604800000"}
+"""Settings of a service's topics that its users may not change."""
+
+
+@pytest.mark.parametrize(
+    "refuses",
+    [
+        {COMPRESSION: f"Config property '{COMPRESSION}' cannot be set."},
+        {UNCLEAN: f"{UNCLEAN} is not editable", COMPRESSION: f"unknown configs: {COMPRESSION}"},
+        {COMPRESSION: "Policy violation."},
+        {UNCLEAN: "Policy violation.", COMPRESSION: f"{COMPRESSION}: no"},
+        {UNCLEAN: "Policy violation.", COMPRESSION: "Policy violation."},
+    ],
+    ids=str,
+)
+def test_a_topic_is_created_with_what_the_brokers_accept(refuses: dict[str, str]) -> None:
+    """Settings that are refused by name or without one are left out; what they are by default is then checked."""
+    cluster = Cluster(3, refuses=refuses, defaults=SERVICE)
+    creation = create_coordination_topic(cluster.topics, NAME)
+    assert creation.created
+    assert set(creation.refused) >= set(refuses)
+    assert cluster.created[NAME][2]["message.timestamp.type"] == "LogAppendTime"
+    if len(creation.refused) == len(refuses):
+        assert problems(cluster) == {}
+    else:
+        assert "retention.ms" in problems(cluster)
+
+
+def test_a_missing_setting_has_the_brokers_reason() -> None:
+    """The problem states why the setting could not be set, in place of a command that would fail as well."""
+    cluster = Cluster(3, refuses={"retention.ms": "retention.ms may be at most 7 days"}, defaults=SERVICE)
+    creation = create_coordination_topic(cluster.topics, NAME)
+    (problem,) = with_reasons(problems(cluster).values(), creation.refused)
+    assert (problem.setting, problem.found, problem.severity) == ("retention.ms", "604800000", Severity.DANGER)
+    assert problem.mend.startswith("the brokers refused it (cannot create topic '__marshal': retention.ms may be")
+
+
+def test_a_setting_that_is_ignored_is_found() -> None:
+    """The brokers accept the request, and the check finds what they did not do."""
+    cluster = Cluster(3, ignores=frozenset({"retention.ms", COMPRESSION}), defaults=SERVICE)
+    assert create_coordination_topic(cluster.topics, NAME).refused == {}
+    assert set(problems(cluster)) == {"retention.ms"}
+
+
+def test_a_topic_without_the_brokers_times_is_not_created() -> None:
+    """No member could use it, so the brokers' error is reported and there is no topic."""
+    cluster = Cluster(3, refuses={"message.timestamp.type": "message.timestamp.type is not supported"})
+    with pytest.raises(ConfigurationError, match=r"message\.timestamp\.type is not supported"):
+        create_coordination_topic(cluster.topics, NAME)
+    assert cluster.created == {}
+
+
+def test_a_request_that_is_wrong_by_itself_keeps_its_error() -> None:
+    """An error that has nothing to do with settings is the one that is reported."""
+
+    class Full(Cluster):
+        def create(self, *_: object) -> bool:
+            raise ConfigurationError("too many partitions")
+
+    with pytest.raises(ConfigurationError, match=r"^too many partitions$"):
+        create_coordination_topic(Full(3).topics, NAME)
+
+
+def test_a_snapshot_topic_tells_what_it_lacks(caplog: pytest.LogCaptureFixture) -> None:
+    """A refused and an ignored setting are warnings; without compaction the topic is not created."""
+    ignored = {"segment.ms": "604800000"}
+    cluster = Cluster(3, defaults=ignored, ignores=frozenset(ignored))
+    create_coordination_topic(cluster.topics, NAME)
+    cluster.refuses = {"min.cleanable.dirty.ratio": "min.cleanable.dirty.ratio: no"}
+    assert create_snapshot_topic(cluster.topics, NAME)
+    assert "created without min.cleanable.dirty.ratio=0.1: cannot create topic" in caplog.text
+    assert "the brokers ignored segment.ms=3600000" in caplog.text
+    del cluster.created[snapshot_topic_of(NAME)]
+    cluster.refuses = {"cleanup.policy": "cleanup.policy must be delete"}
+    with pytest.raises(ConfigurationError, match="must be delete"):
+        create_snapshot_topic(cluster.topics, NAME)
+
+
+@pytest.mark.parametrize("text", ["retention.ms: no", "'retention.ms'", "do not change retention.ms."])
+def test_a_setting_is_recognized_in_an_error(text: str) -> None:
+    """Only the setting that the error names is left out."""
+    cluster = Cluster(3, refuses={"retention.ms": text})
+    creation = create_with_allowed_settings(cluster.topics, NAME, 1, 3, {"retention.ms": "-1", "b.retention.ms": "1"})
+    assert set(creation.refused) == {"retention.ms"}
+
+
+def test_a_setting_is_recognized_as_a_whole() -> None:
+    """A setting whose name is part of the one that the error names is kept."""
+    cluster = Cluster(3, refuses={"b.retention.ms": "b.retention.ms: no"})
+    creation = create_with_allowed_settings(cluster.topics, NAME, 1, 3, {"retention.ms": "-1", "b.retention.ms": "1"})
+    assert set(creation.refused) == {"b.retention.ms"}

@@ -45,7 +45,7 @@ def created(topics: Topics, topic: MakeTopic) -> str:
     """A coordination topic as the library creates it."""
     name = topic()
     topics.delete(name)
-    assert create_coordination_topic(topics, name, partitions=3)
+    assert create_coordination_topic(topics, name, partitions=3).created
     return name
 
 
@@ -54,7 +54,7 @@ def test_what_is_created_is_safe(topics: Topics, created: str) -> None:
     problems = check_coordination_topic(topics, topics.describe(created))
 
     assert [(problem.setting, problem.severity) for problem in problems] == [("replication factor", Severity.WARNING)]
-    assert create_coordination_topic(topics, created, partitions=3) is False
+    assert create_coordination_topic(topics, created, partitions=3).created is False
     assert require_safe(topics, topics.describe(created)) == problems
 
 

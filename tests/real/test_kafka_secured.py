@@ -333,7 +333,7 @@ def test_who_may_not_write_snapshots_goes_without(
     secured: SecuredKafka, admin: Topics, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A member that may write only to the coordination topic ends its run without a snapshot, and logs the reason."""
-    assert create_coordination_topic(admin, "log", 1)
+    assert create_coordination_topic(admin, "log", 1).created
     assert create_snapshot_topic(admin, "log")
     writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
     writer.produce("log", b"junk", partition=0)

@@ -32,6 +32,7 @@ from marshal_dagster.errors import (
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.partitioner import Partitioner
+from marshal_dagster.kafka.topic_creation import create_and_warn
 from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.kafka.notes import GroupsNote, PositionNote
@@ -240,7 +241,9 @@ class KafkaSink(Steps):
                     self.topic,
                     missing,
                 )
-            created = topics.create(self.notes_topic, 1, described.replication, settings)
+            created = create_and_warn(
+                topics, self.notes_topic, 1, described.replication, settings, required=("cleanup.policy",)
+            )
             if not created:
                 self._check_notes(topics)
             return created
