@@ -4,6 +4,7 @@ Both are plain JSON, which Dagster Pipes carries: the manifest in the extras of 
 message. Neither contains a secret, or a file that both sides would have to share.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -114,7 +115,7 @@ class ScriptOutcome:
             "skipped": [_place(part) for part in result.skipped],
             "rows": [[partition, rows] for partition, rows in result.rows.items()],
             "note": result.note,
-            "metadata": dict(self.metadata),
+            "metadata": json.loads(json.dumps(dict(self.metadata), default=str)),  # an odd value must not fail a batch
         }
         return {MESSAGE_KEY: outcome}
 

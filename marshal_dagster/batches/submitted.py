@@ -101,7 +101,7 @@ class SubmittedBatch:
         self.ranges: tuple[ClaimedRange, ...] = manifest.ranges
         """The ranges to process, by partition."""
         self.metadata: dict[str, Any] = {}
-        """Metadata for the batch's materialization. Add to it: names with values that JSON has."""
+        """Metadata for the batch's materialization. Add to it; values that JSON does not have travel as text."""
         self._output = manifest.output
         self._data_topic_id = first.data_topic_id
         self._connection = connection

@@ -12,7 +12,7 @@ from dagster import AssetMaterialization, AssetObservation, MetadataValue, OpExe
 
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.ops.config import BatchSpec
-from marshal_dagster.ops.metadata import CompletedBatch, lost_offsets, ranges_table
+from marshal_dagster.ops.metadata import CompletedBatch, lost_offsets, own_metadata, ranges_table
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.runs.failed_batches import failed_batch
 from marshal_dagster.runs.names import announcements_key
@@ -33,7 +33,7 @@ class BatchEvents:
             partition=None if partition is None else str(partition),
             description=f"Batch {done.batch_id} of group {self.group!r}",
             metadata={
-                **batch.metadata,
+                **own_metadata(batch),
                 **done.numbers,
                 "ranges": done.ranges,
                 "delivery": done.delivery.value,

@@ -87,6 +87,15 @@ _NUMBERS: Final = (
 )
 """The numbers in the metadata of a batch, which Dagster plots over time."""
 
+_OTHERS: Final = ("assigned", "batch_id", "delivery", "group", "output", "ranges", "topic")
+"""The other names in the metadata of a batch."""
+
+
+def own_metadata(batch: ClaimedBatch) -> dict[str, Any]:
+    """Return what the function or the script of a batch has added; names of the library get the prefix `own/`."""
+    taken = {*_NUMBERS, *_OTHERS}
+    return {f"own/{name}" if name in taken else name: value for name, value in batch.metadata.items()}
+
 
 def completed_batch(batch: ClaimedBatch, records: Mapping[int, int] | None) -> CompletedBatch:
     """Return the numbers and ranges of a completed batch; `records` has the count of each partition, or is None."""

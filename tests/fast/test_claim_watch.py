@@ -17,7 +17,7 @@ from marshal_dagster.errors import (
     MarshalError,
     UnavailableError,
 )
-from marshal_dagster.protocol.messages import ClaimingPartition, coordination_partition
+from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, coordination_partition
 from marshal_dagster.testing import ManualClock
 from tests.batch_fixtures import HI_MS, TOPIC, Scene
 from tests.faulty_log import FaultyLog
@@ -86,6 +86,19 @@ def test_a_run_that_is_silent_for_two_intervals_counts_as_dead(watched: Watched)
         watched.watch.require_held()
 
 
+def test_one_partition_without_heartbeats_ends_the_batch(scene: Scene) -> None:
+    """Each claim has its own heartbeats, so one that is silent is stale although the others are not."""
+    with suppress(BatchAbortedError), scene.batch(scene.delivery()) as batch:
+        watched = Watched(scene, batch)
+        watched.watch.require_held()
+        watched.clock.advance(2 * HI_MS + 1)
+        scene.clock.advance(1)
+        scene.about(Heartbeat, batch.batch_id, 0, offset=0)
+        with pytest.raises(BatchAbortedError) as ended:
+            watched.watch.require_held()
+    assert "no heartbeat" in str(ended.value)
+
+
 def test_log_time_shows_that_a_claim_is_stale(watched: Watched) -> None:
     """Any later record in the coordination partition shows it, even to a process that has just started."""
     watched.scene.clock.advance(2 * HI_MS + 1)
@@ -117,10 +130,12 @@ def test_a_claim_that_ended_names_its_present_holder(
         watched.watch.require_held()
 
 
-def test_the_same_instance_with_a_later_epoch_is_another_claim(scene: Scene) -> None:
-    """Epochs are compared too, because an instance may claim a partition again."""
+@pytest.mark.parametrize("name", ["epoch", "generation"])
+def test_a_claim_of_another_epoch_or_generation_is_another_claim(scene: Scene, name: str) -> None:
+    """An instance may claim a partition again, and an operator may set the position meanwhile."""
     with suppress(BatchAbortedError), scene.batch(scene.delivery()) as batch:
-        later = replace(batch.ranges[0], epoch=batch.ranges[0].epoch + 1)
+        (claimed, *_) = batch.ranges
+        later = replace(claimed, **{name: getattr(claimed, name) + 1})
         with pytest.raises(ClaimLostError):
             ClaimWatch(Rationalizer(scene.log()), batch.batch_id, [later], ManualClock()).require_held()
 
@@ -165,6 +180,7 @@ def test_a_damaged_log_proves_no_claim(
     scene: Scene, damage: Callable[[Watched], None], error: type[MarshalError]
 ) -> None:
     """A log that lost its beginning, or that is another one, shows no owner that a script could trust."""
+    found: MarshalError | None = None
     with suppress(MarshalError), scene.batch(scene.delivery()) as batch:
         watched = Watched(scene, batch)
         if error is CoordinationLogChangedError:
@@ -172,5 +188,8 @@ def test_a_damaged_log_proves_no_claim(
         damage(watched)
         if error is IncompleteLogError:
             watched = Watched(scene, batch)
-        with pytest.raises(error):
+        try:
             watched.watch.require_held()
+        except MarshalError as raised:
+            found = raised
+    assert type(found) is error

@@ -1,10 +1,12 @@
 """A batch that a script processes through Dagster Pipes: what both sides exchange, and when nothing is committed."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from datetime import date
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -43,7 +45,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.secret_text import SecretText
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.pipes import run_with_pipes
-from marshal_dagster.protocol.messages import DeliveryMode, RevokingClaim
+from marshal_dagster.protocol.messages import DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.sinks import RemoteSink, Verdict, WriteResult
 from marshal_dagster.spark import job_control, reader
 from tests.batch_fixtures import TOPIC, Scene
@@ -207,12 +209,12 @@ def test_what_the_script_adds_is_metadata_of_the_batch(scene: Scene) -> None:
     def script(channel: Channel) -> None:
         with submitted_batch(channel, CONNECTION) as batch:
             work(scene, batch)
-            batch.metadata["files"] = ["a", "b"]
+            batch.metadata |= {"files": ["a", "b"], "day": date(2026, 1, 2)}
             assert batch._result is not None
             batch._result = replace(batch._result, rows={0: 5, 1: 5, 2: 5}, note="read it so")
 
     batch = run(scene, script)
-    assert batch.metadata == {"files": ["a", "b"]}
+    assert batch.metadata == {"files": ["a", "b"], "day": "2026-01-02"}
     assert batch.outcome == WriteResult(batch.ranges, (), {0: 5, 1: 5, 2: 5}, "read it so")
 
 
@@ -395,13 +397,16 @@ def test_an_outcome_that_proves_nothing_commits_nothing(
     assert counted_once(scene, EFFECTIVELY_ONCE)
 
 
-def test_an_at_least_once_batch_is_not_committed_by_an_ignored_failure(scene: Scene) -> None:
+@pytest.mark.parametrize("script", [nothing, unread])
+def test_an_at_least_once_batch_is_not_committed_by_an_ignored_failure(
+    scene: Scene, script: Callable[[Scene, Channel], None]
+) -> None:
     """Without a sink, too, only an outcome makes the batch count as processed."""
     batch = scene.batch(scene.delivery())
 
     def attempt() -> None:
         with batch, suppress(BatchAbortedError):
-            launch(batch, partial(nothing, scene))
+            launch(batch, partial(script, scene))
 
     with pytest.raises(BatchAbortedError, match="nothing was read"):
         attempt()
@@ -468,7 +473,8 @@ def lose(scene: Scene) -> None:
 def before_the_script(scene: Scene, channel: Channel) -> None:
     """Lose the claim while the script waits for its cluster."""
     lose(scene)
-    process(scene, channel)
+    with submitted_batch(channel, CONNECTION):
+        raise AssertionError("a script does not begin without its claim")
 
 
 def before_it_reads(scene: Scene, channel: Channel) -> None:
@@ -551,6 +557,27 @@ def test_the_script_ends_its_spark_jobs_when_the_claim_is_lost(scene: Scene, mon
     assert cancelled[0].startswith(f"{batch.batch_id}: group 'etl': the claim of batch")
 
 
+def test_a_batch_that_was_given_up_stays_so(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script has cancelled its jobs, so a heartbeat that comes late after all changes nothing."""
+    cancelled: list[str] = []
+    monkeypatch.setattr(job_control, "cancel", lambda _, __, why: cancelled.append(why))
+    monkeypatch.setattr(submitted, "_LOOK_PART", 1e-6)
+
+    def script(channel: Channel) -> None:
+        with submitted_batch(channel, CONNECTION) as batch:
+            batch.read(cast("Any", object()))
+            scene.wait_until_stale()
+            wait_until(lambda: bool(cancelled), "the jobs are cancelled")
+            for range_ in batch.ranges:
+                scene.about(Heartbeat, batch.batch_id, range_.partition, offset=0)
+            ClaimWatch(Rationalizer(scene.log()), batch.batch_id, batch.ranges, scene.clock).require_held()
+            batch.check()
+
+    batch = scene.batch(scene.delivery())
+    with pytest.raises(BatchAbortedError, match="no heartbeat"), batch:
+        launch(batch, script)
+
+
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_a_topic_that_is_re_created_is_not_written(scene: Scene, mode: DeliveryMode) -> None:
     """The messages may be of either topic."""
@@ -567,6 +594,21 @@ def test_a_topic_that_is_re_created_is_not_written(scene: Scene, mode: DeliveryM
     assert not batch.committed
 
 
+def test_a_batch_that_is_lost_already_starts_no_script(scene: Scene) -> None:
+    """The run checks its claims and the topic before it pays for a cluster."""
+
+    def fail(_: Channel) -> None:
+        raise AssertionError
+
+    def attempt(batch: ClaimedBatch) -> None:
+        with batch:
+            scene.data.make(messages=5)
+            launch(batch, fail)
+
+    with pytest.raises(DataTopicChangedError):
+        attempt(scene.batch(scene.delivery()))
+
+
 # The script's side
 
 
@@ -578,6 +620,29 @@ def test_a_script_that_no_run_has_started_gets_one_line(extras: Any) -> None:  #
         submitted_batch(cast("Any", SimpleNamespace(extras=extras)), CONNECTION),
     ):
         raise AssertionError
+
+
+@pytest.mark.thorough
+def test_a_script_loads_only_three_packages() -> None:
+    """Dagster and the other requirements of the library may be missing on a cluster."""
+    names = "submitted_batch KafkaConnection FileSink DeltaSink spark_settings start_session pipes_parameters"
+    modules = "coordination.kafka_log coordination.kafka_snapshots kafka.admin_client spark.job_control"
+    code = f"""
+import sys
+from importlib import import_module
+
+import dagster_pipes
+import marshal_dagster
+
+for name in {names.split()}:
+    getattr(marshal_dagster, name)
+for name in {modules.split()}:
+    import_module(f"marshal_dagster.{{name}}")
+found = {{name.partition(".")[0] for name, module in sys.modules.items() if "site-packages" in str(module)}}
+print(*sorted(found - {{"_distutils_hack"}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["confluent_kafka", "dagster_pipes"]
 
 
 def test_a_manifest_of_another_version_is_refused(scene: Scene) -> None:
@@ -737,7 +802,7 @@ def test_an_asset_is_three_lines(stand: Stand, monkeypatch: pytest.MonkeyPatch, 
     def script(pipes: PipesContext) -> None:
         with submitted_batch(pipes, CONNECTION) as batch:
             work(scene, batch)
-            batch.metadata["written to"] = batch.output
+            batch.metadata |= {"written to": batch.output, "offsets": "many", "files": ["a"]}
 
     client = InProcessClient(where, script)
 
@@ -750,6 +815,8 @@ def test_an_asset_is_three_lines(stand: Stand, monkeypatch: pytest.MonkeyPatch, 
     batches = stand.materializations(result)
     assert len(batches) == 3
     assert {each.metadata["written to"].value for each in batches} == {"lake/orders"}
+    assert [each.metadata["offsets"].value for each in batches] == [12, 12, 6]
+    assert batches[0].metadata["own/offsets"].value == "many"
     assert stand.sessions == 0
     assert counted_once(scene, EFFECTIVELY_ONCE)
 

@@ -1,0 +1,100 @@
+"""A script of Pipes that needs no Spark: it reads Kafka with a plain consumer and writes to SQLite.
+
+At each step it leaves a file, and it waits at the step in the variable `PAUSE_AT` until that file is removed. At
+"checking" it checks its claims until one is lost.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+from dagster_pipes import open_dagster_pipes
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from marshal_dagster import ClaimedRange, KafkaConnection, SubmittedBatch, WriteResult, submitted_batch
+from sqlite_sink import SqliteSink
+
+STEPS = Path(os.environ["STEPS"])
+COLUMNS = (("partition", IntegerType()), ("offset", LongType()), ("value", StringType()))
+
+
+def reached(step: str) -> None:
+    """Leave a file, and wait while it exists if the script pauses at this step."""
+    path = STEPS / step
+    path.touch()
+    while os.environ.get("PAUSE_AT") == step and path.exists():
+        time.sleep(0.02)
+
+
+class Rows:
+    """What the sink needs of a DataFrame."""
+
+    columns = tuple(name for name, _ in COLUMNS)
+    schema = StructType([StructField(name, kind) for name, kind in COLUMNS])
+
+    def __init__(self, rows: Sequence[tuple[int, int, str]]) -> None:
+        self._rows = rows
+
+    def collect(self) -> list[dict[str, Any]]:
+        """Return the rows."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self._rows]
+
+
+class SteppedSink(SqliteSink):
+    """The sink, which stops just before and after its transaction."""
+
+    def write(
+        self,
+        frame: Any,  # noqa: ANN401 - as above
+        ranges: Sequence[ClaimedRange],
+        offsets_read: Callable[[], Mapping[int, Any]],
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> WriteResult:
+        """Write as the sink does."""
+
+        def check() -> None:
+            before_commit()
+            reached("before commit")
+
+        result = super().write(frame, ranges, offsets_read, check)
+        reached("written")
+        return result
+
+
+def messages(connection: KafkaConnection, batch: SubmittedBatch) -> list[tuple[int, int, str]]:
+    """Read exactly the ranges of the batch."""
+    consumer = Consumer({**connection.librdkafka(), "group.id": "not used", "enable.auto.commit": False})
+    rows: list[tuple[int, int, str]] = []
+    for part in batch.ranges:
+        consumer.assign([TopicPartition(batch.topic, part.partition, part.first_readable)])
+        for _ in range(part.first_readable, part.end):
+            record = consumer.poll(30)
+            assert record is not None
+            assert record.error() is None
+            rows.append((part.partition, record.offset() or 0, (record.value() or b"").decode()))
+    consumer.close()
+    return rows
+
+
+def main() -> None:
+    """Process the batch."""
+    with open_dagster_pipes() as pipes:
+        reached("started")
+        connection = KafkaConnection.from_environment()
+        with submitted_batch(pipes, connection) as batch:
+            reached("claim seen")
+            batch.begin_processing()
+            while os.environ.get("PAUSE_AT") == "checking":
+                (STEPS / "checking").touch()
+                batch.check()
+                time.sleep(0.05)
+            rows = messages(connection, batch)
+            reached("read")
+            batch.write(SteppedSink(batch.output), Rows(rows))  # type: ignore[arg-type]
+        reached("reported")
+
+
+main()
