@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 WITHIN_S: Final = 300.0
 """The seconds after which a test gives up. They only guard against waiting forever; pytest's time-out is longer."""
+_FIRST_PAUSE_S: Final = 0.02
+_LONGEST_PAUSE_S: Final = 0.1
 
 
 def wait_until(
@@ -19,7 +21,7 @@ def wait_until(
     what: str | Callable[[], object],
     within_s: float = WITHIN_S,
     *,
-    pause_s: float = 0.02,
+    pause_s: float | None = None,
     ignored: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> T:
     """Wait until `condition` returns a true value, and return that value.
@@ -28,13 +30,14 @@ def wait_until(
         condition: Called repeatedly.
         what: A sentence that is then true, such as "the topic is drained", or a function that returns it.
         within_s: The deadline in seconds.
-        pause_s: The seconds between two calls.
+        pause_s: The seconds between two calls. By default they grow from 0.02 to 0.1, because a call may be costly.
         ignored: Errors of `condition` that count as "not yet".
 
     Raises:
         AssertionError: The condition does not hold in time; the message contains `what`.
     """
     deadline_s = time.monotonic() + within_s
+    next_s = _FIRST_PAUSE_S
     while True:
         last: Exception | None = None
         try:
@@ -45,7 +48,8 @@ def wait_until(
         if time.monotonic() >= deadline_s:
             said = what if isinstance(what, str) else what()
             raise AssertionError(f"not within {within_s:g} s: {said}") from last
-        time.sleep(pause_s)
+        time.sleep(next_s if pause_s is None else pause_s)
+        next_s = min(_LONGEST_PAUSE_S, next_s * 1.1)
 
 
 def wait_for_line(process: "subprocess.Popen[str]", beginning: str, within_s: float = WITHIN_S) -> str:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -35,6 +36,19 @@ def test_what_does_not_come_in_time_is_said() -> None:
     assert isinstance(failed.value.__cause__, ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):
         wait_until(lambda: 1 // 0, "a division")
+
+
+def test_a_condition_that_stays_false_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses grow to a tenth of a second, unless the caller names another pause."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    for pause_s in (None, 0.5):
+        answers = iter([False] * 40 + [True])
+        assert wait_until(lambda: next(answers), "it is true", pause_s=pause_s)  # noqa: B023 - called at once
+    assert pauses[0] == 0.02
+    assert pauses[:40] == sorted(pauses[:40])
+    assert pauses[39] == 0.1
+    assert pauses[40:] == [0.5] * 40
 
 
 def _prints(code: str) -> "subprocess.Popen[str]":

@@ -125,30 +125,44 @@ def test_up_status_and_down_with_the_data_kept_and_wiped(tmp_path: Path) -> None
         assert not any(psutil.pid_exists(pid) for pid in pids(second))
 
 
-def test_only_what_the_cluster_made_is_wiped(tmp_path: Path) -> None:
-    """A user's file in the directory survives `wipe`."""
-    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
-    with cluster_in(tmp_path) as cluster:
-        cluster.up()
-        cluster.down(wipe=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+def test_brokers_outlive_their_starter_and_move_only_when_they_are_down(tmp_path: Path) -> None:
+    """A broker whose starting process has ended is found, used and stopped by other processes.
 
-
-def test_brokers_outlive_their_starter_and_any_process_can_stop_them(tmp_path: Path) -> None:
-    """A broker whose starting process has ended is found, used and stopped by other processes."""
+    While it runs, `up` with other ports or another size is rejected, and the cluster keeps running.
+    """
     with cluster_in(tmp_path) as cluster:
         pid = int(in_another_process("print(cluster.up().brokers[0].pid)", tmp_path))
         status = cluster.status()
         assert (status.is_up, pids(status)) == (True, [pid])
         assert os.getsid(pid) == pid
         assert cluster.up().started == ()
+        for other in (KafkaCluster(tmp_path, port=9), KafkaCluster(tmp_path, brokers=3)):
+            with pytest.raises(ClusterMismatchError):
+                other.up()
+        assert cluster.status().brokers == status.brokers
+
         assert in_another_process("print(cluster.down().is_running)", tmp_path) == "False"
         assert not cluster.status().is_running
+        port = status.brokers[0].port
+        moved = KafkaCluster(tmp_path, port=port + 1 if port < 32_000 else port - 1).up()
+        assert moved.is_up
+        assert moved.bootstrap_servers != status.bootstrap_servers
 
 
-def test_two_that_start_at_once_start_one_cluster(tmp_path: Path) -> None:
-    """Of several simultaneous `up` calls, one starts the broker and the others find it running."""
+def test_after_a_port_in_use_two_that_start_at_once_start_one_cluster(tmp_path: Path) -> None:
+    """The message names the port, and nothing is started. Of several later `up` calls on a free port one starts it.
+
+    The others find it running. A user's file in the directory survives `wipe`.
+    """
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     with cluster_in(tmp_path) as cluster:
+        with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+            port = taken.getsockname()[1]
+            told = f"^port {port} is in use by .*; stop that process, or give another port"
+            with pytest.raises(PortInUseError, match=told):
+                KafkaCluster(tmp_path, port=port).up()
+        assert not cluster.status().is_running
+
         found: list[KafkaStatus] = []
         threads = [threading.Thread(target=lambda: found.append(cluster.up())) for _ in range(3)]
         for thread in threads:
@@ -157,6 +171,8 @@ def test_two_that_start_at_once_start_one_cluster(tmp_path: Path) -> None:
             thread.join()
         assert sorted(status.started for status in found) == [(), (), (1,)]
         assert len({(status.cluster_id, *pids(status)) for status in found}) == 1
+        cluster.down(wipe=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
@@ -183,33 +199,6 @@ def test_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
             assert innocent.poll() is None
         finally:
             innocent.kill()
-
-
-def test_a_port_in_use_is_said_and_nothing_is_started(tmp_path: Path) -> None:
-    """The message names the port. A later `up` on another port succeeds."""
-    with cluster_in(tmp_path) as cluster, closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(
-            PortInUseError, match=f"^port {port} is in use by .*; stop that process, or give another port"
-        ):
-            KafkaCluster(tmp_path, port=port).up()
-        assert not cluster.status().is_running
-        assert cluster.up().started == (1,)
-
-
-def test_a_running_cluster_is_not_moved(tmp_path: Path) -> None:
-    """`up` with other ports or another size than the running cluster is rejected, and the cluster keeps running."""
-    with cluster_in(tmp_path) as cluster:
-        up = cluster.up()
-        for other in (KafkaCluster(tmp_path, port=9), KafkaCluster(tmp_path, brokers=3)):
-            with pytest.raises(ClusterMismatchError):
-                other.up()
-        assert cluster.status().brokers == up.brokers
-        cluster.down()
-        port = up.brokers[0].port
-        moved = KafkaCluster(tmp_path, port=port + 1 if port < 32_000 else port - 1).up()
-        assert moved.is_up
-        assert moved.bootstrap_servers != up.bootstrap_servers
 
 
 @pytest.mark.parametrize(
