@@ -354,6 +354,11 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         default=None,
         description="Minimum number of Spark tasks that read a batch (default: one for each Kafka partition).",
     )
+    allow_topic_without_id: bool = Field(
+        default=False,
+        description="Process a data topic without an id (brokers before Kafka 2.8) in at most once and effectively "
+        "once, too.",
+    )
     allow_missing_topic: bool = Field(
         default=False, description="Let runs and ticks succeed if the data topic does not exist (default: they fail)."
     )
@@ -590,6 +595,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
 
 _WORK_OPTIONS: Final = (
     "allow_missing_topic",
+    "allow_topic_without_id",
     "claim_entire_topic",
     "count_records",
     "max_attempts",

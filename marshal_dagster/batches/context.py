@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from marshal_dagster.batches.request import BatchRequest
 from marshal_dagster.batches.result import Idle, IdleReason
 from marshal_dagster.coordination.claimer import Claim
 from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.coordination.pause_text import paused_group_text
 from marshal_dagster.coordination.range_claimer import RangeClaim
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -62,6 +64,20 @@ class BatchContext:
         """Read the topic's id and partitions from the cluster."""
         described = self.data.describe(self.request.topic)
         self.topic_id, self.existing = described.topic_id, described.partitions
+        if self.topic_id == NO_TOPIC_ID:
+            self._check_mode_without_id()
+
+    def _check_mode_without_id(self) -> None:
+        """Raise `ConfigurationError` unless the group may read a topic whose re-creation would not be noticed."""
+        topic, group, mode = self.request.topic, self.group, self.settings.delivery
+        if mode is DeliveryMode.AT_LEAST_ONCE or self.request.allow_topic_without_id:
+            _warn_of_topic_without_id(topic, group)
+            return
+        raise ConfigurationError(
+            f"group {group!r} delivers {mode}, but topic {topic!r} has no id, so it would not be noticed if the topic "
+            "were deleted and re-created. Use brokers that give topics an id (Kafka 2.8 or newer), at_least_once, or "
+            "allow_topic_without_id"
+        )
 
     def check_topic(self) -> None:
         """Raise `DataTopicChangedError` unless the topic still has the id from `look_up`."""
@@ -206,3 +222,14 @@ class BatchContext:
             now_ms = world.advice_time_ms(self.group, topic, self.clock.wall_ms())
             interval_ms = world.group_of(self.group, topic).settings.heartbeat_interval_ms
         return max(last_beats_ms) + stale_after_ms(interval_ms) - now_ms
+
+
+@lru_cache(maxsize=1_024)
+def _warn_of_topic_without_id(topic: str, group: str) -> None:
+    """Log a warning, once for each topic and group of this process."""
+    logger.warning(
+        "topic %r has no id: if it is deleted and re-created, group %r may skip or repeat messages, and that is not "
+        "noticed. Set the group's position then",
+        topic,
+        group,
+    )

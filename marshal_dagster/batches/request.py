@@ -90,6 +90,12 @@ class BatchRequest:
 
     That happens if the coordination log was deleted and re-created. Delivery at least once always continues.
     """
+    allow_topic_without_id: bool = False
+    """Claim a data topic without an id, of brokers before Kafka 2.8 or of a service.
+
+    If such a topic is deleted and re-created, messages may be skipped or repeated unnoticed. Delivery at least once
+    always continues, with a warning.
+    """
     late_plan: bool = False
     """Write the plan late: just before the sink gets the rows (`ClaimedBatch.plan`).
 

@@ -11,6 +11,8 @@ from marshal_dagster.protocol.state import OffsetBounds
 
 DEFAULT_COORDINATION_TOPIC: Final = "__marshal"
 DEFAULT_COORDINATION_PARTITIONS: Final = 8
+NO_TOPIC_ID: Final = "A" * 22
+"""The id of all topics of a broker that does not support topic ids."""
 
 
 @dataclass(frozen=True, slots=True)

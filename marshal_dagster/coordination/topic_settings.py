@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC, NO_TOPIC_ID
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError, UnsafeTopicError
 from marshal_dagster.kafka.acls import Right, on_topic
@@ -25,8 +25,6 @@ LEAST_INSYNC: Final = 2
 """How many replicas must have a record before it is acknowledged, if the topic has several."""
 UNLIMITED: Final = "-1"
 NOT_REPORTED: Final = "not reported by the broker"
-NO_TOPIC_ID: Final = "A" * 22
-"""The id of all topics of a broker that does not support topic ids."""
 LEAST_MESSAGE_BYTES: Final = 4_096
 """More than the largest valid record (protocol.md, section 1) with Kafka's own overhead."""
 LEAST_RETENTION: Final[Mapping[str, int]] = {"retention.ms": 86_400_000, "retention.bytes": 1_073_741_824}

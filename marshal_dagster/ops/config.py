@@ -113,6 +113,12 @@ class WorkOptions(TypedDict, total=False):
     """Where a group without a position in the topic starts (default: at the earliest offset)."""
     max_attempts: int
     """How often runs retry a failed plan before they leave it to an operator (default: 5)."""
+    allow_topic_without_id: bool
+    """Process a data topic without an id in at most once and effectively once, too (default: the run fails).
+
+    Brokers before Kafka 2.8, and some services, give topics no id. If such a topic is deleted and re-created, messages
+    may be skipped or repeated unnoticed. At least once always continues, with a warning.
+    """
     allow_missing_topic: bool
     """Let a run succeed without work if the data topic does not exist (default: the run fails)."""
     count_records: bool
@@ -221,6 +227,7 @@ class BatchSpec:
     ranges: RangeOptions | None = None
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     allow_missing_topic: bool = False
+    allow_topic_without_id: bool = False
     count_records: bool = False
     min_partitions: int | None = None
     claimer_key: str = "claimer"

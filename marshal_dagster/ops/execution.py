@@ -360,6 +360,7 @@ class BatchExecution:
             retry_exhausted=config.retry_exhausted,
             allow_data_loss=config.allow_data_loss,
             allow_log_reset=config.allow_log_reset,
+            allow_topic_without_id=self.spec.allow_topic_without_id,
             late_plan=sink is not None,
         )
 

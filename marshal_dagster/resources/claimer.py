@@ -75,6 +75,7 @@ class BatchOptions(TypedDict, total=False):
     retry_exhausted: bool
     allow_data_loss: bool | None
     allow_log_reset: bool
+    allow_topic_without_id: bool
     late_plan: bool
     except_partitions: frozenset[int]
     ranges: "RangeOptions | None"

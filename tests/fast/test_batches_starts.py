@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from marshal_dagster.batches import Advice, BatchRequest, IdleReason
+from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.errors import (
     ClaimLostError,
     ConfigurationError,
@@ -30,7 +31,7 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
 )
 from marshal_dagster.testing import ManualClock
-from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
+from tests.batch_fixtures import GROUP, HI_MS, TOPIC, DataTopics, Description, Scene
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 ALL_MODES = list(DeliveryMode)
@@ -640,6 +641,35 @@ def test_a_group_offset_without_a_past_in_the_log_is_the_same(scene: Scene) -> N
     scene.drain(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE), allow_log_reset=True)
 
     assert {place for place in scene.sink.counts() if place[0] == 1} == {(1, 2), (1, 3), (1, 4)}
+
+
+# A data topic without an id
+
+
+class WithoutIds(DataTopics):
+    """Data topics of brokers that give topics no id."""
+
+    def describe(self, topic: str) -> Description:
+        """Return the description with the id of all topics."""
+        return Description(NO_TOPIC_ID, super().describe(topic).partitions)
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_a_topic_without_an_id_is_for_at_least_once_only(mode: DeliveryMode, caplog: pytest.LogCaptureFixture) -> None:
+    """At least once warns, once for each topic; the strict modes claim nothing unless that is allowed."""
+    scene = Scene(data=WithoutIds())
+    scene.data.make(messages=5)
+    group = f"group of {mode}"  # the warning is logged once for each group of a process
+    if mode in STRICT_MODES:
+        with pytest.raises(ConfigurationError, match="but topic 'orders' has no id") as refused:
+            scene.work(scene.delivery(mode))
+        assert len(str(refused.value).splitlines()) == 1
+        assert scene.values() == []
+    delivery = scene.delivery(mode)
+    delivery.group = group
+    scene.drain(delivery, max_records=6, allow_topic_without_id=mode in STRICT_MODES)
+    assert scene.counts(mode) == dict.fromkeys(scene.data.all_messages(), 1)
+    assert caplog.text.count(f"topic 'orders' has no id: if it is deleted and re-created, group '{group}' may") == 1
 
 
 # Limits

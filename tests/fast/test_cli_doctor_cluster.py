@@ -12,7 +12,7 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # 
 from marshal_dagster.cli.doctor import CheckedCluster, check_deployment
 from marshal_dagster.cli.doctor_checks import acls, brokers
 from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
-from marshal_dagster.coordination.topic_settings import NO_TOPIC_ID
+from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.errors import AuthorizationError
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.clients import ClientLog

@@ -94,6 +94,7 @@ def run_asset(found: dg.Definitions, key: dg.AssetKey) -> None:
 
 OPTIONS: dict[str, Any] = {
     "allow_missing_topic": True,
+    "allow_topic_without_id": True,
     "claim_entire_topic": True,
     "count_records": True,
     "max_attempts": 3,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from marshal_dagster.cli.doctor_checks.finding import Finding, ok, problem, warning
 from marshal_dagster.cli.world_view import listed
-from marshal_dagster.coordination.topic_settings import NO_TOPIC_ID
+from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.kafka.inspection import Broker, TopicInfo
 
 
