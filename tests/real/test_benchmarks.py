@@ -1,4 +1,4 @@
-"""The benchmarks in their short form: each measures on its own broker, which it stops and removes."""
+"""The benchmarks in their short form."""
 
 import json
 import signal
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.fast.test_benchmarks import check_form
 TOP = Path(__file__).resolve().parents[2]
 SHORT = {
     "claim": ["--single-rounds=5", "--many-rounds=2", "--partitions=50", "--process-rounds=1", "--log-records=3"],
-    "world_state": ["--records=20000", "--keys=500", "--alternations=2"],
+    "world_state": ["--records=40000", "--keys=1000", "--alternations=1"],
     "snapshot": ["--records=160000", "--keys=500", "--alternations=1"],
     "batch": ["--records=4000", "--alternations=1", "--warm-up=0", "--long-batches=1"],
     "alternatives": ["--fewest=400", "--most=400", "--alternations=1", "--warm-up=0"],
@@ -36,20 +37,42 @@ SHORT = {
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
 }
-IN_ONE_JVM = [("postgres_sink", "kafka_sink"), ("batch", "alternatives", "heartbeat_under_load")]
-"""Benchmarks with a Spark session of their own process. A process that runs several starts one JVM."""
-ALONE = [(name,) for name in SHORT if not any(name in together for together in IN_ONE_JVM)]
+TOGETHER = [
+    ("postgres_sink", "kafka_sink", "batch", "alternatives", "heartbeat_under_load"),
+    ("tick", "claim", "world_state", "snapshot", "scale", "start_up"),
+    ("growth", "connect", "coordinator"),
+]
+"""Benchmarks that run in one process, on one broker. Those with a Spark session of their own process share it."""
 ONE_AFTER_THE_OTHER = """
 import json, signal, sys
-from benchmarks.__main__ import main
+from contextlib import contextmanager
 
+from confluent_kafka.admin import AdminClient
+
+from benchmarks import services
+from benchmarks.__main__ import main
+from marshal_dagster.coordination import rationalizer_cache
+from marshal_dagster.kafka.admin_client import Topics
+
+@contextmanager
+def emptied():
+    rationalizer_cache._places.clear()  # as in a new process
+    with Topics(connection) as topics:
+        for name in AdminClient(connection.librdkafka()).list_topics(timeout=60).topics:
+            if name not in INTERNAL:
+                topics.delete(name)
+    yield connection
+
+INTERNAL = ("__consumer_offsets", "__transaction_state")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-for arguments in json.loads(sys.argv[1]):
-    main(arguments)
+with services.broker() as connection:
+    services.broker = emptied
+    for arguments in json.loads(sys.argv[1]):
+        main(arguments)
 """
 CASES = {
     "claim": ["claim 1 partition", "claim 50 partitions", "fresh process to first won claim"],
-    "world_state": ["world state from 20,000 records"],
+    "world_state": ["world state from 40,000 records"],
     "snapshot": ["fresh process to the world state behind 160,000 records"],
     "batch": [
         "read and count",
@@ -114,44 +137,43 @@ def started(command: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def printed_by(process: subprocess.Popen[str]) -> str:
-    """Return what a process prints, which must succeed."""
-    with process:
+@cache
+def outcome_of(names: Sequence[str]) -> tuple[int, str, str]:
+    """Run benchmarks in one process. Return its exit code, what it printed, and its stderr."""
+    commands = json.dumps([[name, "--json", *SHORT[name]] for name in names])
+    with started([sys.executable, "-c", ONE_AFTER_THE_OTHER, commands]) as process:
         try:
             printed, told = process.communicate(timeout=WITHIN_S)
         finally:
             process.terminate()
-    assert process.returncode == 0, told
-    return printed
+    return process.returncode, printed, told
 
 
-def run(name: str, sizes: Sequence[str]) -> Any:  # noqa: ANN401 - the printed JSON
-    """Run a benchmark and return the object that it printed."""
-    return json.loads(printed_by(start(name, "--json", *sizes)))
+def results_of(names: Sequence[str]) -> dict[str, Any]:
+    """Return the objects that benchmarks printed which ran in one process, by name."""
+    code, printed, told = outcome_of(names)
+    assert code == 0, told
+    return dict(zip(names, json.loads("[" + printed.replace("}\n{", "},{") + "]"), strict=True))
 
 
-def run_together(names: Sequence[str]) -> list[Any]:
-    """Run benchmarks in one process and return the objects that it printed."""
-    commands = json.dumps([[name, "--json", *SHORT[name]] for name in names])
-    printed = printed_by(started([sys.executable, "-c", ONE_AFTER_THE_OTHER, commands]))
-    found: list[Any] = json.loads("[" + printed.replace("}\n{", "},{") + "]")
-    return found
-
-
-@pytest.mark.parametrize("names", [*ALONE, *IN_ONE_JVM], ids="-".join)
-def test_a_benchmark_measures_every_case(names: Sequence[str]) -> None:
+@pytest.mark.parametrize(("name", "together"), [(name, together) for together in TOGETHER for name in together])
+def test_a_benchmark_measures_every_case(name: str, together: Sequence[str]) -> None:
     """A benchmark prints one object of the specified form, with figures for each of its cases."""
-    results = run_together(names) if len(names) > 1 else [run(names[0], SHORT[names[0]])]
-    for name, found in zip(names, results, strict=True):
-        check_form(found)
-        assert found["benchmark"] == name
-        assert [case["name"] for case in found["cases"]] == CASES[name]
-        assert all(case["ours"] > 0 for case in found["cases"])
+    found = results_of(together)[name]
+    check_form(found)
+    assert found["benchmark"] == name
+    assert [case["name"] for case in found["cases"]] == CASES[name]
+    assert all(case["ours"] > 0 for case in found["cases"])
+
+
+def test_each_benchmark_is_run() -> None:
+    """The benchmarks that run together are all of those with a short form."""
+    assert sorted(name for together in TOGETHER for name in together) == sorted(SHORT)
 
 
 def test_the_measured_log_is_the_one_asked_for() -> None:
     """The log has the requested number of records and keys, and 0.5 % of the records are invalid."""
-    log = run("world_state", ["--records=40000", "--keys=1000", "--alternations=1"])["conditions"]["log"]
+    log = results_of(TOGETHER[1])["world_state"]["conditions"]["log"]
     assert log["keys"] == 1000
     assert log["invalid_records"] == pytest.approx(200, rel=0.3)
     assert log["refused_records"] < 100
