@@ -4,6 +4,7 @@ Both are plain JSON, which Dagster Pipes carries: the manifest in the extras of 
 message. Neither contains a secret, or a file that both sides would have to share.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any, Final, Self
 from marshal_dagster.errors import BatchAbortedError, ConfigurationError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.sinks.sink import WriteResult
+from marshal_dagster.sinks.sink import WriteResult, joined
 
 EXTRAS_KEY: Final = "marshal_batch"
 """The key of the manifest in the extras of a Pipes context."""
@@ -54,10 +55,7 @@ class BatchManifest:
             "in_any_order": first.in_any_order,
             "output": self.output,
             # Short, because a context may travel in one environment variable or argument.
-            "ranges": [
-                [part.partition, part.generation, part.epoch, part.start, part.end, part.first_readable]
-                for part in self.ranges
-            ],
+            "ranges": [_numbers(part) for part in self.ranges],
         }
         return {EXTRAS_KEY: manifest}
 
@@ -105,15 +103,20 @@ class ScriptOutcome:
     """Metadata that the script adds to the batch, as JSON."""
 
     def to_message(self) -> dict[str, Any]:
-        """Return the outcome as the payload of a custom message."""
+        """Return the outcome as the payload of a custom message.
+
+        It is short, because platforms cut long lines of a log: partitions are intervals, and a digest stands for the
+        ranges, which the run knows.
+        """
         result = self.result
+        ranges = sorted((*result.taken, *result.skipped), key=lambda part: part.partition)
         outcome = {
             "version": VERSION,
             "batch_id": self.batch_id,
             "attempt": self.attempt,
-            "taken": [_place(part) for part in result.taken],
-            "skipped": [_place(part) for part in result.skipped],
-            "rows": [[partition, rows] for partition, rows in result.rows.items()],
+            "ranges": _digest(ranges),
+            "taken": joined((part.partition, part.partition + 1) for part in result.taken),
+            "rows": [result.rows.get(part.partition) for part in ranges],
             "note": result.note,
             "metadata": json.loads(json.dumps(dict(self.metadata), default=str)),  # an odd value must not fail a batch
         }
@@ -136,14 +139,15 @@ class ScriptOutcome:
         try:
             if outcome["version"] != VERSION:
                 raise ValueError(f"it has version {outcome['version']!r}")  # noqa: TRY301 - reported below
-            by_place = {tuple(_place(part)): part for part in ranges}
-            taken, skipped = ([tuple(place) for place in outcome[name]] for name in ("taken", "skipped"))
-            if sorted([*taken, *skipped]) != sorted(by_place):
-                raise ValueError("its ranges are not those of the batch, each once")  # noqa: TRY301
+            if outcome["ranges"] != _digest(ranges):
+                raise ValueError("its ranges are not those of the batch")  # noqa: TRY301
+            taken = {part for part in ranges for start, end in outcome["taken"] if start <= part.partition < end}
+            numbers = [part.partition for part in ranges]
+            counts = zip(numbers, outcome["rows"], strict=True)
             result = WriteResult(
-                taken=tuple(by_place[place] for place in taken),
-                skipped=tuple(by_place[place] for place in skipped),
-                rows={int(partition): int(rows) for partition, rows in outcome["rows"]},
+                taken=tuple(part for part in ranges if part in taken),
+                skipped=tuple(part for part in ranges if part not in taken),
+                rows={partition: int(rows) for partition, rows in counts if rows is not None},
                 note=None if outcome["note"] is None else str(outcome["note"]),
             )
             return cls(str(outcome["batch_id"]), str(outcome["attempt"]), result, dict(outcome["metadata"]))
@@ -154,8 +158,13 @@ class ScriptOutcome:
             ) from error
 
 
-def _place(part: ClaimedRange) -> list[int]:
-    return [part.partition, part.epoch, part.start, part.end]
+def _digest(ranges: Sequence[ClaimedRange]) -> str:
+    """Return a digest of ranges in ascending order of their partitions."""
+    return hashlib.sha256(json.dumps([_numbers(part) for part in ranges]).encode()).hexdigest()[:16]
+
+
+def _numbers(part: ClaimedRange) -> list[int]:
+    return [part.partition, part.generation, part.epoch, part.start, part.end, part.first_readable]
 
 
 def judge_outcomes(manifest: BatchManifest, messages: Sequence[object]) -> ScriptOutcome:

@@ -28,7 +28,7 @@ from dagster_pipes import (
 
 from marshal_dagster.assets.decorator import marshal_asset
 from marshal_dagster.batches import ClaimedBatch, RangeOptions, submitted
-from marshal_dagster.batches.manifest import EXTRAS_KEY, MESSAGE_KEY, BatchManifest
+from marshal_dagster.batches.manifest import EXTRAS_KEY, MESSAGE_KEY, BatchManifest, ScriptOutcome
 from marshal_dagster.batches.submitted import SubmittedBatch, pipes_parameters, submitted_batch
 from marshal_dagster.coordination.claim_watch import ClaimWatch
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -194,13 +194,17 @@ def test_the_manifest_has_the_batch_and_no_secret(scene: Scene) -> None:
         launch(batch, partial(process, scene))
 
 
-def test_a_thousand_partitions_fit_into_one_environment_variable() -> None:
-    """Linux allows 128 KiB for one variable; platforms allow less for all job arguments, and Pipes compresses them."""
+def test_a_thousand_partitions_fit_into_one_environment_variable_and_one_line_of_a_log() -> None:
+    """Linux allows 128 KiB for one variable, platforms less for all job arguments. Kubernetes cuts lines at 16 KiB."""
     scene = Scene()
     scene.data.make(partitions=1_000, messages=1)
     with suppress(BatchAbortedError), scene.batch(scene.delivery()) as batch:
         assert len(batch.ranges) == 1_000
         assert len(encode_param({"data": {"extras": batch.manifest().to_extras()}})) < 16_384
+        result = WriteResult(batch.ranges[::2], batch.ranges[1::2], dict.fromkeys(range(0, 1_000, 2), 1_000_000))
+        message = ScriptOutcome(batch.batch_id, "a", result).to_message()
+        assert len(json.dumps(message)) < 16_384
+        assert ScriptOutcome.from_message(message, batch.ranges) == ScriptOutcome(batch.batch_id, "a", result)
 
 
 def test_what_the_script_adds_is_metadata_of_the_batch(scene: Scene) -> None:
@@ -323,7 +327,7 @@ def twice(scene: Scene, channel: Channel) -> None:
     """Report two outcomes of one attempt that differ."""
     message = outcome(scene, channel)
     channel.report_custom_message(message)
-    message[MESSAGE_KEY]["rows"] = [[0, 1]]
+    message[MESSAGE_KEY]["rows"] = [1, 1, 1]
     channel.report_custom_message(message)
 
 
@@ -336,17 +340,19 @@ def both_took(scene: Scene, channel: Channel) -> None:
 
 
 def incomplete(scene: Scene, channel: Channel) -> None:
-    """Report only a part of the batch."""
+    """Report rows of only a part of the batch."""
     message = outcome(scene, channel)
-    message[MESSAGE_KEY]["taken"].pop()
+    message[MESSAGE_KEY]["rows"].pop()
     channel.report_custom_message(message)
 
 
 def other_offsets(scene: Scene, channel: Channel) -> None:
     """Report other offsets than those of the batch."""
-    message = outcome(scene, channel)
-    message[MESSAGE_KEY]["taken"][0][3] += 1
-    channel.report_custom_message(message)
+    with submitted_batch(channel, CONNECTION) as batch:
+        work(scene, batch)
+        assert batch._result is not None
+        last = batch.ranges[-1]
+        batch._result = replace(batch._result, taken=(*batch.ranges[:-1], replace(last, end=last.end + 1)))
 
 
 def other_version(scene: Scene, channel: Channel) -> None:
@@ -372,7 +378,7 @@ def malformed(_: Scene, channel: Channel) -> None:
         (of_another_batch, "have the outcome of batch"),
         (twice, "two different outcomes"),
         (both_took, "both wrote a range"),
-        (incomplete, "not those of the batch"),
+        (incomplete, "cannot be used"),
         (other_offsets, "not those of the batch"),
         (other_version, "version 2"),
         (malformed, "cannot be used"),

@@ -210,8 +210,8 @@ def example(
     monkeypatch.setenv("ORDERS_OUTPUT", str(tmp_path / "shared" / "output"))
     monkeypatch.syspath_prepend(EXAMPLE)
     with reserved(topics, "orders"):
-        yield importlib.import_module("orders")
-    del sys.modules["orders"]
+        yield importlib.import_module("pipes_batches")
+    del sys.modules["pipes_batches"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::dagster.PreviewWarning")  # of Pipes itself
