@@ -16,7 +16,7 @@ from marshal_dagster.errors import MarshalError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.acls import Needed, Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
-from marshal_dagster.kafka.clients import checked_settings, close_client
+from marshal_dagster.kafka.clients import close_client
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import MISSING, Request, failure
 
@@ -206,10 +206,7 @@ class Elector:
             close_client(consumer, log)
 
     def _consumer(self) -> tuple[Consumer, clients.ClientLog]:
-        log = clients.ClientLog(CLIENT_ID, self._connection.bootstrap_servers, self._connection)
         settings: dict[str, Any] = {
-            **self._connection.librdkafka(),
-            "client.id": CLIENT_ID,
             "group.id": self.group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
@@ -218,14 +215,11 @@ class Elector:
             "session.timeout.ms": _SESSION_MS,
             "heartbeat.interval.ms": _SESSION_MS // 6,
             "max.poll.interval.ms": _SESSION_MS + round(self._timing.receive_deadline_ms),
-            "allow.auto.create.topics": False,
             "isolation.level": "read_uncommitted",
             "fetch.wait.max.ms": 100,
             "fetch.error.backoff.ms": 50,
-            **log.callbacks(),
         }
-        with checked_settings():
-            return Consumer(settings), log
+        return clients.make_client(Consumer, self._connection, CLIENT_ID, settings)
 
     def _gain(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign([TopicPartition(given.topic, given.partition, OFFSET_END) for given in partitions])

@@ -104,6 +104,14 @@ def method_of(fields: Fields) -> Method:
     return METHODS[source]
 
 
+def advice(fields: Fields) -> str:
+    """Return which fields to check if the brokers, or the source of tokens, reject the client."""
+    method = method_of(fields)
+    return (
+        f"check {_listed([name for name in method.fields if fields.get(name) is not None] + ['sasl_mechanism'], 'and')}"
+    )
+
+
 def librdkafka_settings(fields: Fields) -> dict[str, Any]:
     """Return librdkafka's settings for SASL, with the secrets as plain text.
 

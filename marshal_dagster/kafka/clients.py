@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Thro
 from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnavailableError
+from marshal_dagster.kafka import authentication, password_rotation
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.connection_errors import (
@@ -27,6 +28,7 @@ from marshal_dagster.kafka.connection_errors import (
     without_openssl_numbers,
 )
 from marshal_dagster.kafka.tls_diagnostics import with_handshake_details
+from marshal_dagster.kafka.token_callbacks import TokenCallback
 
 READER_GROUP: Final = "marshal-dagster-reads-by-position"
 """The group id of consumers that read by position. Nothing is committed under it, and no right on it is needed."""
@@ -136,8 +138,14 @@ class ClientLog:
         server = "" if reason.server in reason.text else server
         tried = "" if reason.cause.is_lasting else f" (tried for {within_s:.3g} s)"
         return UnavailableError(
-            f"Kafka at {self.servers} cannot be reached: {server}{reason.text}{tried}; {reason.advice}"
+            f"Kafka at {self.servers} cannot be reached: {server}{reason.text}{tried}; {self._advice(reason)}"
         )
+
+    def _advice(self, reason: FailureReason) -> str:
+        connection = self._connection
+        if reason.cause is not FailureCause.AUTHENTICATION or connection is None or not connection.uses_sasl:
+            return reason.advice
+        return reason.better_advice or authentication.advice(vars(connection))
 
 
 @contextlib.contextmanager
@@ -148,8 +156,21 @@ def checked_settings() -> Iterator[None]:
     except (KafkaException, TypeError, ValueError, AttributeError) as error:
         message = error_in(error).str() if isinstance(error, KafkaException) else str(error)
         text = without_openssl_numbers(message)
-        fields = "ssl_key_location and ssl_key_password" if "ssl.key" in text else "client_settings and the ssl_ fields"
-        raise ConfigurationError(f"the Kafka client rejects its settings: {text}; check {fields}") from None
+        raise ConfigurationError(f"the Kafka client rejects its settings: {text}; {_what_to_do(text)}") from None
+
+
+def _what_to_do(text: str) -> str:
+    return next(advice for part, advice in _ADVICE_ON_SETTINGS.items() if part in text)
+
+
+_ADVICE_ON_SETTINGS: Final = {
+    "SASL mechanism GSSAPI": "PyPI's wheel of confluent-kafka has no Kerberos: install libsasl2 and librdkafka of this "
+    "machine's distribution, then `pip install --no-binary confluent-kafka confluent-kafka`",
+    "ssl.keystore": "check ssl_keystore_location and ssl_keystore_password",
+    "ssl.key": "check ssl_key_location and ssl_key_password",
+    "": "check client_settings and the ssl_ fields",
+}
+"""What to do about a text of the client library that contains the key, in order of precedence."""
 
 
 def error_in(raised: KafkaException) -> KafkaError:
@@ -260,11 +281,24 @@ def make_client(
 
     Raises:
         ConfigurationError: the client library rejects the settings.
+        UnavailableError: the source of tokens gives none.
     """
     log = ClientLog(client_id, connection.bootstrap_servers, connection)
     ours = {**settings, "client.id": client_id, "allow.auto.create.topics": False, **log.callbacks()}
+    theirs = connection.librdkafka()
+    if isinstance(callback := theirs.get("oauth_cb"), TokenCallback):
+        callback.fetch_first()
+    rotates = password_rotation.can_rotate(connection)
     with checked_settings():
-        return kind({**defaults, **connection.librdkafka(), **ours}), log
+        client = (_referable(kind) if rotates else kind)({**defaults, **theirs, **ours})
+    if rotates:
+        password_rotation.watch(client, connection)
+    return client, log
+
+
+def _referable(kind: Callable[[dict[str, Any]], AnyClient]) -> Callable[[dict[str, Any]], AnyClient]:
+    """Return a subclass of the client's class to whose objects there can be weak references."""
+    return type(kind.__name__, (kind,), {}) if isinstance(kind, type) else kind
 
 
 def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None = None) -> None:
@@ -353,6 +387,7 @@ def close_client(client: Client, log: ClientLog) -> None:
     A client without a connection is closed in the background. It may be looking up a host name, and closing it would
     wait some seconds for that.
     """
+    password_rotation.forget(client)
     if isinstance(client, Producer):
         client.purge()
     if log.reason is None:
@@ -363,6 +398,7 @@ def close_client(client: Client, log: ClientLog) -> None:
 
 def close_client_later(client: Client, log: ClientLog) -> None:
     """Close a client in the background, because a client that waits for an answer closes only after the answer."""
+    password_rotation.forget(client)
     threading.Thread(target=_close, args=(client,), name=f"close {log.client_id}", daemon=True).start()
 
 

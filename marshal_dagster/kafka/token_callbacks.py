@@ -3,17 +3,62 @@
 librdkafka calls them in a thread of its own whenever a token is about to expire. They must not call a Kafka client.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, UnavailableError
 
 Token = tuple[str, float] | tuple[str, float, str, Mapping[str, str]]
 """A token, its expiry in unix seconds, and the principal and extensions if there are any."""
-TokenCallback = Callable[[str], Token]
 
 _MS: Final = 1_000
+_LOG = logging.getLogger(__name__)
+
+
+class TokenCallback:
+    """A callback that gives a Kafka client its tokens.
+
+    The Kafka client waits ten seconds for its first token, and reports no reason if there is none. So the first token
+    is fetched before the client is created.
+    """
+
+    def __init__(self, source: str, fetch: Callable[[], Token]) -> None:
+        """Create a callback.
+
+        Args:
+            source: What gives the tokens, for error messages.
+            fetch: Returns a new token.
+        """
+        self._source = source
+        self._fetch = fetch
+        self._first: Token | None = None
+
+    def fetch_first(self) -> None:
+        """Fetch the token that the client gets at its creation.
+
+        Raises:
+            UnavailableError: There is no token; the message has the reason.
+        """
+        try:
+            self._first = self._fetch()
+        except Exception as error:
+            raise UnavailableError(
+                f"{self._source} gives no token for Kafka ({type(error).__name__}: {error}); check it, and that this "
+                "process may use it"
+            ) from error
+
+    def __call__(self, _config: str) -> Token:
+        """Return a token. The client calls this, also in the background before a token expires."""
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        try:
+            return self._fetch()
+        except Exception as error:
+            _LOG.warning("%s gives no token for Kafka: %s", self._source, error)
+            raise
 
 
 def token_callback(path: str, extensions: Mapping[str, str]) -> TokenCallback:
@@ -32,12 +77,11 @@ def token_callback(path: str, extensions: Mapping[str, str]) -> TokenCallback:
     """
     function = _imported(path)
 
-    def token(_config: str) -> Token:
-        given = function()
-        text, expires_s = given
+    def fetch() -> Token:
+        text, expires_s = function()
         return (text, float(expires_s), "", dict(extensions)) if extensions else (text, float(expires_s))
 
-    return token
+    return TokenCallback(f"oauth_callback {path}", fetch)
 
 
 def aws_msk_iam_callback(region: str, profile: str | None, role_arn: str | None) -> TokenCallback:
@@ -61,7 +105,7 @@ def aws_msk_iam_callback(region: str, profile: str | None, role_arn: str | None)
             f"sasl_mechanism AWS_MSK_IAM needs Amazon's signer: pip install 'marshal-dagster[msk]' ({error})"
         ) from None
 
-    def token(_config: str) -> Token:
+    def fetch() -> Token:
         if role_arn is not None:
             signed = Signer.generate_auth_token_from_role_arn(region, role_arn)
         elif profile is not None:
@@ -71,7 +115,7 @@ def aws_msk_iam_callback(region: str, profile: str | None, role_arn: str | None)
         text, expires_ms = signed
         return text, expires_ms / _MS
 
-    return token
+    return TokenCallback("Amazon's signer", fetch)
 
 
 def _imported(path: str) -> Callable[[], Any]:

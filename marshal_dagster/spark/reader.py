@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.spark import connect
+from marshal_dagster.spark import connect, token_endpoint
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.session import runs_tasks_once, shares_consumers
@@ -97,6 +97,8 @@ def read_part(
             )
     if connect.is_connect(spark):
         connect.hide_secrets(spark, kafka_options)
+    if (endpoint := kafka_options.get(token_endpoint.OPTION)) is not None:
+        token_endpoint.allow_token_endpoint(spark, endpoint)
     consumer = {**_CONSUMER_DEFAULTS, **kafka_options, **_OURS}
     if topic_id is not None and shares_consumers(spark):
         consumer.setdefault(_GROUP, _group_of(topic_id, frozenset(consumer.items())))

@@ -5,16 +5,21 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from marshal_dagster.component import ConnectionModel
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.kafka import clients, password_rotation
 from marshal_dagster.kafka.authentication import LOGIN_HANDLER, METHODS, NOT_FOR_SPARK
 from marshal_dagster.kafka.connection import FILES, SECRETS, KafkaConnection
+from marshal_dagster.kafka.token_callbacks import TokenCallback
 from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.spark import token_endpoint
+from tests.conditions import wait_until
 
 SECRET = "c4nary"
 PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -555,3 +560,117 @@ def test_a_file_of_settings_may_name_files_beside_it(tmp_path: Path) -> None:
     connection = KafkaConnection.from_file(tmp_path / "kafka.toml")
     assert connection.password_file == str(tmp_path / "password_file")
     assert connection.ssl_keystore_password_file == str(tmp_path / "ssl_keystore_password_file")
+
+
+def test_a_source_without_a_token_is_told_at_once() -> None:
+    """The reason is in the error before a client is created, which would wait ten seconds for a token."""
+    connection = KafkaConnection.from_settings({**CALLBACK, "oauth_callback": f"{__name__}:no_token"})
+    with pytest.raises(UnavailableError, match=r"no_token gives no token for Kafka \(PermissionError: not for you\)"):
+        clients.admin(connection, client_id="test")
+
+
+def no_token() -> tuple[str, float]:
+    """Raise an error, as a function of a user does."""
+    raise PermissionError("not for you")
+
+
+def test_the_first_token_is_fetched_once() -> None:
+    """The token that is fetched before the client is created is the first that the client gets."""
+    fetched: list[float] = []
+
+    def fetch() -> tuple[str, float]:
+        fetched.append(len(fetched))
+        return "token", fetched[-1]
+
+    callback = TokenCallback("test", fetch)
+    callback.fetch_first()
+    assert [callback("")[1] for _ in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("files")
+def test_a_client_library_without_kerberos_says_what_to_install() -> None:
+    """PyPI's wheel has no GSSAPI; the line says how to get a client that has it."""
+    said = refusal(lambda: clients.admin(KafkaConnection.from_settings(KERBEROS), client_id="test"))
+    assert "pip install --no-binary confluent-kafka" in said
+
+
+@pytest.mark.usefixtures("files")
+def test_a_wrong_key_store_names_its_fields() -> None:
+    """The client library cannot read the key store; the line names the fields of the key store."""
+    said = refusal(lambda: clients.admin(KafkaConnection.from_settings(WITH_STORE), client_id="test"))
+    assert "check ssl_keystore_location and ssl_keystore_password" in said
+
+
+class Client:
+    """A client that keeps the passwords that it gets."""
+
+    def __init__(self) -> None:
+        self.passwords: list[tuple[str, str]] = []
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Keep a password."""
+        self.passwords.append((username, password))
+
+
+def test_a_changed_password_file_reaches_the_clients_that_are_open(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each client gets each new password once, until it is closed. A file that is missing changes nothing."""
+    monkeypatch.setattr(password_rotation, "CHECKED_EVERY_S", 0.01)
+    connection = KafkaConnection.from_settings({**without(PLAIN, "password"), "password_file": "secret"})
+    first, second = Client(), Client()
+    for client in (first, second):
+        password_rotation.watch(client, connection)
+    (files / "secret").write_text("second")
+    wait_until(lambda: first.passwords and second.passwords, "both clients have the new password")
+    password_rotation.forget(second)
+    (files / "secret").unlink()
+    password_rotation.rotate_all()
+    (files / "secret").write_text("third")
+    wait_until(lambda: len(first.passwords) > 1, "the open client has the next password")
+    password_rotation.rotate_all()
+    assert first.passwords == [("u", "second"), ("u", "third")]
+    assert second.passwords == [("u", "second")]
+
+
+@pytest.mark.usefixtures("files")
+def test_a_client_that_is_closed_is_forgotten() -> None:
+    """A real client is watched if its password comes from a file, until it is closed."""
+    connection = KafkaConnection.from_settings({**without(PLAIN, "password"), "password_file": "secret"})
+    client, log = clients.producer(connection, delivery_timeout_ms=1_000, client_id="test")
+    assert isinstance(client, Producer)
+    assert client in password_rotation._watched
+    clients.close_client(client, log)
+    assert client not in password_rotation._watched
+
+
+class Session:
+    """A session whose driver has a system property, and whose Kafka client has a version."""
+
+    def __init__(self, master: str, version: str, options: str = "") -> None:
+        self.properties: dict[str, str] = {}
+        system = SimpleNamespace(getProperty=self.properties.get, setProperty=self.properties.__setitem__)
+        parser = SimpleNamespace(getVersion=lambda: version)
+        utils = SimpleNamespace(utils=SimpleNamespace(AppInfoParser=parser))
+        kafka = SimpleNamespace(kafka=SimpleNamespace(common=utils))
+        self._jvm = SimpleNamespace(
+            java=SimpleNamespace(lang=SimpleNamespace(System=system)), org=SimpleNamespace(apache=kafka)
+        )
+        conf = {"spark.executor.extraJavaOptions": options}
+        self.sparkContext = SimpleNamespace(master=master, getConf=lambda: conf)
+
+
+def test_the_driver_may_request_tokens_and_executors_must_be_allowed() -> None:
+    """The address is added to those that the driver's JVM allows. A cluster's executors need it as a setting."""
+    url, property_ = "https://login.example.org/token", token_endpoint.ALLOWED_URLS
+    local: Any = Session("local[2]", "4.1.0")
+    local.properties[property_] = "https://other"
+    for _ in range(2):
+        token_endpoint.allow_token_endpoint(local, url)
+    assert local.properties == {property_: f"https://other,{url}"}
+    cluster: Any = Session("spark://host:7077", "3.9.1")
+    assert f"spark.executor.extraJavaOptions=-D{property_}={url}" in refusal(
+        lambda: token_endpoint.allow_token_endpoint(cluster, url)
+    )
+    for fine in (Session("spark://host:7077", "3.9.0"), Session("yarn", "4.1.0", f"-D{property_}={url}")):
+        token_endpoint.allow_token_endpoint(fine, url)  # type: ignore[arg-type]

@@ -35,6 +35,25 @@ class Identity:
     private: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A private key, and the point on the curve that is its public key."""
+
+    private: int
+    point: tuple[int, int]
+
+    @classmethod
+    def create(cls) -> "KeyPair":
+        """Create a random key pair."""
+        private = secrets.randbelow(_N - 1) + 1
+        public = _multiplied(private)
+        return cls(private, (int.from_bytes(public[1:33]), int.from_bytes(public[33:])))
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the ECDSA signature of a message: the two numbers in 32 bytes each."""
+        return b"".join(number.to_bytes(32) for number in _signature(self.private, message))
+
+
 def self_signed(name: str, addresses: tuple[str, ...] = (), *, until_days: int = 9) -> Identity:
     """Create a certificate for a common name and IP addresses.
 
@@ -86,11 +105,15 @@ def _extensions(addresses: tuple[str, ...]) -> list[bytes]:
 
 
 def _signed(private: int, message: bytes) -> bytes:
+    r, s = _signature(private, message)
+    return _der(_SEQUENCE, _integer(r), _integer(s))
+
+
+def _signature(private: int, message: bytes) -> tuple[int, int]:
     digest = int.from_bytes(hashlib.sha256(message).digest())
     once = secrets.randbelow(_N - 1) + 1
     r = int.from_bytes(_multiplied(once)[1:33]) % _N
-    s = pow(once, -1, _N) * (digest + r * private) % _N
-    return _der(_SEQUENCE, _integer(r), _integer(s))
+    return r, pow(once, -1, _N) * (digest + r * private) % _N
 
 
 def _multiplied(factor: int) -> bytes:

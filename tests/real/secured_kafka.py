@@ -1,10 +1,12 @@
 """A broker with TLS, passwords and ACLs: one listener for each way of connecting, and an authorizer."""
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its type hints lack these exports
     AclBinding,
     AclBindingFilter,
@@ -19,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its type hi
 )
 
 from marshal_dagster._internal import processes
-from marshal_dagster._internal.java import find_java
+from marshal_dagster._internal.java import Java, find_java
 from marshal_dagster._internal.ports import HOST, free_port
 from marshal_dagster.devkafka import ensure_jars
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
@@ -28,6 +30,7 @@ from marshal_dagster.devkafka.readiness import brokers_known_to
 from marshal_dagster.devkafka.state import new_cluster_id
 from tests.conditions import WITHIN_S, wait_until
 from tests.real.certificates import self_signed, signed_by
+from tests.real.token_server import AUDIENCE, TokenServer, token_server
 
 PLAIN_USER, PLAIN_PASSWORD = "paula", "plain-password"
 SCRAM_USER = "sam"
@@ -39,10 +42,17 @@ _LISTENERS = {
     "SSL": "SSL",
     "EXPIRED": "SSL",
     "ELSEWHERE": "SSL",
+    "REAUTH": "SASL_SSL",
 }
-"""The protocol of each listener. Two listeners have a bad certificate: one is expired, one is for another host."""
+"""The protocol of each listener. Two listeners have a bad certificate: one is expired, one is for another host.
+
+`REAUTH` takes tokens and passwords, and a client must authenticate again every few seconds.
+"""
 _MECHANISMS = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512"
 _MODULES = "org.apache.kafka.common.security"
+_ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
+SESSION_MS = 4_000
+STORE_PASSWORD = "of-the-store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,8 @@ class SecuredKafka:
     """A running broker: the bootstrap server of each listener, and the PEM files that a client needs.
 
     `unknown` holds a client certificate that the broker does not trust, with its key. `outdated` and `early` are signed
-    by a trusted authority, but are expired or not yet valid.
+    by a trusted authority, but are expired or not yet valid. `store` is a PKCS#12 key store with another certificate.
+    `provider` gives tokens for the listener `REAUTH`.
     """
 
     servers: dict[str, str]
@@ -60,6 +71,8 @@ class SecuredKafka:
     unknown: Path
     outdated: Path
     early: Path
+    store: Path
+    provider: TokenServer
 
     def grant(self, user: str, operation: str, kind: str, name: str, *, pattern: str = "LITERAL") -> None:
         """Grant a user one operation on a topic or a group, and wait until the broker itself applies it."""
@@ -97,16 +110,23 @@ class SecuredKafka:
 @contextmanager
 def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
     """Start one broker in `directory` and stop it afterwards. Anonymous clients are super users."""
+    with token_server() as provider:
+        yield from _started(directory, provider)
+
+
+def _started(directory: Path, provider: TokenServer) -> Iterator[SecuredKafka]:
     ports: dict[str, int] = {}
     for name in ("PLAINTEXT", *_LISTENERS, "controller"):
         ports[name] = free_port(set(ports.values()))
-    files = _files(directory)
-    node = Node(1, ports["PLAINTEXT"], ports.pop("controller"))
     java = find_java()
-    launcher = Launcher(java, ensure_jars(java), settings=_settings(ports, files))
+    files = _files(directory, java)
+    node = Node(1, ports["PLAINTEXT"], ports.pop("controller"))
+    launcher = Launcher(java, ensure_jars(java), settings=_settings(ports, files, provider))
     folder = BrokerFolder(directory / "broker")
-    launcher.prepare(folder, node, [node], new_cluster_id())
-    mark = launcher.start(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", f"-D{_ALLOWED_URLS}={provider.keys_url}")
+        launcher.prepare(folder, node, [node], new_cluster_id())
+        mark = launcher.start(folder)
     try:
         wait_until(
             lambda: not processes.is_alive(mark) or brokers_known_to(node.port),
@@ -121,6 +141,8 @@ def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
             files["client-unknown.pem"],
             files["client-outdated.pem"],
             files["client-early.pem"],
+            files["client.p12"],
+            provider,
         )
         secured.make_user()
         yield secured
@@ -128,7 +150,7 @@ def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
         processes.kill([mark])
 
 
-def _files(directory: Path) -> dict[str, Path]:
+def _files(directory: Path, java: Java) -> dict[str, Path]:
     """Write the PEM files and return their paths by name."""
     broker, expired = self_signed("broker", (HOST,)), self_signed("expired", (HOST,), until_days=-2)
     elsewhere, client = self_signed("elsewhere", ("192.0.2.1",)), self_signed("client")
@@ -147,12 +169,24 @@ def _files(directory: Path) -> dict[str, Path]:
         "clients.pem": client.certificate + clients.certificate,
     }
     files = {name: directory / name for name in contents}
+    store = directory / "client.p12"
+    contents["clients.pem"] += _key_store(java, store)
     for name, text in contents.items():
         files[name].write_text(text)
-    return files
+    return {**files, store.name: store}
 
 
-def _settings(ports: dict[str, int], files: dict[str, Path]) -> dict[str, str]:
+def _key_store(java: Java, path: Path) -> str:
+    """Create a PKCS#12 key store with a key and its certificate, and return the certificate as PEM text."""
+    store = ("-keystore", str(path), "-storetype", "PKCS12", "-storepass", STORE_PASSWORD, "-alias", "client")
+    tool = str(java.executable.with_name("keytool"))
+    made = ("-genkeypair", "-keyalg", "EC", "-groupname", "secp256r1", "-dname", "CN=stored", "-validity", "9", *store)
+    for arguments in (made, ("-exportcert", "-rfc", *store)):
+        done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=True, timeout=WITHIN_S)
+    return done.stdout
+
+
+def _settings(ports: dict[str, int], files: dict[str, Path], provider: TokenServer) -> dict[str, str]:
     listeners = ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())
     controller = free_port(set(ports.values()))
     settings = {
@@ -181,4 +215,17 @@ def _settings(ports: dict[str, int], files: dict[str, Path]) -> dict[str, str]:
         )
         for mechanism in ("scram-sha-256", "scram-sha-512"):
             settings[f"{prefix}.{mechanism}.sasl.jaas.config"] = f"{_MODULES}.scram.ScramLoginModule required;"
-    return settings
+    reauth = "listener.name.reauth"
+    return settings | {
+        f"{reauth}.sasl.enabled.mechanisms": "OAUTHBEARER,SCRAM-SHA-512",
+        f"{reauth}.scram-sha-512.sasl.jaas.config": f"{_MODULES}.scram.ScramLoginModule required;",
+        f"{reauth}.scram-sha-512.connections.max.reauth.ms": str(SESSION_MS),
+        f"{reauth}.oauthbearer.sasl.jaas.config": f"{_MODULES}.oauthbearer.OAuthBearerLoginModule required;",
+        f"{reauth}.oauthbearer.sasl.server.callback.handler.class": (
+            f"{_MODULES}.oauthbearer.OAuthBearerValidatorCallbackHandler"
+        ),
+        f"{reauth}.oauthbearer.connections.max.reauth.ms": str(SESSION_MS),
+        f"{reauth}.sasl.oauthbearer.jwks.endpoint.url": provider.keys_url,
+        f"{reauth}.sasl.oauthbearer.expected.audience": AUDIENCE,
+        f"{reauth}.sasl.oauthbearer.expected.issuer": provider.url,
+    }

@@ -6,12 +6,14 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
+from marshal_dagster._internal.ports import free_port
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -20,6 +22,7 @@ from marshal_dagster.coordination.topic_settings import create_coordination_topi
 from marshal_dagster.errors import AuthorizationError, MarshalError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.kafka.authentication import LOGIN_HANDLER, NOT_FOR_SPARK
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.record_size import bytes_per_offset
 from marshal_dagster.protocol.state import OffsetBounds
@@ -33,6 +36,8 @@ from tests.real.secured_kafka import (
     PLAIN_USER,
     SCRAM_PASSWORD,
     SCRAM_USER,
+    SESSION_MS,
+    STORE_PASSWORD,
     SecuredKafka,
     secured_kafka,
 )
@@ -42,7 +47,8 @@ from tests.topics import grow
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SECRETS = (PLAIN_PASSWORD, SCRAM_PASSWORD)
+TOKEN_CLIENT, TOKEN_SECRET = "etl", "of-the-token-client"
+SECRETS = (PLAIN_PASSWORD, SCRAM_PASSWORD, STORE_PASSWORD, TOKEN_SECRET)
 WITH_PLAIN = {"sasl_mechanism": "PLAIN", "username": PLAIN_USER, "password": PLAIN_PASSWORD}
 WITH_SCRAM = {"sasl_mechanism": "SCRAM-SHA-512", "username": SCRAM_USER, "password": SCRAM_PASSWORD}
 WITH_SCRAM_256 = {**WITH_SCRAM, "sasl_mechanism": "SCRAM-SHA-256"}
@@ -62,7 +68,13 @@ def admin(secured: SecuredKafka) -> Iterator[Topics]:
         yield topics
 
 
-def connect(secured: SecuredKafka, protocol: str, *, listener: str | None = None, **fields: str) -> KafkaConnection:
+def connect(
+    secured: SecuredKafka,
+    protocol: str,
+    *,
+    listener: str | None = None,
+    **fields: Any,  # noqa: ANN401 - any field
+) -> KafkaConnection:
     """Return a connection to the protocol's own listener, or to another one."""
     servers = secured.servers[listener or protocol]
     return KafkaConnection.from_settings(
@@ -80,6 +92,56 @@ def known(secured: SecuredKafka) -> dict[str, str]:
     return {"ssl_certificate_location": str(secured.certificate), "ssl_key_location": str(secured.key)}
 
 
+def as_text(secured: SecuredKafka) -> dict[str, str]:
+    """Return the client's own certificate and key as PEM texts, as they come from a secret."""
+    return {"ssl_certificate_pem": secured.certificate.read_text(), "ssl_key_pem": secured.key.read_text()}
+
+
+def stored(secured: SecuredKafka) -> dict[str, str]:
+    """Return the fields of a key store."""
+    return {"ssl_keystore_location": str(secured.store), "ssl_keystore_password": STORE_PASSWORD}
+
+
+def with_tokens(secured: SecuredKafka, client: str = TOKEN_CLIENT, **fields: Any) -> KafkaConnection:  # noqa: ANN401 - any field
+    """Return a connection that gets tokens by client credentials, which the identity provider knows from now on."""
+    secured.provider.client_secrets.setdefault(client, TOKEN_SECRET)
+    return connect(
+        secured,
+        "SASL_SSL",
+        listener="REAUTH",
+        sasl_mechanism="OAUTHBEARER",
+        **{
+            "oauth_token_endpoint_url": secured.provider.url,
+            "oauth_client_id": client,
+            "oauth_client_secret": TOKEN_SECRET,
+            **fields,
+        },
+        **trusting(secured),
+    )
+
+
+def with_callback(secured: SecuredKafka) -> KafkaConnection:
+    """Return a connection whose tokens come from a function of the user; Spark does not read with it."""
+    _providers[:] = [secured]
+    return connect(
+        secured,
+        "SASL_SSL",
+        listener="REAUTH",
+        sasl_mechanism="OAUTHBEARER",
+        oauth_callback=f"{__name__}:token_of_my_own",
+        spark_source_options={LOGIN_HANDLER: NOT_FOR_SPARK},
+        **trusting(secured),
+    )
+
+
+_providers: list[SecuredKafka] = []
+
+
+def token_of_my_own() -> tuple[str, float]:
+    """Return a token, as a function of a user does."""
+    return _providers[0].provider.token("callback")
+
+
 def test_each_way_of_connecting_works(secured: SecuredKafka) -> None:
     """Passwords with PLAIN and SCRAM, TLS with and without them, and a client certificate all work."""
     for connection in (
@@ -89,6 +151,10 @@ def test_each_way_of_connecting_works(secured: SecuredKafka) -> None:
         connect(secured, "SASL_SSL", **WITH_PLAIN, **trusting(secured)),
         connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured)),
         connect(secured, "SSL", **trusting(secured), **known(secured)),
+        connect(secured, "SSL", ssl_ca_pem=secured.authority.read_text(), **as_text(secured)),
+        connect(secured, "SSL", **trusting(secured), **stored(secured)),
+        with_tokens(secured),
+        with_callback(secured),
     ):
         clients.check_reachable(connection)
 
@@ -402,21 +468,104 @@ def test_doctor_tells_what_this_user_can_do(
 
 
 def test_spark_reads_through_tls_with_a_password(secured: SecuredKafka, admin: Topics, spark: "SparkSession") -> None:
-    """Spark connects with the options, by password and by certificate, and its plan shows no secret."""
+    """Spark connects with the options, by password, certificate, key store and token. Its plan shows no secret."""
     admin.create("sparkling", 1, 1)
     writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
     writer.produce("sparkling", "hello", partition=0)
     assert writer.flush(WITHIN_S) == 0
-    for user in (SCRAM_USER, "CN=client"):
+    for user in (SCRAM_USER, "CN=client", "CN=stored", TOKEN_CLIENT):
         secured.grant(user, "READ", "TOPIC", "sparkling")
     for connection in (
         connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured)),
         connect(secured, "SSL", **trusting(secured), **known(secured)),
+        connect(secured, "SSL", ssl_ca_pem=secured.authority.read_text(), **as_text(secured)),
+        connect(secured, "SSL", **trusting(secured), **stored(secured)),
+        with_tokens(secured, oauth_scope="kafka"),
     ):
         frame = read_ranges(spark, connection.spark_options(), "sparkling", {0: (0, 1)}, topic_id="its id")
         assert [row["value"] for row in frame.collect()] == [b"hello"]
         plan = frame._jdf.queryExecution().toString()
         assert not any(secret in plan for secret in (*SECRETS, "PRIVATE KEY"))
+
+
+def test_a_token_that_is_not_given_is_told(secured: SecuredKafka) -> None:
+    """An unknown client, an unreachable identity provider and an expired token are each one line with the fields."""
+    unknown = with_tokens(secured, "unknown", oauth_client_secret="another")
+    message = refused(unknown)
+    assert "Failed to acquire SASL OAUTHBEARER token" in message
+    assert "check oauth_token_endpoint_url, oauth_client_id, oauth_client_secret and sasl_mechanism" in message
+    assert "Could not connect to server" in refused(
+        with_tokens(secured, oauth_token_endpoint_url=f"http://127.0.0.1:{free_port(set())}/token")
+    )
+    secured.provider.lifetime_s, before_s = -10, secured.provider.lifetime_s
+    try:
+        assert "unexpired token" in refused(with_tokens(secured))
+    finally:
+        secured.provider.lifetime_s = before_s
+    own = with_callback(secured)
+    _providers.clear()
+    with pytest.raises(UnavailableError, match=r"token_of_my_own gives no token for Kafka \(IndexError: list index"):
+        clients.check_reachable(own)
+
+
+def test_tokens_are_renewed_while_a_client_works(secured: SecuredKafka, admin: Topics) -> None:
+    """Tokens live for seconds, and every record is acknowledged. After the client is revoked, none is any more."""
+    admin.create("renewed", 1, 1)
+    connection = with_tokens(secured, "short-lived")
+    for right in ("WRITE", "DESCRIBE"):
+        secured.grant("short-lived", right, "TOPIC", "renewed")
+    provider = secured.provider
+    provider.lifetime_s, before_s = 5, provider.lifetime_s
+    errors: list[KafkaError | None] = []
+    writer, log = clients.producer(connection, delivery_timeout_ms=6_000, client_id="test")
+
+    def has_written() -> bool:
+        before = len(errors)
+        writer.produce("renewed", b"a", on_delivery=lambda failure, _: errors.append(failure))
+        wait_until(lambda: writer.poll(0.05) or len(errors) > before, "the record is acknowledged, or fails")
+        return errors[-1] is None
+
+    def given() -> int:
+        return sum(claims["sub"] == "short-lived" for claims in provider.given)
+
+    try:
+        clients.reach(writer, log, timeout_s=WITHIN_S, topic="renewed")
+        wait_until(lambda: has_written() and given() >= 3, "the client gets its third token")
+        assert set(errors) == {None}
+        del provider.client_secrets["short-lived"]
+        wait_until(lambda: not has_written(), "no record is acknowledged any more")
+        assert "Failed to acquire SASL OAUTHBEARER token" in str(log.reason)
+    finally:
+        provider.lifetime_s = before_s
+        clients.close_client(writer, log)
+
+
+def test_a_rotated_password_is_used_by_clients_that_are_connected(
+    secured: SecuredKafka, admin: Topics, tmp_path: Path
+) -> None:
+    """The broker requests the password again every few seconds. After a rotation the same client still writes."""
+    admin.create("rotated", 1, 1)
+    secured.make_user("rotating", "first")
+    for right in ("WRITE", "DESCRIBE"):
+        secured.grant("rotating", right, "TOPIC", "rotated")
+    file = tmp_path / "password"
+    file.write_text("first\n")
+    fields = {"sasl_mechanism": "SCRAM-SHA-512", "username": "rotating", "password_file": str(file)}
+    connection = connect(secured, "SASL_SSL", listener="REAUTH", **fields, **trusting(secured))
+    writer, log = clients.producer(connection, delivery_timeout_ms=30_000, client_id="test")
+    errors: list[KafkaError | None] = []
+    try:
+        clients.reach(writer, log, timeout_s=WITHIN_S, topic="rotated")
+        secured.make_user("rotating", "second")
+        file.write_text("second\n")
+        deadline = time.monotonic() + 2 * SESSION_MS / 1_000  # the first password is of no use after one session
+        while time.monotonic() < deadline:
+            writer.produce("rotated", b"a", on_delivery=lambda failure, _: errors.append(failure))
+            writer.poll(0.1)
+        assert writer.flush(WITHIN_S) == 0
+        assert set(errors) == {None}
+    finally:
+        clients.close_client(writer, log)
 
 
 def answers(question: Callable[[], object]) -> bool:
