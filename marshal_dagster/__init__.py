@@ -116,6 +116,7 @@ if TYPE_CHECKING:
     from marshal_dagster.sinks import Sink as Sink
     from marshal_dagster.sinks import WriteResult as WriteResult
     from marshal_dagster.sinks import delta_settings as delta_settings
+    from marshal_dagster.spark.decoding import ConfluentSchemas as ConfluentSchemas
     from marshal_dagster.spark.decoding import DecodedBatch as DecodedBatch
     from marshal_dagster.spark.decoding import NullPolicy as NullPolicy
     from marshal_dagster.spark.decoding import SchemaFiles as SchemaFiles
@@ -177,8 +178,8 @@ _NAMES: Final = {
     "sensors.stale_claims": "build_stale_claim_sensor",
     "sinks": "DeltaSink FileSink KafkaSink PostgresSink RemoteSink Sink WriteResult delta_settings",
     "spark.decoding": (
-        "DecodedBatch NullPolicy SchemaFiles SchemaRegistry Schemas decode_avro decode_json decode_protobuf "
-        "infer_json_schema"
+        "ConfluentSchemas DecodedBatch NullPolicy SchemaFiles SchemaRegistry Schemas decode_avro decode_json "
+        "decode_protobuf infer_json_schema"
     ),
     "spark.reader": "run_once",
     "spark.session": "spark_settings start_session",

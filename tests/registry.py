@@ -65,9 +65,7 @@ class Registry:
                     return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
                 if number not in self.schemas:
                     return 404, {"error_code": 40403, "message": f"Schema {number} not found"}
-                if query == "format=serialized":
-                    return 200, {**self.schemas[number], "schema": self.serialized[number]}
-                return 200, self.schemas[number]
+                return 200, self._in_form(number, query)
             case ["subjects", subject, "versions", version]:
                 if subject not in self.subjects:
                     return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
@@ -76,8 +74,14 @@ class Registry:
                 if not 1 <= at <= len(numbers):
                     return 404, {"error_code": 40402, "message": f"Version {at} not found."}
                 found = numbers[at - 1]
-                return 200, {"subject": subject, "version": at, "id": found, **self.schemas[found]}
+                return 200, {"subject": subject, "version": at, "id": found, **self._in_form(found, query)}
         return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+
+    def _in_form(self, number: int, query: str) -> dict[str, Any]:
+        """Return a schema, in the form that the query requests; only Protobuf has another one."""
+        if number in self.serialized and "format=serialized" in query.split("&"):
+            return {**self.schemas[number], "schema": self.serialized[number]}
+        return self.schemas[number]
 
 
 @contextmanager

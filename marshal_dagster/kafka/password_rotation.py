@@ -1,4 +1,4 @@
-"""Give a changed password to the clients that are connected with it, so that nothing restarts when a secret rotates.
+"""Pass a changed password to the clients that are connected with it, so that nothing restarts when a secret rotates.
 
 One thread of the process looks at the password files every few seconds. A client uses the new password the next time
 that it authenticates. `set_sasl_credentials` must not be called in a client's callback, which would end the process.
@@ -31,7 +31,7 @@ def can_rotate(connection: KafkaConnection) -> bool:
 
 
 def watch(client: Any, connection: KafkaConnection) -> None:  # noqa: ANN401 - a client of any kind
-    """Give the client each new password of the connection's file from now on."""
+    """Pass the client each new password of the connection's file from now on."""
     global _thread  # noqa: PLW0603 - one thread for all clients of the process
     with _lock:
         _watched[client] = (connection, secret_of(vars(connection), "password"))
@@ -42,10 +42,9 @@ def watch(client: Any, connection: KafkaConnection) -> None:  # noqa: ANN401 - a
 
 def forget(client: Any) -> None:  # noqa: ANN401 - a client of any kind
     """Stop watching for a client that is about to be closed. When this returns, it is not called any more."""
-    if _thread is None:
-        return
     with _lock:
-        _watched.pop(client, None)
+        for watched in [watched for watched in _watched if watched is client]:
+            del _watched[watched]
 
 
 def rotate_all() -> None:

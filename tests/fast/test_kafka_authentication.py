@@ -541,7 +541,7 @@ def test_the_prefix_of_a_shaded_client_is_on_each_class(way: str) -> None:
     assert all(name.startswith(("shaded.org.apache.kafka.", "shaded.software.amazon.", *own)) for name in classes)
 
 
-def test_a_connection_that_is_not_for_spark_says_so() -> None:
+def test_a_connection_that_is_not_for_spark_is_refused_by_reads() -> None:
     """With the handler `none`, librdkafka connects, and a read by Spark is refused in one line."""
     connection = KafkaConnection.from_settings({**CALLBACK, "spark_source_options": {LOGIN_HANDLER: NOT_FOR_SPARK}})
     assert connection.librdkafka()["oauth_cb"]
@@ -588,8 +588,8 @@ def test_the_first_token_is_fetched_once() -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_a_client_library_without_kerberos_says_what_to_install() -> None:
-    """PyPI's wheel has no GSSAPI; the line says how to get a client that has it."""
+def test_a_client_library_without_kerberos_names_what_to_install() -> None:
+    """PyPI's wheel has no GSSAPI; the line shows how to get a client that has it."""
     said = refusal(lambda: clients.admin(KafkaConnection.from_settings(KERBEROS), client_id="test"))
     assert "pip install --no-binary confluent-kafka" in said
 
@@ -639,6 +639,8 @@ def test_a_client_that_is_closed_is_forgotten() -> None:
     connection = KafkaConnection.from_settings({**without(PLAIN, "password"), "password_file": "secret"})
     client, log = clients.producer(connection, delivery_timeout_ms=1_000, client_id="test")
     assert isinstance(client, Producer)
+    assert client in password_rotation._watched
+    clients.close_client(*clients.consumer(KafkaConnection.from_settings(SERVERS), client_id="another"))
     assert client in password_rotation._watched
     clients.close_client(client, log)
     assert client not in password_rotation._watched

@@ -14,16 +14,21 @@ import psutil
 
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.jobs.batch import build_claimed_batch_job
+from marshal_dagster.kafka.clients import check_reachable
+from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.sinks import PostgresSink
+from marshal_dagster.spark.reader import read_ranges
 from tests.conditions import WITHIN_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FOLDER = Path(os.environ["TEST_FOLDER"])
+PREFIXES = os.environ["TEST_PREFIXES"].split()
+"""The prefixes of the variables of more connections, with each of which Spark reads one record."""
 PAGES = ("environment/", "SQL/", "SQL/execution/?id=0", "jobs/", "stages/", "executors/")
 ANSWERS = ("environment", "sql?details=true&planDescription=true", "jobs", "stages")
 SPARK = {
@@ -60,6 +65,12 @@ def _work(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame
             rows.selectExpr("raise_error('on purpose')").collect()
         finally:
             _look(frame.sparkSession)
+    for prefix in PREFIXES:
+        connection = KafkaConnection.from_environment(prefix=prefix)
+        check_reachable(connection)
+        other = read_ranges(frame.sparkSession, connection.spark_options(), "orders", {0: (0, 1)})
+        context.log.info("%r %r", connection, other.collect())
+        other.explain(extended=True)
     sink.create_tables(rows.schema)
     context.log.info("%s %r %r", batch, rows.count(), context.resources.claimer)
     frame.explain(extended=True)

@@ -181,9 +181,12 @@ def _key_store(java: Java, path: Path) -> str:
     store = ("-keystore", str(path), "-storetype", "PKCS12", "-storepass", STORE_PASSWORD, "-alias", "client")
     tool = str(java.executable.with_name("keytool"))
     made = ("-genkeypair", "-keyalg", "EC", "-groupname", "secp256r1", "-dname", "CN=stored", "-validity", "9", *store)
-    for arguments in (made, ("-exportcert", "-rfc", *store)):
-        done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=True, timeout=WITHIN_S)
-    return done.stdout
+
+    def run(*arguments: str) -> str:
+        return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True, timeout=WITHIN_S).stdout
+
+    run(*made)
+    return run("-exportcert", "-rfc", *store)
 
 
 def _settings(ports: dict[str, int], files: dict[str, Path], provider: TokenServer) -> dict[str, str]:

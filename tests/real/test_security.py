@@ -40,7 +40,7 @@ from marshal_dagster.sinks.kafka.sink import NOTES_SETTINGS
 from tests.cli import Answer, call, start
 from tests.conditions import WITHIN_S, wait_until
 from tests.kafka_outputs import KafkaOutput
-from tests.real.secured_kafka import SecuredKafka, secured_kafka
+from tests.real.secured_kafka import STORE_PASSWORD, SecuredKafka, secured_kafka
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 CANARIES = Path(__file__).parent / "canary_location.py"
@@ -410,15 +410,20 @@ def test_a_secret_is_found_nowhere(
     The folder has runs, events, run config, metadata and compute logs. It also has Spark's event log, the pages of
     Spark's UI, and the arguments of all processes.
     """
-    canaries = {name: f"canary-{name}-{os.urandom(6).hex()}" for name in ("password", "key-password", "database")}
+    names = ("password", "key-password", "database", "client-secret", "of-an-option")
+    canaries = {name: f"canary-{name}-{os.urandom(6).hex()}" for name in names}
     secured.make_user("canary", canaries["password"])
     for command in granted(PAGE.read_text()):
         if command[3] == "User:member":
             for user in ("User:canary", "User:CN=client"):
                 others = ["canaries" if word == "shops" else word for word in command[4:]]
                 grant(secured, [*command[:3], user, *others])
-    secrets = {*canaries.values(), secured.key.read_text().splitlines()[1]}
-    environment = canary_environment(secured, canaries) | {
+    for user in ("canary-client", "CN=stored"):
+        secured.grant(user, "READ", "TOPIC", "orders")
+    secured.provider.client_secrets["canary-client"] = canaries["client-secret"]
+    (tmp_path.parent / "canary-client-secret").write_text(canaries["client-secret"])
+    secrets = {*canaries.values(), STORE_PASSWORD, secured.key.read_text().splitlines()[1]}
+    environment = canary_environment(secured, canaries, tmp_path.parent / "canary-client-secret") | {
         "DAGSTER_HOME": str(tmp_path),
         "PYTHONPATH": str(PAGE.parents[1]),
         "TEST_FOLDER": str(tmp_path),
@@ -443,6 +448,8 @@ def test_a_secret_is_found_nowhere(
     assert not [each for each in secrets if each in answer.out + answer.err]
 
     files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert secured.provider.signatures
+    secrets |= set(secured.provider.signatures)
     leaks = [(file, secret) for file in files for secret in secrets if secret.encode() in file.read_bytes()]
     assert leaks == []
     assert {"spark.driver.memory", "KafkaRelation"} <= words_in(tmp_path / "pages")
@@ -457,8 +464,11 @@ def words_in(file: Path) -> set[str]:
     return set(re.findall(r"[A-Za-z_.]+", file.read_text(errors="replace")))
 
 
-def canary_environment(secured: SecuredKafka, canaries: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of two connections: with a password to the data, with a key to the coordination log."""
+def canary_environment(secured: SecuredKafka, canaries: Mapping[str, str], client_secret: Path) -> dict[str, str]:
+    """Return the variables of a connection with a password to the data, and of one with a key to the coordination log.
+
+    More connections have a client's secret in a file, a key store, and a key as text.
+    """
     connections = {
         "MARSHAL_DATA_": {
             "bootstrap_servers": secured.servers["SASL_SSL"],
@@ -477,8 +487,41 @@ def canary_environment(secured: SecuredKafka, canaries: Mapping[str, str]) -> di
             "ssl_key_password": canaries["key-password"],
         },
     }
+    trust = {"ssl_ca_location": str(secured.authority)}
+    more: dict[str, dict[str, str]] = {
+        "TOKENS_": {
+            "bootstrap_servers": secured.servers["REAUTH"],
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "OAUTHBEARER",
+            "oauth_token_endpoint_url": secured.provider.url,
+            "oauth_client_id": "canary-client",
+            "oauth_client_secret_file": str(client_secret),
+            "spark_source_options": '{"kafka.my.password": "env:TEST_OPTION"}',
+            **trust,
+        },
+        "STORE_": {
+            "bootstrap_servers": secured.servers["SSL"],
+            "security_protocol": "SSL",
+            "ssl_keystore_location": str(secured.store),
+            "ssl_keystore_password": STORE_PASSWORD,
+            **trust,
+        },
+        "TEXTS_": {
+            "bootstrap_servers": secured.servers["SSL"],
+            "security_protocol": "SSL",
+            "ssl_certificate_pem": secured.certificate.read_text(),
+            "ssl_key_pem": secured.key.read_text(),
+            **trust,
+        },
+    }
     return {
-        f"{prefix}{name.upper()}": value for prefix, fields in connections.items() for name, value in fields.items()
+        "TEST_PREFIXES": " ".join(more),
+        "TEST_OPTION": canaries["of-an-option"],
+        **{
+            f"{prefix}{name.upper()}": value
+            for prefix, fields in {**connections, **more}.items()
+            for name, value in fields.items()
+        },
     }
 
 

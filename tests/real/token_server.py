@@ -34,6 +34,8 @@ class TokenServer:
     """The seconds for which a new token is valid."""
     given: list[dict[str, Any]] = field(default_factory=list)
     """The claims of all tokens that were given."""
+    signatures: list[str] = field(default_factory=list)
+    """The signatures of all tokens that were given."""
     scopes: list[str | None] = field(default_factory=list)
     """The scope of each request."""
 
@@ -50,7 +52,7 @@ class TokenServer:
     def token(self, client: str) -> tuple[str, float]:
         """Return a token for a client, and its expiry in unix seconds."""
         now_s = time.time()
-        claims = {
+        claims: dict[str, Any] = {
             "sub": client,
             "aud": AUDIENCE,
             "iss": self.url,
@@ -59,7 +61,8 @@ class TokenServer:
         }
         self.given.append(claims)
         signed = f"{_encoded({'alg': 'ES256', 'kid': _KEY_ID})}.{_encoded({**claims, 'jti': secrets.token_hex(8)})}"
-        return f"{signed}.{_base64(self.key.sign(signed.encode()))}", float(claims["exp"])  # type: ignore[arg-type]
+        self.signatures.append(_base64(self.key.sign(signed.encode())))
+        return f"{signed}.{self.signatures[-1]}", float(claims["exp"])
 
     def answer(self, path: str, authorization: str, form: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
         """Return the status and the JSON of the answer to a request."""

@@ -6,6 +6,7 @@ secret of a registry gets into a Spark plan.
 """
 
 from marshal_dagster.spark.decoding.avro_codec import decode_avro as decode_avro
+from marshal_dagster.spark.decoding.confluent_schemas import ConfluentSchemas as ConfluentSchemas
 from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch as DecodedBatch
 from marshal_dagster.spark.decoding.decoded_batch import NullPolicy as NullPolicy
 from marshal_dagster.spark.decoding.json_codec import decode_json as decode_json

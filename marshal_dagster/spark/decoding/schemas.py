@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
     from urllib.request import OpenerDirector, Request
 
-_UNKNOWN: Final = frozenset({40401, 40402, 40403})
+UNKNOWN_CODES: Final = frozenset({40401, 40402, 40403})
 """The error codes of a registry for an unknown subject, version or schema."""
-_LARGEST_ID: Final = 2**31 - 1
+LARGEST_ID: Final = 2**31 - 1
 """The largest possible id. For a larger one a registry answers as for an unknown path."""
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _MOST_BYTES: Final = 16 * 1024 * 1024
@@ -51,7 +51,7 @@ class Schema:
 
 
 class Schemas(Protocol):
-    """A source of schemas, by the ids in messages. `SchemaRegistry` and `SchemaFiles` are sources.
+    """A source of schemas, by the ids in messages. `SchemaRegistry`, `ConfluentSchemas` and `SchemaFiles` are sources.
 
     Example:
         ```python
@@ -176,7 +176,7 @@ class SchemaRegistry:
     """PEM file of the trusted certificate authorities (default: the system trust store)."""
     timeout_s: float = 10.0
     """The maximum time of a whole request, in seconds."""
-    largest_id: int = _LARGEST_ID
+    largest_id: int = LARGEST_ID
     """The highest schema id of the registry. Larger ids in broken records are unknown without a request."""
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -198,8 +198,8 @@ class SchemaRegistry:
                 "the credentials of the schema registry are incomplete or contradictory: pass username and password, "
                 "or token, or none of them"
             )
-        if not 0 < self.largest_id <= _LARGEST_ID:
-            raise ConfigurationError(f"largest_id is {self.largest_id}; it must be from 1 to {_LARGEST_ID}")
+        if not 0 < self.largest_id <= LARGEST_ID:
+            raise ConfigurationError(f"largest_id is {self.largest_id}; it must be from 1 to {LARGEST_ID}")
         if self.token and not (
             self.token.isascii() and self.token.isprintable()
         ):  # the error of http.client would show it
@@ -308,7 +308,7 @@ class SchemaRegistry:
             code, message = int(answer["error_code"]), str(answer.get("message", ""))
         except (AttributeError, KeyError, TypeError, ValueError):
             code, message = status, "no reason given"
-        if status == HTTPStatus.NOT_FOUND and code in _UNKNOWN:
+        if status == HTTPStatus.NOT_FOUND and code in UNKNOWN_CODES:
             return
         if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
             raise ConfigurationError(
