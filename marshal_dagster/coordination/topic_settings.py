@@ -358,7 +358,7 @@ def _outlived(problem: SettingProblem) -> SettingProblem:
 
 
 def _replica_problems(topics: Topics, described: TopicDescription, settings: Mapping[str, str]) -> list[SettingProblem]:
-    replicas, insync = described.replication, int(settings.get("min.insync.replicas", "1"))
+    replicas, reported = described.replication, settings.get("min.insync.replicas")
     problems: list[SettingProblem] = []
     if replicas < MOST_REPLICAS:
         alone = replicas == 1
@@ -373,11 +373,17 @@ def _replica_problems(topics: Topics, described: TopicDescription, settings: Map
             )
         )
     wanted = min(LEAST_INSYNC, replicas)
+    mend = _alter(described.name, "min.insync.replicas", str(wanted))
+    if reported is None:
+        # Some brokers with Kafka's protocol always acknowledge a record by a majority, or in an object store.
+        why = "if the brokers acknowledge a record that only one replica has, it is lost with that replica"
+        problem = SettingProblem("min.insync.replicas", NOT_REPORTED, str(wanted), why, mend, Severity.WARNING)
+        return [*problems, problem] if replicas > 1 else problems
+    insync = int(reported)
     if not wanted <= insync <= replicas:
         why = "the topic has fewer replicas than that, so nothing can be written"
         if insync < wanted:
             why = "a record that only one replica has acknowledged is lost if that replica is lost"
-        mend = _alter(described.name, "min.insync.replicas", str(wanted))
         problems.append(SettingProblem("min.insync.replicas", str(insync), str(wanted), why, mend))
     return problems
 

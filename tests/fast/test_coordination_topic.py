@@ -397,3 +397,11 @@ def test_a_setting_is_recognized_as_a_whole() -> None:
     cluster = Cluster(3, refuses={"b.retention.ms": "b.retention.ms: no"})
     creation = create_with_allowed_settings(cluster.topics, NAME, 1, 3, {"retention.ms": "-1", "b.retention.ms": "1"})
     assert set(creation.refused) == {"b.retention.ms"}
+
+
+def test_in_sync_replicas_that_are_not_reported_are_a_warning() -> None:
+    """Brokers that have no such setting may acknowledge by a majority; a single replica needs no warning for it."""
+    cluster = safe(3, min_insync_replicas=None)
+    (problem,) = require_safe(cluster.topics, cluster.describe(NAME))
+    assert (problem.setting, problem.severity) == ("min.insync.replicas", Severity.WARNING)
+    assert set(problems(safe(1, min_insync_replicas=None))) == {"replication factor"}
