@@ -221,6 +221,10 @@ wheel: $(UV_READY) ## builds the wheel in build/wheel, and checks that it contai
 	$(UV) build --quiet --wheel --python "$(PYTHON)" --out-dir build/wheel .
 	"$(PYTHON)" -m tools.check_wheel build/wheel
 
+.PHONY: extras
+extras: wheel ## measures the installation of the core and of each extra, and writes the table into docs/install.md
+	"$(PYTHON)" -m tools.measure_extras $(UV) build/wheel
+
 $(UV_READY): Makefile
 	@$(need_python)
 	@mkdir -p build

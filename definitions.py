@@ -1,6 +1,7 @@
 """The deployable code location: it only combines definitions. Loading it needs neither Kafka nor Java."""
 
 from dagster import Definitions
+from dagster_pyspark import LazyPySparkResource
 
 from jobs.flights import (
     GROUP,
@@ -19,9 +20,10 @@ from jobs.operators import (
     revoke_flights_job,
     set_flights_position_job,
 )
-from jobs.settings import CONNECTION, COORDINATION_TOPIC, HEARTBEAT_INTERVAL_S
+from jobs.settings import CONNECTION, COORDINATION_TOPIC, HEARTBEAT_INTERVAL_S, SPARK_MASTER
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.spark.session import spark_settings
 from sensors.stale_claims import stale_flights_sensor
 
 defs = Definitions(
@@ -49,5 +51,8 @@ defs = Definitions(
             delivery="effectively_once",
         ),
         "rationalizer": RationalizerResource(connection=CONNECTION, coordination_topic=COORDINATION_TOPIC),
+        "pyspark": LazyPySparkResource(
+            spark_config=spark_settings(app_name="flights", extra={"spark.master": SPARK_MASTER})
+        ),
     },
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from dagster import AssetSpec, DefaultScheduleStatus, OpExecutionContext
 
-from jobs.settings import MAX_BATCHES, MAX_RECORDS, OUTPUT, SPARK_MASTER
+from jobs.settings import MAX_BATCHES, MAX_RECORDS, OUTPUT
 from marshal_dagster.assets.checks import build_claim_checks
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
@@ -75,7 +75,7 @@ flights_by_carrier = build_claimed_batch_op(
     sink=sink,
     max_records=MAX_RECORDS,
     max_batches=MAX_BATCHES,
-    spark_config={"spark.master": SPARK_MASTER},
+    spark_key="pyspark",
 )
 flights_asset = AssetSpec(
     flights_by_carrier.name,  # the op records its batches under its name

@@ -77,6 +77,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "demo",
         "docs",
         "error_reference",
+        "extras",
         "import_contracts",
         "parts",
         "platforms",

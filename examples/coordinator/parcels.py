@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import dagster as dg
+from dagster_pyspark import LazyPySparkResource
 
 import marshal_dagster as marshal
 
@@ -28,7 +29,7 @@ claimer = marshal.ClaimerResource(
 sink = marshal.FileSink(os.environ["PARCELS_FOLDER"])
 
 
-@marshal.marshal_asset(topic="parcels", sink=sink, spark_config=SPARK)
+@marshal.marshal_asset(topic="parcels", sink=sink, spark_key="pyspark")
 def parcels(_: dg.AssetExecutionContext, __: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
     """Keep each message as text."""
     return frame.selectExpr("partition", "offset", "string(value) AS parcel")
@@ -45,5 +46,9 @@ defs = dg.Definitions(
         marshal.build_stale_claim_sensor(redo, group="parcels", default_status=RUNNING),
     ],
     schedules=[marshal.build_claimed_batch_schedule(work, default_status=dg.DefaultScheduleStatus.RUNNING)],
-    resources={"claimer": claimer, "rationalizer": marshal.RationalizerResource(connection=KAFKA)},
+    resources={
+        "claimer": claimer,
+        "rationalizer": marshal.RationalizerResource(connection=KAFKA),
+        "pyspark": LazyPySparkResource(spark_config=marshal.spark_settings(app_name="parcels", extra=SPARK)),
+    },
 )

@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 import dagster as dg
+from dagster_pyspark import LazyPySparkResource
 
 import marshal_dagster as marshal
 
@@ -19,7 +20,7 @@ outbox = marshal.OutboxResource(connection=KAFKA, dsn=dg.EnvVar("DELAYS_DSN"))
 
 
 @marshal.marshal_asset(
-    topic="flights", sink=sink, spark_config=SPARK, max_records=int(os.environ.get("DELAYS_MAX_RECORDS", "20000"))
+    topic="flights", sink=sink, spark_key="pyspark", max_records=int(os.environ.get("DELAYS_MAX_RECORDS", "20000"))
 )
 def flight_delays(_: dg.AssetExecutionContext, __: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
     """Arrival delay of each flight in minutes; null if it never arrived."""
@@ -42,5 +43,6 @@ defs = dg.Definitions(
         "claimer": marshal.ClaimerResource(connection=KAFKA, group="delays", delivery="effectively_once"),
         "rationalizer": marshal.RationalizerResource(connection=KAFKA),
         "outbox": outbox,
+        "pyspark": LazyPySparkResource(spark_config=marshal.spark_settings(app_name="delays", extra=SPARK)),
     },
 )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster as dg
+from dagster_pyspark import LazyPySparkResource
 
 import marshal_dagster as marshal
 
@@ -15,7 +16,7 @@ KAFKA = marshal.KafkaConnectionConfig.from_environment()
 sink = marshal.FileSink(Path(__file__).with_name("output"))
 
 
-@marshal.marshal_asset(topic="orders", sink=sink, max_records=20_000)
+@marshal.marshal_asset(topic="orders", sink=sink, spark_key="pyspark", max_records=20_000)
 def orders_per_shop(context: dg.AssetExecutionContext, batch: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
     """Number of orders of each shop."""
     context.log.info("batch %s", batch.batch_id)
@@ -33,5 +34,6 @@ defs = dg.Definitions(
     resources={
         "claimer": marshal.ClaimerResource(connection=KAFKA, group="shops", delivery="effectively_once"),
         "rationalizer": marshal.RationalizerResource(connection=KAFKA),
+        "pyspark": LazyPySparkResource(spark_config=marshal.spark_settings(app_name="shops")),
     },
 )

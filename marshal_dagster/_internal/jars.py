@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.file_lock import locked
 from marshal_dagster._internal.java import Java, java_environment
 from marshal_dagster.errors import ConfigurationError, UnavailableError
@@ -200,9 +201,8 @@ def _ivy() -> Path:
     for place in (spec.submodule_search_locations or []) if spec else []:
         for jar in sorted(Path(place, "jars").glob("ivy-*.jar")):
             return jar
-    raise ConfigurationError(
-        "the Ivy jar of PySpark, which downloads jars, was not found; install pyspark into this environment"
-    )
+    require_extra(Extra.SPARK, "the download of jars, which PySpark's Ivy does,")
+    raise ConfigurationError("this PySpark has no Ivy jar, which downloads jars: install it again")
 
 
 def _log(partial: Path) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
+from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -90,12 +91,12 @@ class Database:
             An open connection of psycopg, which the caller closes.
 
         Raises:
-            ConfigurationError: The connection string cannot be read.
+            ConfigurationError: The connection string cannot be read, or the extra `postgres` is not installed.
             psycopg.Error: The database cannot be reached, or refuses the connection.
         """
+        given = self._given()
         import psycopg
 
-        given = self._given()
         if "options" in settings and given.get("options"):
             settings["options"] = f"{settings['options']} {given['options']}"
         defaults: dict[str, Any] = {
@@ -124,6 +125,7 @@ class Database:
         return connection
 
     def _given(self) -> dict[str, Any]:
+        require_extra(Extra.POSTGRES, "PostgreSQL")
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 

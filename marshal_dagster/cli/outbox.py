@@ -1,6 +1,5 @@
 """`outbox`: create an outbox's tables, publish its rows, and list, retry or delete rows that are set aside."""
 
-import importlib.util
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.health_server import PATH
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database
 from marshal_dagster.cli import output
@@ -374,8 +374,7 @@ def _tables(options: OutboxOptions) -> OutboxTables:
         raise ConfigurationError(
             f"no database is specified: set {DSN_VARIABLE}=postgresql://user:password@host:port/database, or use --dsn"
         )
-    if importlib.util.find_spec("psycopg") is None:
-        raise ConfigurationError("psycopg is not installed: run `pip install 'marshal-dagster[postgres]'`")
+    require_extra(Extra.POSTGRES, "the outbox")
     return OutboxTables(Database(dsn), options.name, options.schema)
 
 

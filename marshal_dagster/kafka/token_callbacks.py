@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final
 
+from marshal_dagster._internal.extras import Extra
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 
 Token = tuple[str, float] | tuple[str, float, str, Mapping[str, str]]
@@ -102,7 +103,7 @@ def aws_msk_iam_callback(region: str, profile: str | None, role_arn: str | None)
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as Signer
     except ImportError as error:
         raise ConfigurationError(
-            f"sasl_mechanism AWS_MSK_IAM needs Amazon's signer: pip install 'marshal-dagster[msk]' ({error})"
+            f"sasl_mechanism AWS_MSK_IAM needs Amazon's signer: {Extra.MSK.command} ({error})"
         ) from None
 
     def fetch() -> Token:

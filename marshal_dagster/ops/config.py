@@ -83,7 +83,7 @@ class WorkOptions(TypedDict, total=False):
 
     Example:
         ```python
-        @marshal_asset(topic="orders", max_records=1_000_000, spark_config={"spark.driver.memory": "4g"})
+        @marshal_asset(topic="orders", max_records=1_000_000, spark_key="pyspark")
         def orders_per_shop(context, batch, frame): ...
         ```
     """
@@ -134,9 +134,11 @@ class WorkOptions(TypedDict, total=False):
     claimer_key: str
     """The key of the `ClaimerResource` (default: `claimer`)."""
     spark_key: str | None
-    """The key of a resource with a `spark_session`, such as `LazyPySparkResource` or `SparkConnectResource`.
+    """The key of the resource that has the run's `spark_session`.
 
-    By default each run starts a session on its own machine.
+    Use a `LazyPySparkResource` with the settings of `spark_settings`: the run claims first, and starts Spark only if
+    there is something to read. A `PySparkResource` starts Spark before the run claims. A `SparkConnectResource` uses a
+    server. Without a key each run starts a session with `spark_settings` and `spark_config`.
     """
     with_frame: bool
     """Whether the run starts Spark and reads each batch (default: true).

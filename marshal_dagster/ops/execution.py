@@ -21,6 +21,7 @@ from dagster import (
 )
 from dagster._core.storage.tags import RETRY_ON_ASSET_OR_OP_FAILURE_TAG  # has no public name
 
+from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import (
@@ -56,7 +57,7 @@ from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
 from marshal_dagster.sinks import Sink
 from marshal_dagster.spark import reader
-from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, start_session
+from marshal_dagster.spark.session import SINGLE_EXECUTION, prepare_lazy_session, spark_settings, start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -136,6 +137,8 @@ class BatchExecution:
         tag_run(self.context, {GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
         if over := self._run_is_over():
             raise Failure(f"no batch was started: {over}", allow_retries=False)
+        if self.spec.with_frame and self.spec.spark_key is None:
+            require_extra(Extra.SPARK, f"op {self.context.op.name!r}")
         try:
             self._recall()
             idle = self._drain()
@@ -475,6 +478,7 @@ class BatchExecution:
 
     def _session_of_resource(self, key: str) -> "SparkSession":
         resource = getattr(self.context.resources, key)
+        prepare_lazy_session(resource)
         try:
             return resource.spark_session  # type: ignore[no-any-return]
         except AttributeError as error:

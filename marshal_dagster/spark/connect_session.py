@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from marshal_dagster._internal.extras import Extra
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.spark.connect import check_client, fail_fast_when_dead
 from marshal_dagster.spark.error_text import first_line
@@ -22,7 +23,7 @@ _IF_IT_HANGS: Final = (
     "it was started"
 )
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
-_MISSING_EXTRA: Final = "Spark Connect's client is not installed: pip install 'marshal-dagster[connect]'"
+_MISSING_EXTRA: Final = f"Spark Connect's client is not installed: {Extra.CONNECT.command}"
 
 
 def connect(url: str, *, token: str | None = None) -> "SparkSession":
@@ -78,8 +79,8 @@ def disconnect(spark: "SparkSession") -> None:
 
 
 def _target(url: str) -> tuple[str, int]:
-    check_client()
     try:
+        check_client()
         from pyspark.sql.connect.client import DefaultChannelBuilder
     except ImportError as error:
         raise ConfigurationError(f"{_MISSING_EXTRA} ({error})") from error

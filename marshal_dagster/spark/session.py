@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
+from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.errors import ConfigurationError, UnavailableError
@@ -138,14 +139,13 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
         session = start_session(spark_settings(app_name="shops"))
         ```
     """
+    require_extra(Extra.SPARK, "a Spark session")
     from pyspark.sql import SparkSession
 
     find_java()
     settings = with_connector(settings)
     if is_local(settings.get("spark.master", "")):
-        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-        # Spark would use the first `python3` on the PATH, which may have another version or other packages.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        _prepare_local_process()
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -157,6 +157,33 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
         ) from error
     check_session(session)
     return session
+
+
+def prepare_lazy_session(resource: object) -> None:
+    """Prepare this process for the local session that a `LazyPySparkResource` is about to start.
+
+    Resources of other kinds, and those with a master elsewhere, need no preparation.
+
+    Args:
+        resource: The resource, whose `spark_config` may have settings as nested mappings.
+
+    Raises:
+        ConfigurationError: There is no suitable Java.
+    """
+    settings = getattr(resource, "spark_config", None)
+    if not isinstance(settings, Mapping):
+        return
+    nested = settings.get("spark")
+    master = settings.get("spark.master") or (nested.get("master") if isinstance(nested, Mapping) else None)
+    if is_local(str(master or "local")):
+        find_java()
+        _prepare_local_process()
+
+
+def _prepare_local_process() -> None:
+    os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    # Spark would use the first `python3` on the PATH, which may have another version or other packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def active_session(asked: str) -> "SparkSession":

@@ -15,6 +15,8 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from marshal_dagster._internal.extras import Extra
+
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, MeterProvider
 
@@ -170,6 +172,9 @@ def _made(kind: "Callable[[Meter], Instruments]") -> Instruments | None:
         from opentelemetry.metrics import get_meter_provider
 
         instruments: Instruments = _of(kind, get_meter_provider())
+    except ModuleNotFoundError:
+        _log_missing_extra()
+        return None
     except Exception as error:  # noqa: BLE001 - after any error the work continues without metrics
         _log_disabled_metrics(type(error).__name__)
         return None
@@ -179,6 +184,11 @@ def _made(kind: "Callable[[Meter], Instruments]") -> Instruments | None:
 @lru_cache(maxsize=3)  # the three classes of instruments of one provider
 def _of(kind: "Callable[[Meter], Instruments]", provider: "MeterProvider") -> Instruments:
     return kind(provider.get_meter("marshal_dagster", version("marshal-dagster")))
+
+
+@lru_cache(maxsize=1)
+def _log_missing_extra() -> None:
+    logger.warning("%s is set, but OpenTelemetry is not installed: %s", _PROVIDER_NAMED, Extra.METRICS.command)
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ import pytest
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
+from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.assets.decorator import marshal_asset
@@ -43,7 +44,7 @@ from marshal_dagster.runs.abandoned_work import ExpectedKeyState
 from marshal_dagster.runs.announcements import announced_ranges, announcer
 from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.spark import job_control as spark_jobs
-from marshal_dagster.spark import reader
+from marshal_dagster.spark import reader, session
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, MemorySink, Scene
 from tests.faulty_log import Fault, FaultyLog, InterruptError, of_type
 
@@ -1011,6 +1012,47 @@ def test_rows_without_a_sink_are_refused_before_the_commit(stand: Stand) -> None
 
 class _Totals(list[Any]):
     columns = ["carrier", "flights"]  # noqa: RUF012 - like a DataFrame's
+
+
+@pytest.mark.parametrize(("kind", "has_claimed"), [(LazyPySparkResource, True), (PySparkResource, False)])
+def test_a_pyspark_resource_starts_spark_after_the_claim_if_it_is_lazy(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, kind: type[LazyPySparkResource | PySparkResource], has_claimed: bool
+) -> None:
+    """With a `LazyPySparkResource` the claim comes first, with a `PySparkResource` the session."""
+    claimed: list[bool] = []
+
+    def start(settings: dict[str, str]) -> object:
+        assert settings == {"spark.app.name": "shops"}
+        claimed.append(stand.scene.key(0).owner is not None)
+        return object()
+
+    monkeypatch.setattr("dagster_pyspark.resources.spark_session_from_config", start)
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    resource = kind(spark_config={"spark.app.name": "shops"})
+    monkeypatch.setattr(Stand, "spark", lambda _: resource.get_resource_definition())
+    assert stand.run().success
+    assert claimed == [has_claimed]
+
+
+def test_a_lazy_resource_never_starts_spark_if_there_is_nothing_to_read(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second run finds the topic drained."""
+    assert stand.run().success
+    monkeypatch.setattr("dagster_pyspark.resources.spark_session_from_config", lambda _: 1 / 0)
+    monkeypatch.setattr(Stand, "spark", lambda _: LazyPySparkResource(spark_config={}).get_resource_definition())
+    assert stand.run().success
+
+
+def test_without_spark_an_op_fails_before_it_claims(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the extra."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    failed = stand.run(spark_key=None).failure_data_for_node("work")
+    assert failed is not None
+    assert failed.error is not None
+    cause = failed.error.cause or failed.error
+    assert "op 'work' needs pyspark, which is not installed: pip install 'marshal-dagster[spark]'" in cause.message
+    assert stand.scene.key(0).owner is None
 
 
 _MISTAKES = {

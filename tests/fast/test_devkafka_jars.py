@@ -244,7 +244,7 @@ def test_a_cache_that_cannot_be_written_is_said(ivy: FakeIvy, tmp_path: Path) ->
 def test_without_pyspark_the_missing_ivy_is_said(ivy: FakeIvy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message shows what to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigurationError, match="install pyspark into this environment"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'marshal-dagster\[spark\]'"):
         ensure_jars(ivy.java)
 
 

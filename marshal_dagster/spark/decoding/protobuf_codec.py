@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.decoding import confluent_wire_format
 from marshal_dagster.spark.decoding.decoded_batch import ADDED, NOT_UTF8, DecodedBatch, NullPolicy
@@ -120,6 +121,7 @@ def decode_protobuf(
 
 
 def _reader_files(schemas: Schemas, descriptors: str | os.PathLike[str] | bytes | None, subject: str | None) -> bytes:
+    require_extra(Extra.PROTOBUF, "decode_protobuf")
     if (descriptors is None) == (subject is None):
         raise ConfigurationError("pass either descriptors, or a subject whose newest schema has the message")
     if subject is not None:
