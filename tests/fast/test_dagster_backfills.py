@@ -15,8 +15,12 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.backfill import execute_backfill_iteration
 
+from marshal_dagster.assets.reprocess import build_reprocess_asset
+from tests.admin_fixtures import FakeTopics
 from tests.batch_fixtures import TOPIC
 from tests.fast import backfill_location
+from tests.fast.test_dagster_admin_jobs import MINUTES, at_minutes
+from tests.fast.test_dagster_admin_jobs import Stand as AdminStand
 from tests.fast.test_dagster_assets import Shop
 from tests.fast.test_dagster_ops import Stand, instance, stand
 
@@ -45,21 +49,32 @@ def launching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterIn
 def backfill(shop: Shop, partitions: list[str], monkeypatch: pytest.MonkeyPatch) -> PartitionBackfill:
     """Backfill these partitions of the shop's asset; stop when the backfill is over or makes no progress."""
     here = dg.Definitions(assets=[shop.asset, shop.topic], resources=shop.resources(), executor=dg.in_process_executor)
+    return backfill_asset(here, shop.key, shop.instance, partitions, monkeypatch)
+
+
+def backfill_asset(
+    here: dg.Definitions,
+    key: dg.AssetKey,
+    instance: dg.DagsterInstance,
+    partitions: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> PartitionBackfill:
+    """Backfill these partitions of an asset as the daemon does, which loads the definitions by their module."""
     monkeypatch.setattr(backfill_location, "DEFINITIONS", here)
     target = LoadableTargetOrigin(module_name=backfill_location.__name__, attribute="definitions")
     origin = InProcessCodeLocationOrigin(loadable_target_origin=target, location_name="shop")
     wanted = InProcessWorkspaceLoadTarget(origin)
-    with create_test_daemon_workspace_context(wanted, shop.instance) as process:
+    with create_test_daemon_workspace_context(wanted, instance) as process:
         asset_graph = process.create_request_context().asset_graph
-        shop.instance.add_backfill(
+        instance.add_backfill(
             PartitionBackfill.from_asset_partitions(
                 backfill_id="again",
                 asset_graph=asset_graph,
                 partition_names=partitions,
-                asset_selection=[shop.key],
+                asset_selection=[key],
                 backfill_timestamp=time.time(),
                 tags={},
-                dynamic_partitions_store=shop.instance,
+                dynamic_partitions_store=instance,
                 all_partitions=False,
                 title=None,
                 description=None,
@@ -70,7 +85,7 @@ def backfill(shop: Shop, partitions: list[str], monkeypatch: pytest.MonkeyPatch)
         for _ in range(MOST_ITERATIONS):
             errors = list(execute_backfill_iteration(process, logging.getLogger("backfill")))
             assert not any(errors), errors
-            found = shop.instance.get_backfill("again")
+            found = instance.get_backfill("again")
             if found is not None and found.status is not BulkActionStatus.REQUESTED:
                 break
     assert found is not None
@@ -122,3 +137,21 @@ def test_outside_of_a_backfill_an_idle_partition_is_not_materialized(
     again = shop.run(partition_key="1")
     assert again.success
     assert shop.recorded(again) == []
+
+
+def test_a_backfill_over_adjacent_windows_of_time_is_one_run(
+    launching: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group processes the messages of both windows again, and each window is materialized."""
+    site = AdminStand(launching)
+    site.site.owner_of(0, 1, at=50).release()
+    monkeypatch.setattr(FakeTopics, "offsets_at", at_minutes)
+    site.work_in_sleeps(monkeypatch, up_to=45)
+    again = build_reprocess_asset(TOPIC, partitions_def=MINUTES)
+    here = dg.Definitions(assets=[again], resources={"claimer": site.claimer()}, executor=dg.in_process_executor)
+    windows = ["1970-01-01-00:00", "1970-01-01-00:01"]
+    found = backfill_asset(here, again.key, launching, windows, monkeypatch)
+    assert found.status is BulkActionStatus.COMPLETED_SUCCESS
+    assert len(launching.get_runs(RunsFilter(tags={"dagster/backfill": "again"}))) == 1
+    assert launching.get_materialized_partitions(again.key) == set(windows)
+    assert (site.offsets(), site.is_paused()) == ([50, 50, None], {False})

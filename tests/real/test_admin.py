@@ -232,14 +232,27 @@ def test_a_range_is_done_again_by_a_member_at_work(call: Call, worker: Worker, d
         *("--wait", "20s", "--yes", "--json"),
     )
     assert answer.code == 0, answer.err
-    assert (answer.json["stood_at"], answer.json["goes_on_at"]) == (MESSAGES, MESSAGES)
-    assert 150 <= answer.json["reached"] <= MESSAGES
+    (row,) = answer.json["partitions"]
+    assert (row["stood_at"], row["goes_on_at"]) == (MESSAGES, MESSAGES)
+    assert 150 <= row["reached"] <= MESSAGES
     assert positions(call, data) == [MESSAGES] * PARTITIONS
     assert starts_by_generation(worker.done) == {0: [0], 1: [0, 100]}
-    assert worker.done[-1][3] == answer.json["reached"]
+    assert worker.done[-1][3] == row["reached"]
     turns = worker.turns
     worker.wait_until(lambda: worker.turns > turns + 2, "the worker takes more turns")
     assert not worker.is_waiting.is_set()
+
+
+def test_a_window_of_time_is_done_again_in_all_partitions(call: Call, worker: Worker, data: str) -> None:
+    """The brokers' timestamps select the offsets; a window that ends before the first message has none."""
+    worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
+    window = ("reprocess", GROUP, data, "--from-datetime", "2020-01-01T00:00Z", "--within", "30s", "--yes", "--json")
+    assert call(*window, "--to-datetime", "2020-01-02T00:00Z").json["partitions"] == []
+    answer = call(*window, "--to-datetime", "2100-01-01T00:00Z", "--wait", "20s")
+    assert answer.code == 0, answer.err
+    found = [(row["start"], row["end"], row["reached"], row["goes_on_at"]) for row in answer.json["partitions"]]
+    assert found == [(0, MESSAGES, MESSAGES, MESSAGES)] * PARTITIONS
+    assert starts_by_generation(worker.done) == {0: [0, 0], 1: [0, 0]}
 
 
 def test_what_a_dead_member_holds_is_revoked(
