@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -19,6 +20,7 @@ from marshal_dagster.cli.doctor_checks.data_topics import (
     retired,
 )
 from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.inspection import KafkaInspector, Replicas, TopicInfo
@@ -62,6 +64,15 @@ def test_a_topic_in_order_has_no_finding() -> None:
     """Positions within the topic, at its ends, or missing are fine."""
     at = [Position("g", 0, offset, topic_id) for offset in (0, 50, 100, None) for topic_id in (ID, None)]
     assert judged(topic(), *at) == []
+
+
+def test_a_topic_without_an_id_is_a_warning() -> None:
+    """Nothing shows that it was deleted and re-created."""
+    data = topic()
+    (finding,) = judged(
+        replace(data, topic_info=replace(data.topic_info, topic_id=NO_TOPIC_ID)), Position("g", 0, 50, NO_TOPIC_ID)
+    )
+    assert (finding.state, finding.found) == (CheckState.WARNING, "it has no id")
 
 
 def test_a_topic_made_anew_is_a_problem() -> None:

@@ -12,6 +12,7 @@ from marshal_dagster.cli import output
 from marshal_dagster.cli.doctor_checks import acls
 from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, not_checked, ok, problem, warning
 from marshal_dagster.cli.world_view import listed
+from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError
 from marshal_dagster.kafka.inspection import KafkaInspector, TopicInfo
 from marshal_dagster.kafka.record_times import hidden_by_future
@@ -185,6 +186,14 @@ def held_back(topic: DataTopic) -> int:
 def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[Finding]:
     """Yield the findings on a data topic for the groups that read it."""
     topic_id, partitions = topic.topic_info.topic_id, topic.topic_info.replicas
+    if topic_id == NO_TOPIC_ID:
+        yield warning(
+            topic.title,
+            "it has no id",
+            "a topic that is deleted and re-created under this name is not noticed, so groups may skip or repeat "
+            "messages; only at_least_once reads it without allow_topic_without_id",
+            "use brokers of Kafka 2.8 or newer; until then, set the groups' positions after you re-create the topic",
+        )
     own = [position for position in at if position.topic_id in {None, topic_id}]
     read = [(position, position.offset) for position in own if position.partition in topic.bounds]
     known = [(position, offset) for position, offset in read if offset is not None]
