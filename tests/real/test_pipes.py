@@ -124,7 +124,7 @@ def end_of_script(run: Run, script: list[psutil.Process]) -> str:
 
 
 def test_a_script_whose_run_was_killed_stops(run: Run) -> None:
-    """The script reads no heartbeat for two intervals. Nothing else shows it that its run has died."""
+    """Heartbeats keep the batch for longer than two intervals. When none comes any more, the script stops by itself."""
     silent = replace(run, heartbeat_interval_ms=1_000, pause_at="checking")
     with killed_run(silent) as script:
         wait_until(lambda: not any(each.is_running() for each in script), "the script has ended")
