@@ -4,7 +4,7 @@ The run holds the claims, sends the heartbeats while the client waits for the sc
 reported. The script's side is `marshal_dagster.batches.submitted`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run_with_pipes(
     context: "OpExecutionContext | AssetExecutionContext",
     batch: ClaimedBatch,
-    client: "PipesClient",
+    client: "PipesClient | Callable[[], PipesClient]",
     *,
     extras: Mapping[str, Any] | None = None,
     **arguments: Any,  # noqa: ANN401 - each client has its own
@@ -36,7 +36,8 @@ def run_with_pipes(
         context: The context of the op or asset.
         batch: The batch, inside its own `with` block.
         client: Any client of Pipes, for example `PipesEMRClient`, `PipesGlueClient`, `PipesDatabricksClient` or
-            `PipesK8sClient`.
+            `PipesK8sClient`. Or a function that makes one, because readers of messages in an object store serve one
+            script only, and a run may process several batches.
         extras: Further extras for the script.
         **arguments: The client's own arguments of `run`, for example `run_job_flow_params`.
 
@@ -69,7 +70,9 @@ def run_with_pipes(
     batch.check()
     batch.plan()  # from now on a failure counts as an attempt, and a retry has the same ranges
     manifest = batch.manifest()
-    invocation: PipesClientCompletedInvocation = client.run(
+    # By its method, because a check of its class would import Dagster.
+    made: PipesClient = client if hasattr(client, "run") else client()  # type: ignore[assignment]
+    invocation: PipesClientCompletedInvocation = made.run(
         context=context,
         extras={**(extras or {}), **manifest.to_extras()},
         # Some clients add the parameters of Pipes to these dictionaries, and a run may process several batches.

@@ -6,6 +6,7 @@ message. Neither contains a secret, or a file that both sides would have to shar
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -14,6 +15,8 @@ from marshal_dagster.errors import BatchAbortedError, ConfigurationError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.sinks.sink import WriteResult, joined
+
+logger = logging.getLogger(__name__)
 
 EXTRAS_KEY: Final = "marshal_batch"
 """The key of the manifest in the extras of a Pipes context."""
@@ -123,20 +126,26 @@ class ScriptOutcome:
         return {MESSAGE_KEY: outcome}
 
     @classmethod
-    def from_message(cls, message: object, ranges: Sequence[ClaimedRange]) -> Self | None:
-        """Read the outcome in a custom message, or return None if the message is another one.
+    def from_message(cls, message: object, manifest: BatchManifest) -> Self | None:
+        """Read the outcome of a batch in a custom message, or return None if the message is another one.
+
+        The outcome of another batch is logged: readers of messages may give those of the client's earlier script again.
 
         Args:
             message: the payload.
-            ranges: the ranges of the manifest; those of another batch are refused.
+            manifest: the batch.
 
         Raises:
-            BatchAbortedError: the outcome is malformed, or is not about exactly these ranges.
+            BatchAbortedError: the outcome is malformed, or is not about exactly the ranges of the batch.
         """
         outcome = message.get(MESSAGE_KEY) if isinstance(message, Mapping) else None
         if outcome is None:
             return None
+        ranges = manifest.ranges
         try:
+            if outcome["batch_id"] != manifest.batch_id:
+                logger.warning("an outcome of another batch is ignored: %s", outcome["batch_id"])
+                return None
             if outcome["version"] != VERSION:
                 raise ValueError(f"it has version {outcome['version']!r}")  # noqa: TRY301 - reported below
             if outcome["ranges"] != _digest(ranges):
@@ -178,18 +187,13 @@ def judge_outcomes(manifest: BatchManifest, messages: Sequence[object]) -> Scrip
         messages: the payloads of all custom messages.
 
     Raises:
-        BatchAbortedError: there is no outcome, one of another batch, or two that contradict each other.
+        BatchAbortedError: there is no outcome, one that is malformed, or two that contradict each other.
     """
     outcomes: dict[str, ScriptOutcome] = {}
     for message in messages:
-        outcome = ScriptOutcome.from_message(message, manifest.ranges)
+        outcome = ScriptOutcome.from_message(message, manifest)
         if outcome is None:
             continue
-        if outcome.batch_id != manifest.batch_id:
-            raise BatchAbortedError(
-                f"batch {manifest.batch_id}: the messages of its script have the outcome of batch "
-                f"{outcome.batch_id}, so nothing is committed. Give the script of each batch a channel of its own"
-            )
         if outcomes.setdefault(outcome.attempt, outcome) != outcome:
             raise BatchAbortedError(
                 f"batch {manifest.batch_id}: its script reported two different outcomes, so nothing is committed. Use "

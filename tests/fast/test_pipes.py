@@ -184,6 +184,20 @@ def test_the_clients_arguments_and_extras_reach_it(scene: Scene) -> None:
         launch(scene.batch(scene.delivery()), print, extras={EXTRAS_KEY: 1})
 
 
+def test_a_function_may_make_a_client_for_each_batch(scene: Scene) -> None:
+    """Readers of messages in an object store count what they have read, so they serve one script only."""
+    made: list[Client] = []
+
+    def make() -> Any:  # noqa: ANN401 - a stand-in for a client
+        made.append(Client(partial(process, scene)))
+        return made[-1]
+
+    for count in (1, 2):
+        with scene.batch(scene.delivery(), max_records=6) as batch:
+            run_with_pipes(CONTEXT, batch, make)
+        assert (len(made), batch.committed) == (count, True)
+
+
 def test_the_manifest_has_the_batch_and_no_secret(scene: Scene) -> None:
     """Everything that a script needs to know, except how to connect."""
     with scene.batch(scene.delivery()) as batch:
@@ -204,7 +218,7 @@ def test_a_thousand_partitions_fit_into_one_environment_variable_and_one_line_of
         result = WriteResult(batch.ranges[::2], batch.ranges[1::2], dict.fromkeys(range(0, 1_000, 2), 1_000_000))
         message = ScriptOutcome(batch.batch_id, "a", result).to_message()
         assert len(json.dumps(message)) < 16_384
-        assert ScriptOutcome.from_message(message, batch.ranges) == ScriptOutcome(batch.batch_id, "a", result)
+        assert ScriptOutcome.from_message(message, batch.manifest()) == ScriptOutcome(batch.batch_id, "a", result)
 
 
 def test_what_the_script_adds_is_metadata_of_the_batch(scene: Scene) -> None:
@@ -375,7 +389,7 @@ def malformed(_: Scene, channel: Channel) -> None:
         (read_only, "ended without an outcome"),
         (failed, "ended without an outcome"),
         (other_message, "ended without an outcome"),
-        (of_another_batch, "have the outcome of batch"),
+        (of_another_batch, "ended without an outcome"),
         (twice, "two different outcomes"),
         (both_took, "both wrote a range"),
         (incomplete, "cannot be used"),
@@ -433,6 +447,17 @@ def test_a_message_may_come_twice_and_a_script_may_be_started_twice(scene: Scene
     if mode is EFFECTIVELY_ONCE:
         assert batch.outcome == WriteResult(batch.ranges, (), {})
         assert counted_once(scene, mode)
+
+
+def test_the_outcome_of_an_earlier_batch_is_ignored(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that is used again may read the messages of its earlier script again."""
+
+    def script(channel: Channel) -> None:
+        of_another_batch(scene, channel)
+        process(scene, channel)
+
+    assert run(scene, script).committed
+    assert "an outcome of another batch is ignored: run9.other" in caplog.text
 
 
 def test_a_failed_script_commits_nothing(scene: Scene) -> None:
