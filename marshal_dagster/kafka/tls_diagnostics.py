@@ -7,6 +7,7 @@ nothing else. A server does not report why it refuses a client's certificate, so
 
 import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -29,7 +30,7 @@ def with_handshake_details(reason: FailureReason, connection: KafkaConnection) -
     if reason.cause is FailureCause.CERTIFICATE and connection.uses_tls:
         return _of_certificate(reason, server, connection)
     if reason.cause is FailureCause.OWN_CERTIFICATE:
-        return _of_own_certificate(reason, server, connection.ssl_certificate_location)
+        return _of_own_certificate(reason, server, connection)
     if reason.cause in _MAY_WANT_TLS and not connection.uses_tls and _speaks_tls(server):
         return FailureReason(
             FailureCause.PROTOCOL,
@@ -44,7 +45,7 @@ def _of_certificate(reason: FailureReason, server: str, connection: KafkaConnect
     import ssl
 
     try:
-        context = ssl.create_default_context(cafile=connection.ssl_ca_location)
+        context = ssl.create_default_context(cafile=connection.ssl_ca_location, cadata=connection.ssl_ca_pem)
         identification = connection.client_settings.get("ssl.endpoint.identification.algorithm")
         context.check_hostname = identification != _HOST_IS_NOT_CHECKED
         _shake_hands(server, context)
@@ -55,38 +56,43 @@ def _of_certificate(reason: FailureReason, server: str, connection: KafkaConnect
     return reason
 
 
-def _of_own_certificate(reason: FailureReason, server: str, location: str | None) -> FailureReason:
-    if location is None:
+def _of_own_certificate(reason: FailureReason, server: str, connection: KafkaConnection) -> FailureReason:
+    location, text = connection.ssl_certificate_location, connection.ssl_certificate_pem
+    if connection.ssl_keystore_location is not None:
+        return replace(
+            reason, better_advice=f"check that the certificate in {connection.ssl_keystore_location} has not expired"
+        )
+    if location is None and text is None:
         return FailureReason(
             reason.cause,
             server,
             "the server requires a certificate of this client, which has none",
             "set ssl_certificate_location and ssl_key_location to a certificate that the server trusts, and its key",
         )
-    dates = _dates(location)
+    dates = _dates(location, text)
     if dates is None:
         return reason
     (begins_s, begins), (ends_s, ends) = dates
     now_s = time.time()
     if begins_s <= now_s <= ends_s:
         return reason
+    field = "ssl_certificate_pem: it needs" if location is None else f"ssl_certificate_location: {location} needs"
     dated = f"expired on {ends}" if ends_s < now_s else f"is not valid before {begins}"
     return FailureReason(
         reason.cause,
         server,
         f"the server does not accept the certificate of this client, which {dated}",
-        f"check ssl_certificate_location: {location} needs a certificate that is valid now (or correct this machine's "
-        "clock)",
+        f"check {field} a certificate that is valid now (or correct this machine's clock)",
     )
 
 
-def _dates(location: str) -> tuple[tuple[float, str], tuple[float, str]] | None:
-    """Return the times between which all certificates of a PEM file are valid, as unix seconds and as text."""
+def _dates(location: str | None, text: str | None) -> tuple[tuple[float, str], tuple[float, str]] | None:
+    """Return the times between which all certificates of a PEM file or text are valid, as unix seconds and as text."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        context.load_verify_locations(cafile=location)
+        context.load_verify_locations(cafile=location, cadata=text)
     except (OSError, ValueError):
         return None
 

@@ -106,7 +106,7 @@ def aws_msk_iam_callback(region: str, profile: str | None, role_arn: str | None)
             f"sasl_mechanism AWS_MSK_IAM needs Amazon's signer: {Extra.MSK.command} ({error})"
         ) from None
 
-    def fetch() -> Token:
+    def sign() -> tuple[str, float]:
         if role_arn is not None:
             signed = Signer.generate_auth_token_from_role_arn(region, role_arn)
         elif profile is not None:
@@ -115,6 +115,12 @@ def aws_msk_iam_callback(region: str, profile: str | None, role_arn: str | None)
             signed = Signer.generate_auth_token(region)
         text, expires_ms = signed
         return text, expires_ms / _MS
+
+    def fetch() -> Token:
+        try:
+            return sign()
+        except AttributeError as error:  # the signer's own error if the SDK finds no credentials
+            raise LookupError("AWS's SDK finds no credentials on this machine") from error
 
     return TokenCallback("Amazon's signer", fetch)
 

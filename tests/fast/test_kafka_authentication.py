@@ -16,13 +16,17 @@ from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.kafka import clients, password_rotation
 from marshal_dagster.kafka.authentication import LOGIN_HANDLER, METHODS, NOT_FOR_SPARK
 from marshal_dagster.kafka.connection import FILES, SECRETS, KafkaConnection
+from marshal_dagster.kafka.connection_errors import FailureCause, FailureReason
+from marshal_dagster.kafka.tls_diagnostics import with_handshake_details
 from marshal_dagster.kafka.token_callbacks import TokenCallback
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.spark import token_endpoint
 from tests.conditions import wait_until
+from tests.real.certificates import self_signed
 
 SECRET = "c4nary"
 PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+EXPIRED = self_signed("client", until_days=-2).certificate
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"
 Settings = Mapping[str, Any]
 
@@ -54,6 +58,7 @@ KERBEROS: Settings = {
     "kerberos_keytab": "etl.keytab",
 }
 WITH_KEY: Settings = {**TLS, "ssl_certificate_location": "certificate.pem", "ssl_key_location": "key.pem"}
+EXPIRED_TEXT: Settings = {**TLS, "ssl_certificate_pem": EXPIRED, "ssl_key_location": "key.pem"}
 WITH_STORE: Settings = {**TLS, "ssl_keystore_location": "client.p12", "ssl_keystore_password": SECRET}
 
 
@@ -228,6 +233,30 @@ def test_environment_dagster_and_component_offer_the_same_fields() -> None:
     assert set(KafkaConnectionConfig.model_fields) == names_of()
     in_yaml = {f"{name}_variable" if name in SECRETS else name for name in names_of()}
     assert set(ConnectionModel.model_fields) == in_yaml
+
+
+def test_the_page_names_each_field() -> None:
+    """Each field of authentication is on the page."""
+    page = (Path(__file__).parents[2] / "docs" / "authentication.md").read_text()
+    assert [name for name in (*FIELDS, *FOR_ONE_CLIENT) if f"{name}" not in page] == ["timeout_s"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        (TLS, "set ssl_certificate_location and ssl_key_location to a certificate that the server trusts"),
+        (WITH_STORE, "check that the certificate in client.p12 has not expired"),
+        (
+            without(WITH_KEY, "ssl_certificate_location") | {"ssl_certificate_pem": EXPIRED},
+            "check ssl_certificate_pem: it",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("files")
+def test_a_rejected_certificate_is_looked_at_wherever_it_comes_from(settings: Settings, advice: str) -> None:
+    """A broker gives no reason, so the client's own certificate is checked: that of a file, a text or a key store."""
+    reason = FailureReason(FailureCause.OWN_CERTIFICATE, "kafka:9092", "rejected")
+    assert advice in with_handshake_details(reason, KafkaConnection.from_settings(settings)).advice
 
 
 @pytest.mark.usefixtures("files")
@@ -499,6 +528,15 @@ def test_msk_signs_with_the_credentials_of_aws(signer: list[tuple[str, ...]]) ->
         'software.amazon.msk.auth.iam.IAMLoginModule required awsStsRegion="eu-west-1";'
     )
     assert spark["kafka.sasl.client.callback.handler.class"] == "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
+
+
+def test_msk_without_credentials_is_one_line(signer: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signer fails with an attribute of None if the machine has no credentials; the line names what is missing."""
+    assert signer == []
+    module: Any = sys.modules["aws_msk_iam_sasl_signer"]
+    monkeypatch.setattr(module.MSKAuthTokenProvider, "generate_auth_token", lambda _: module.access_key)
+    with pytest.raises(UnavailableError, match="AWS's SDK finds no credentials on this machine"):
+        rendered(MSK)[0]["oauth_cb"].fetch_first()
 
 
 def test_msk_without_its_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

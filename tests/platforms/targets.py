@@ -63,6 +63,7 @@ SPARK_TESTS: Final = (
     "tests/real/test_sink_kafka.py::test_a_process_killed_at_each_step",
     "tests/real/test_sink_postgres_spark.py",
     "tests/real/test_spark_job_control.py",
+    "tests/real/test_kafka_secured.py::test_spark_reads_through_tls_with_a_password",
     f"{_TAKEOVER}::test_half_each_of_what_was_not_written",
     f"{_TAKEOVER}::test_a_spark_process_killed_at_work",
     f"{_TAKEOVER}::test_a_session_whose_jvm_is_killed",

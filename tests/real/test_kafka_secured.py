@@ -209,6 +209,9 @@ def test_a_certificate_that_is_not_trusted_is_told(secured: SecuredKafka, author
     message = refused(connect(secured, "SASL_SSL", **WITH_SCRAM, **trust))
     assert "certificate verify failed" in message
     assert "check ssl_ca_location" in message
+    if trust:
+        text = {"ssl_ca_pem": secured.certificate.read_text()}
+        assert "certificate verify failed" in refused(connect(secured, "SASL_SSL", **WITH_SCRAM, **text))
 
 
 def test_a_certificate_of_ones_own_that_is_not_trusted_is_told(secured: SecuredKafka) -> None:
@@ -231,6 +234,12 @@ def test_a_certificate_of_ones_own_that_is_not_in_date_is_told(secured: SecuredK
     ).splitlines()
     assert f"does not accept the certificate of this client, which {words}" in said
     assert f"check ssl_certificate_location: {own} needs " in said
+    text = own.read_text()
+    (said,) = refused(
+        connect(secured, "SSL", **trusting(secured), ssl_certificate_pem=text, ssl_key_pem=text)
+    ).splitlines()
+    assert f"certificate of this client, which {words}" in said
+    assert "check ssl_certificate_pem: it needs " in said
 
 
 @pytest.mark.parametrize("way", ["a wrong password, SCRAM", "a server's certificate that is out of date"])
@@ -517,7 +526,7 @@ def test_tokens_are_renewed_while_a_client_works(secured: SecuredKafka, admin: T
     provider = secured.provider
     provider.lifetime_s, before_s = 5, provider.lifetime_s
     errors: list[KafkaError | None] = []
-    writer, log = clients.producer(connection, delivery_timeout_ms=6_000, client_id="test")
+    writer, log = clients.producer(connection, delivery_timeout_ms=3_000, client_id="test")
 
     def has_written() -> bool:
         before = len(errors)
