@@ -166,6 +166,8 @@ def _what_to_do(text: str) -> str:
 _ADVICE_ON_SETTINGS: Final = {
     "SASL mechanism GSSAPI": "PyPI's wheel of confluent-kafka has no Kerberos: install libsasl2 and librdkafka of this "
     "machine's distribution, then `pip install --no-binary confluent-kafka confluent-kafka`",
+    'property: "https.ca.location"': "oauth_ca_location needs confluent-kafka 2.11 or newer: upgrade it",
+    'property: "sasl.oauthbearer.metadata.': "oauth_azure_resource needs confluent-kafka 2.12 or newer: upgrade it",
     "ssl.keystore": "check ssl_keystore_location and ssl_keystore_password",
     "ssl.key": "check ssl_key_location and ssl_key_password",
     "": "check client_settings and the ssl_ fields",

@@ -632,6 +632,19 @@ def test_a_client_library_without_kerberos_names_what_to_install() -> None:
     assert "pip install --no-binary confluent-kafka" in said
 
 
+@pytest.mark.parametrize(
+    ("setting", "advice"),
+    [
+        ("https.ca.location", "oauth_ca_location needs confluent-kafka 2.11 or newer"),
+        ("sasl.oauthbearer.metadata.authentication.type", "oauth_azure_resource needs confluent-kafka 2.12 or newer"),
+    ],
+)
+def test_a_client_library_that_is_too_old_names_the_version(setting: str, advice: str) -> None:
+    """The lowest version that is allowed lacks two settings; the line names the field and the version."""
+    with pytest.raises(ConfigurationError, match=advice), clients.checked_settings():
+        raise ValueError(f'No such configuration property: "{setting}"')
+
+
 @pytest.mark.usefixtures("files")
 def test_a_wrong_key_store_names_its_fields() -> None:
     """The client library cannot read the key store; the line names the fields of the key store."""
