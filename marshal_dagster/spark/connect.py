@@ -4,12 +4,12 @@ A session on a server has no `sparkContext`. Its jobs are marked and cancelled a
 are read from the server. All sessions of a process are of the same kind: on servers, or local.
 """
 
-import importlib.util
 import logging
 import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from marshal_dagster.errors import ConfigurationError
@@ -45,12 +45,13 @@ def is_connect(spark: "SparkSession") -> bool:
 
 def check_client() -> None:
     """Raise `ConfigurationError` if PySpark's client of Spark Connect is too old."""
-    from pyspark import __version__ as installed
+    import pyspark
 
-    if importlib.util.find_spec("pyspark.sql.connect.client.retries") is None:
+    # Importing the client would need the packages of the extra `connect`.
+    if not Path(pyspark.__path__[0], "sql", "connect", "client", "retries.py").exists():
         raise ConfigurationError(
-            f"Spark Connect needs PySpark {FIRST_RELEASE} or newer, but {installed} is installed: upgrade pyspark, or "
-            "use a session in the run (docs/spark-sessions.md)"
+            f"Spark Connect needs PySpark {FIRST_RELEASE} or newer, but {pyspark.__version__} is installed: upgrade "
+            "pyspark, or use a session in the run (docs/spark-sessions.md)"
         )
 
 

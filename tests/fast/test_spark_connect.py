@@ -163,6 +163,15 @@ def test_a_server_that_has_ended_before_a_batch_is_not_taken_for_one_without_a_c
         check_session(fake)
 
 
+def test_a_client_that_is_too_old_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before Spark 4.0 the client takes no retry policy. The message names that version."""
+    monkeypatch.setattr("pyspark.__path__", [str(tmp_path)])
+    monkeypatch.setattr("pyspark.__version__", "3.5.9")
+    for call in (lambda: connect_session.connect("sc://localhost:1"), ConnectServer(tmp_path).start):
+        with pytest.raises(ConfigurationError, match=r"Spark Connect needs PySpark 4\.0 or newer, but 3\.5\.9 is"):
+            call()
+
+
 def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts the connection and never responds, as a stopped one, causes an error with advice."""
     answer, left = threading.Event(), threading.Event()

@@ -1,6 +1,7 @@
 """Runs the tests of a version in its environment, and returns the row of the result."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from tests.soak_results import ALL_CODE, code_version
 
 BROKER_VARIABLE: Final = "MARSHAL_TEST_BROKER"
 """The environment variable with which the fixtures of `tests/real` use a broker that is running already."""
+PREFIX: Final = "RUN_WITH"
+"""The environment variable with a command that runs each pytest, such as `nice`."""
 _NO_TESTS: Final = 5
 _FREE: Final = {Kind.SPARK: ("pyspark", "py4j"), Kind.DAGSTER: ("dagster",)}
 """The beginnings of the names of packages that a target chooses the versions of."""
@@ -105,19 +108,37 @@ def prepare(target: Target) -> Path:
 
 
 def run_tests(python: Path, tests: Sequence[str], variables: Mapping[str, str]) -> Counts:
-    """Run pytest in an environment; its output goes to the terminal."""
+    """Run pytest in an environment; its output goes to the terminal.
+
+    With a command in `RUN_WITH`, each file of real tests is a run of its own.
+    """
+    if "tests/fast" in tests:
+        arguments = ("-n", os.environ.get("WORKERS", "auto"), "-W", "ignore::DeprecationWarning", *tests)
+        return _run_pytest(python, arguments, variables)
+    if PREFIX not in os.environ:
+        return _run_pytest(python, tests, variables)
+    options = tuple(tests[tests.index("-k") :]) if "-k" in tests else ()
+    files: dict[str, list[str]] = {}
+    for test in tests[: len(tests) - len(options)]:
+        files.setdefault(test.partition("::")[0], []).append(test)
+    found = [_run_pytest(python, (*names, *options), variables) for names in files.values()]
+    failures = tuple(name for counts in found for name in counts.failures)
+    return Counts(sum(counts.passed for counts in found), failures, sum(counts.seconds for counts in found))
+
+
+def _run_pytest(python: Path, arguments: Sequence[str], variables: Mapping[str, str]) -> Counts:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         report = Path(folder) / "tests.xml"
-        arguments = ("-q", "-p", "no:cacheprovider", "--junitxml", str(report), *tests)
-        if "tests/fast" in tests:
-            arguments = ("-n", os.environ.get("WORKERS", "auto"), "-W", "ignore::DeprecationWarning", *arguments)
+        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", str(report), *arguments]
         environ = os.environ | {"PYTHONPATH": str(TOP), **variables}
         start = time.monotonic()
-        done = subprocess.run([str(python), "-m", "pytest", *arguments], cwd=TOP, env=environ, check=False)
+        done = subprocess.run([*shlex.split(os.environ.get(PREFIX, "")), *command], cwd=TOP, env=environ, check=False)
         seconds = time.monotonic() - start
-        if not report.exists() or done.returncode == _NO_TESTS:
-            return Counts(0, (f"pytest ended with exit code {done.returncode}",), seconds)
+        if done.returncode == _NO_TESTS:
+            return Counts(0, (), seconds)
+        if not report.exists():
+            return Counts(0, (f"{arguments[0]} ended with exit code {done.returncode}",), seconds)
         return counts_in(report, seconds)
 
 
