@@ -35,7 +35,8 @@ def open_rationalizer(
         UnavailableError: no answer in time.
     """
     log = KafkaLog(connection, coordination_topic, interval_ms)
-    log.usable_id = usable_id
+    if usable_id is not None:
+        log.usable_id = usable_id
     try:
         snapshots = kafka_snapshots(connection, coordination_topic)
         return Rationalizer(log, topics=followed, timeout_s=connection.timeout_s, snapshots=snapshots)
