@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 import psutil
 import pytest
+from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from jobs.flights import CarrierTotal, carrier_totals, departures_by_carrier
 from marshal_dagster.batches import ClaimedBatch, RangeOptions
@@ -208,8 +209,17 @@ def _error(result: dg.ExecuteInProcessResult, node: str) -> str:
 # In one process
 
 
-def test_flights_are_counted_once_each(site: Site, spark: "SparkSession", connection: KafkaConnection) -> None:
-    """The deployment's own op drains a topic of flights in several batches, and the sink has the correct totals."""
+@pytest.mark.parametrize("kind", [LazyPySparkResource, PySparkResource])
+def test_flights_are_counted_once_each(
+    site: Site,
+    spark: "SparkSession",
+    connection: KafkaConnection,
+    kind: type[LazyPySparkResource | PySparkResource],
+) -> None:
+    """The deployment's own op drains a topic of flights in several batches, and the sink has the correct totals.
+
+    The session is that of a resource of dagster-pyspark, which leaves it running.
+    """
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
@@ -220,12 +230,13 @@ def test_flights_are_counted_once_each(site: Site, spark: "SparkSession", connec
     assert producer.flush(WITHIN_S) == 0
     sink = FileSink(site.folder / "out")
     op = build_claimed_batch_op(
-        departures_by_carrier, name="work", topic=site.topic, sink=sink, max_records=60, spark_key="spark"
+        departures_by_carrier, name="work", topic=site.topic, sink=sink, max_records=60, spark_key="pyspark"
     )
     result = build_claimed_batch_job(op).execute_in_process(
         instance=site.instance,
-        resources={"claimer": site.claimer(delivery="effectively_once"), "spark": _with_session(spark)},
+        resources={"claimer": site.claimer(delivery="effectively_once"), "pyspark": kind(spark_config={})},
     )
+    assert spark.range(1).count() == 1
     totals = dict(carrier_totals(sink))
     assert totals.pop(None).flights == MESSAGES  # type: ignore[call-overload] # the fixture's messages are no flights
     assert totals == {

@@ -20,7 +20,6 @@ from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.main import run
 from marshal_dagster.coordination import rationalizer_cache
 from marshal_dagster.kafka.admin_client import Topics
-from marshal_dagster.ops import execution
 from tests.topics import reserved
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def test_the_tutorial_counts_each_order_once(
     shop: ModuleType, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run that the sensor requests redoes a failed run, and the totals are correct."""
-    monkeypatch.setattr(execution, "start_session", lambda _: spark)
+    monkeypatch.setattr("dagster_pyspark.resources.spark_session_from_config", lambda _: spark)
     definitions: dg.Definitions = shop.defs
     job, redo = map(definitions.resolve_job_def, ("orders_per_shop_job", "reprocess_orders_per_shop"))
     sensor = definitions.resolve_sensor_def("shops_stale_claims")
@@ -89,7 +88,7 @@ def test_a_bug_ends_in_a_red_run_that_says_what_to_do(
 
     A seventh fails although the bug is fixed, and names a command. After that command a run succeeds.
     """
-    monkeypatch.setattr(execution, "start_session", lambda _: spark)
+    monkeypatch.setattr("dagster_pyspark.resources.spark_session_from_config", lambda _: spark)
     job = shop.defs.resolve_job_def("orders_per_shop_job")
     with dg.DagsterInstance.ephemeral() as instance:
         write_orders(shop)
