@@ -7,6 +7,7 @@ of this package. `dg scaffold` writes an example of the YAML and of the function
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
+from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -57,6 +58,7 @@ from marshal_dagster.sensors._exhausted_plans import build_exhausted_plans_check
 from marshal_dagster.sensors.run_failure import build_run_failure_sensors
 from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from marshal_dagster.sinks import FileSink
+from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -238,6 +240,7 @@ class _TopicNames:
     asset: str
     claimer_key: str
     rationalizer_key: str
+    spark_key: str | None
 
 
 @scaffold_with(_ClaimedTopicScaffolder)
@@ -316,7 +319,9 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         default=None, description="Spark settings that replace or extend those of the library."
     )
     spark_key: str | None = Field(
-        default=None, description="The key of a resource with a `spark_session` (default: each run starts its own)."
+        default=None,
+        description="The key of your own resource with a `spark_session` (default: a `LazyPySparkResource` of the "
+        "component).",
     )
     coordination_topic: str = Field(
         default=DEFAULT_COORDINATION_TOPIC, description="The name of the coordination topic."
@@ -442,15 +447,23 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         topics = self._topics()
         base = self.name or (str(process.__name__) if self.function else _as_function(topics[0]))
         claimer_key, rationalizer_key = f"{base}_claimer", f"{base}_rationalizer"
+        own_spark_key = self._own_spark_key(base)
         parts = [
             self._topic_defs(
-                _TopicNames(topic, base if self.topic else f"{base}_{as_name(topic)}", claimer_key, rationalizer_key),
+                _TopicNames(
+                    topic,
+                    base if self.topic else f"{base}_{as_name(topic)}",
+                    claimer_key,
+                    rationalizer_key,
+                    own_spark_key or self.spark_key,
+                ),
                 process,
                 context,
             )
             for topic in topics
         ]
-        shared = Definitions(sensors=self._group_sensors(base, claimer_key), resources=self._resources(base))
+        resources = {**self._resources(base), **self._spark_resources(base)}
+        shared = Definitions(sensors=self._group_sensors(base, claimer_key), resources=resources)
         return Definitions.merge(shared, *parts)
 
     def _process(self, context: ComponentLoadContext) -> Any:  # noqa: ANN401 - a function that the user wrote
@@ -489,6 +502,8 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             sink=self._sink(context, topic),
             ranges=None if self.ranges is None else RangeOptions(**self.ranges.model_dump()),
             claimer_key=claimer_key,
+            spark_key=names.spark_key,
+            spark_config=self.spark_config if names.spark_key == self.spark_key else None,  # the own resource has it
             **{name: getattr(self, name) for name in _WORK_OPTIONS},
         )(process)
         observes, redoes = "topic" in self.sensors, "stale_claims" in self.sensors and not self.per_partition
@@ -533,6 +548,22 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
                 coordination_topic=self.coordination_topic,
             ),
         }
+
+    def _own_spark_key(self, base: str) -> str | None:
+        """Return the key of the component's own Spark resource; None if it has none, or the extra is not installed."""
+        has_own = self.spark_key is None and find_spec("dagster_pyspark") is not None
+        return f"{base}_pyspark" if has_own else None
+
+    def _spark_resources(self, base: str) -> dict[str, Any]:
+        """Return the resource that starts a session when a batch is read, after the claim."""
+        key = self._own_spark_key(base)
+        if key is None:
+            return {}
+        from dagster_pyspark import LazyPySparkResource
+
+        single = SINGLE_EXECUTION if self.delivery == "at_most_once" else {}
+        settings = spark_settings(app_name=base, extra={**single, **(self.spark_config or {})})
+        return {key: LazyPySparkResource(spark_config=dict(settings))}
 
     def _schedules(self, job: AnyJob) -> list[ScheduleDefinition]:
         if self.schedule is None:
@@ -604,8 +635,6 @@ _WORK_OPTIONS: Final = (
     "max_claims",
     "max_records",
     "min_partitions",
-    "spark_config",
-    "spark_key",
     "start",
     "time_budget_s",
 )

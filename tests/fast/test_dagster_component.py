@@ -10,7 +10,9 @@ import dagster as dg
 import pytest
 import yaml  # type: ignore[import-untyped]
 from dagster.components.testing import create_defs_folder_sandbox
+from dagster_pyspark import LazyPySparkResource
 
+from marshal_dagster import component
 from marshal_dagster.assets import decorator
 from marshal_dagster.assets.decorator import ClaimedAsset, kafka_partitions_def
 from marshal_dagster.batches import RangeOptions
@@ -52,9 +54,10 @@ def built(
             defs_yaml_contents={"type": type_name or f"{of.__module__}.{of.__name__}", "attributes": given},
         )
         (path / "process.py").write_text(PROCESS)
-        with sandbox.load_component_and_build_defs(path) as (component, definitions):
-            assert isinstance(component, of)
-            dg.Definitions.validate_loadable(definitions)
+        with sandbox.load_component_and_build_defs(path) as (made, definitions):
+            assert isinstance(made, of)
+            elsewhere = dg.Definitions(resources={given["spark_key"]: object()} if "spark_key" in given else {})
+            dg.Definitions.validate_loadable(dg.Definitions.merge(definitions, elsewhere))
             return definitions
 
 
@@ -86,9 +89,14 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> Executed:
     return executed
 
 
+def unbound(found: dg.Definitions, key: dg.AssetKey) -> dg.AssetsDefinition:
+    """Return an asset to which no resources are bound yet."""
+    return next(one for one in found.assets or () if isinstance(one, dg.AssetsDefinition) and one.keys == {key})
+
+
 def run_asset(found: dg.Definitions, key: dg.AssetKey) -> None:
     """Materialize an asset."""
-    asset = next(one for one in found.assets or () if isinstance(one, dg.AssetsDefinition) and one.keys == {key})
+    asset = unbound(found, key)
     assert dg.materialize([asset], resources=found.resources).success
 
 
@@ -99,7 +107,6 @@ OPTIONS: dict[str, Any] = {
     "count_records": True,
     "max_attempts": 3,
     "min_partitions": 8,
-    "spark_config": {"spark.driver.memory": "4g"},
     "start": "latest",
 }
 
@@ -113,6 +120,7 @@ def test_each_option_reaches_the_asset(executed: Executed) -> None:
         max_batches=9,
         time_budget_s=10.0,
         pool="spark",
+        spark_config={"spark.driver.memory": "4g"},
         retry_policy={"max_retries": 4, "delay_s": 1.5, "backoff": "exponential", "jitter": "plus_minus"},
         allow_unsafe_topic=True,
         allow_branch_deployments=True,
@@ -129,6 +137,9 @@ def test_each_option_reaches_the_asset(executed: Executed) -> None:
     resources = found.resources or {}
     claimer, rationalizer = resources["count_claimer"], resources["count_rationalizer"]
     assert isinstance(claimer, ClaimerResource)
+    spark = resources["count_pyspark"]
+    assert isinstance(spark, LazyPySparkResource)
+    assert (spark.spark_config["spark.driver.memory"], spec.spark_key) == ("4g", "count_pyspark")
     assert claimer.allow_unsafe_topic
     assert claimer.allow_branch_deployments
     assert claimer.coordination_connection is not None
@@ -154,6 +165,33 @@ def test_claims_of_ranges_reach_claimer_and_asset(executed: Executed) -> None:
     claimer = (found.resources or {})["count_claimer"]
     assert isinstance(claimer, ClaimerResource)
     assert claimer.claim_ranges
+
+
+@pytest.mark.parametrize(("delivery", "failures"), [("at_most_once", "1"), ("at_least_once", None)])
+def test_at_most_once_has_a_session_that_runs_no_task_twice(delivery: str, failures: str | None) -> None:
+    """The component's own session has the settings for the delivery mode."""
+    spark = (built(delivery=delivery).resources or {})["count_pyspark"]
+    assert isinstance(spark, LazyPySparkResource)
+    assert spark.spark_config.get("spark.task.maxFailures") == failures
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_without_a_resource_of_its_own_the_run_starts_the_session(
+    executed: Executed, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    """A resource of the user's is taken; without dagster-pyspark the asset gets the settings itself."""
+    if not is_installed:
+        monkeypatch.setattr(component, "find_spec", lambda _: None)
+    settings = {"spark.driver.memory": "4g"}
+    found = built(max_records=7, **({"spark_key": "mine"} if is_installed else {"spark_config": settings}))
+    resources = dict(found.resources or {})
+    assert "count_pyspark" not in resources
+    if is_installed:
+        assert "mine" in unbound(found, dg.AssetKey("count")).required_resource_keys
+        return
+    run_asset(found, dg.AssetKey("count"))
+    (spec,) = executed.specs
+    assert (spec.spark_key, spec.spark_config) == (None, settings)
 
 
 def test_a_kafka_partition_is_a_dagster_partition() -> None:
@@ -203,7 +241,7 @@ def test_each_topic_of_a_list_has_an_asset(executed: Executed, tmp_path: Path) -
         *("count_failed_runs", "count_canceled_runs", "count_orders_stale_claims", "count_returns_eu_stale_claims"),
         *("count_orders_messages", "count_returns_eu_messages"),
     }
-    assert set(found.resources or {}) == {"count_claimer", "count_rationalizer"}
+    assert set(found.resources or {}) == {"count_claimer", "count_rationalizer", "count_pyspark"}
     for name in ("count_orders", "count_returns_eu"):
         run_asset(found, dg.AssetKey(name))
     assert [spec.topic for spec in executed.specs] == ["orders", "returns.eu"]
