@@ -130,6 +130,15 @@ def test_a_spark_home_without_spark_is_a_problem(tmp_path: Path) -> None:
     assert finding.found == f"no Spark in {tmp_path}"
 
 
+def test_a_process_without_spark_has_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that only claims needs neither Spark nor Java; the finding names the extra."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    environ = {"PATH": "/nowhere"}
+    findings = {finding.name: finding for finding in machine.check_machine(environ)}
+    assert (findings["spark"].state, findings["java"].state) == (CheckState.NOT_CHECKED, CheckState.NOT_CHECKED)
+    assert "pip install 'marshal-dagster[spark]'" in findings["spark"].found
+
+
 def test_versions_are_told_and_missing_packages_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """All versions are in one line; a package that is not installed is named."""
     assert "confluent-kafka" in on_machine("versions", {}).found

@@ -4,32 +4,37 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Final
 
+from marshal_dagster._internal.extras import Extra
 from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
-from marshal_dagster.cli.doctor_checks.finding import Finding, ok, problem
+from marshal_dagster.cli.doctor_checks.finding import Finding, not_checked, ok, problem
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.connector import connector_jars
 from marshal_dagster.spark.packages import build_in, find_spark, kafka_package
 
-_PACKAGES: Final = ("marshal-dagster", "dagster", "dagster-pyspark", "pyspark", "confluent-kafka", "pydantic")
+_PACKAGES: Final = ("marshal-dagster", "dagster", "confluent-kafka", "pydantic")
+_OPTIONAL: Final = ("pyspark", "dagster-pyspark", "psycopg", "protobuf")
+_WITHOUT_SPARK: Final = f"processes that read batches with Spark need it: {Extra.SPARK.command}"
 
 
 def check_machine(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Check what is installed here: packages, Java, Spark and its connector to Kafka."""
     yield _versions()
-    yield _java(environ)
-    yield _spark(environ)
+    home = find_spark(environ)
+    yield _java(environ, is_needed=home is not None)
+    yield _spark(environ, home) if home else not_checked("spark", f"PySpark is not installed; {_WITHOUT_SPARK}")
 
 
 def _versions() -> Finding:
     found, missing = [f"Python {platform.python_version()}"], []
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *_OPTIONAL):
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            missing.append(package)
+            missing += [package] if package in _PACKAGES else []
     if not missing:
         return ok("versions", ", ".join(found))
     return problem(
@@ -40,10 +45,12 @@ def _versions() -> Finding:
     )
 
 
-def _java(environ: Mapping[str, str]) -> Finding:
+def _java(environ: Mapping[str, str], *, is_needed: bool) -> Finding:
     try:
         java = find_java(environ)
     except ConfigurationError as error:
+        if not is_needed and not environ.get("JAVA_HOME"):
+            return not_checked("java", f"no Java here, and no Spark that needs one; {_WITHOUT_SPARK}")
         return problem(
             "java",
             str(error),
@@ -53,14 +60,12 @@ def _java(environ: Mapping[str, str]) -> Finding:
     return ok("java", f"Java {java.version} at {java.executable}")
 
 
-def _spark(environ: Mapping[str, str]) -> Finding:
+def _spark(environ: Mapping[str, str], home: Path) -> Finding:
     """Check the names of Spark's jars: importing PySpark would take a second, and a session a JVM."""
-    home = find_spark(environ)
-    build = build_in(home) if home else None
+    build = build_in(home)
     fix = "unset SPARK_HOME" if environ.get("SPARK_HOME") else "pip install --upgrade 'marshal-dagster[spark]'"
     if build is None:
-        found = f"no Spark in {home}" if home else "PySpark is not installed"
-        return problem("spark", found, "batches are read with Spark", fix)
+        return problem("spark", f"no Spark in {home}", "batches are read with Spark", fix)
     found = f"{build} in {home}"
     try:
         connector = kafka_package(build)
