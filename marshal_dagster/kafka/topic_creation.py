@@ -38,22 +38,20 @@ def create_with_allowed_settings(
     Settings that an error names are left out. If an error names none, each setting is left out in turn, and then all.
     Settings in `required` are never left out.
 
-    Raises `ConfigurationError` with the brokers' first reason if that does not help, `AuthorizationError` and
+    Raises `ConfigurationError` with the brokers' reason if that does not help, `AuthorizationError` and
     `UnavailableError`.
     """
     wanted, refused = dict(settings), dict[str, str]()
-    first: ConfigurationError | None = None
     while True:
         try:
             return TopicCreation(topics.create(name, partitions, replication, wanted), refused)
         except ConfigurationError as error:
-            first = first or error
             optional = [setting for setting in wanted if setting not in required]
             named = [setting for setting in optional if _names(error, setting)]
             if not optional or any(_names(error, setting) for setting in required):
-                raise first from None
+                raise
             if not named:
-                return _create_without_any(topics, name, partitions, replication, wanted, refused, optional, first)
+                return _create_without_any(topics, name, partitions, replication, wanted, refused, optional, error)
             for setting in named:
                 del wanted[setting]
                 refused[setting] = str(error)
@@ -67,7 +65,7 @@ def _create_without_any(  # noqa: PLR0917 - the state of the caller
     wanted: Mapping[str, str],
     refused: Mapping[str, str],
     optional: Collection[str],
-    first: ConfigurationError,
+    error: ConfigurationError,
 ) -> TopicCreation:
     """Create the topic without one of the `optional` settings, or else without all of them."""
     for left_out in [*([setting] for setting in optional), list(optional)]:
@@ -76,8 +74,8 @@ def _create_without_any(  # noqa: PLR0917 - the state of the caller
             created = topics.create(name, partitions, replication, kept)
         except ConfigurationError:
             continue
-        return TopicCreation(created, {**refused, **dict.fromkeys(left_out, str(first))})
-    raise first
+        return TopicCreation(created, {**refused, **dict.fromkeys(left_out, str(error))})
+    raise error
 
 
 def create_and_warn(

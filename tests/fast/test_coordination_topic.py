@@ -352,7 +352,8 @@ def test_a_setting_that_is_ignored_is_found() -> None:
 
 def test_a_topic_without_the_brokers_times_is_not_created() -> None:
     """No member could use it, so the brokers' error is reported and there is no topic."""
-    cluster = Cluster(3, refuses={"message.timestamp.type": "message.timestamp.type is not supported"})
+    refuses = {COMPRESSION: f"{COMPRESSION}: no", "message.timestamp.type": "message.timestamp.type is not supported"}
+    cluster = Cluster(3, refuses=refuses)
     with pytest.raises(ConfigurationError, match=r"message\.timestamp\.type is not supported"):
         create_coordination_topic(cluster.topics, NAME)
     assert cluster.created == {}
