@@ -26,6 +26,7 @@ def outbox(postgres: str, connection: KafkaConnection) -> OutboxResource:
         dsn=postgres,
         database_schema=own_schema(),
         max_attempts=1,
+        topic_patience_s=0,
     )
     with psycopg.connect(postgres) as made:
         made.execute(f"CREATE SCHEMA {resource.database_schema}".encode())
