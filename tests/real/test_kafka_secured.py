@@ -26,6 +26,7 @@ from marshal_dagster.kafka.authentication import LOGIN_HANDLER, NOT_FOR_SPARK
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.record_size import bytes_per_offset
 from marshal_dagster.protocol.state import OffsetBounds
+from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.spark.reader import read_ranges
@@ -548,6 +549,53 @@ def test_tokens_are_renewed_while_a_client_works(secured: SecuredKafka, admin: T
     finally:
         provider.lifetime_s = before_s
         clients.close_client(writer, log)
+
+
+def test_a_batch_outlives_its_tokens(secured: SecuredKafka, admin: Topics, tmp_path: Path) -> None:
+    """A run claims, renews its tokens several times while it works, and commits. Its secret comes from a file."""
+    client, provider = "batching", secured.provider
+    admin.create("outlived", 1, 1)
+    create_coordination_topic(admin, "outlived_log", 1)
+    create_snapshot_topic(admin, "outlived_log")
+    for topic in ("outlived_log", "outlived_log_snapshot", "outlived"):
+        for right in ("READ", "WRITE", "DESCRIBE_CONFIGS"):
+            secured.grant(client, right, "TOPIC", topic)
+    secured.grant(client, "READ", "GROUP", "etl")
+    file = tmp_path / "client-secret"
+    file.write_text(TOKEN_SECRET)
+    template = with_tokens(secured, client)
+    config = KafkaConnectionConfig(
+        bootstrap_servers=template.bootstrap_servers,
+        security_protocol="SASL_SSL",
+        sasl_mechanism="OAUTHBEARER",
+        oauth_token_endpoint_url=provider.url,
+        oauth_client_id=client,
+        oauth_client_secret_file=str(file),
+        **trusting(secured),
+    )
+    provider.lifetime_s, before_s = 5, provider.lifetime_s
+    writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
+    writer.produce("outlived", b"a", partition=0)
+    assert writer.flush(WITHIN_S) == 0
+
+    @dg.op
+    def work(context: dg.OpExecutionContext, claimer: ClaimerResource) -> int | None:
+        with claimer.claimed_batch(context, topic="outlived") as batch:
+            batch.begin_processing()
+            expires_s = time.time() + 2 * provider.lifetime_s
+            wait_until(lambda: time.time() > expires_s, "all tokens of the beginning have expired")
+        return claimer.group_keys()["outlived", 0].offset
+
+    @dg.job(executor_def=dg.in_process_executor)
+    def working() -> None:
+        work()
+
+    claimer = ClaimerResource(connection=config, group="etl", coordination_topic="outlived_log", heartbeat_interval_s=2)
+    try:
+        result = working.execute_in_process(resources={"claimer": claimer})
+    finally:
+        provider.lifetime_s = before_s
+    assert result.output_for_node("work") == 1
 
 
 def test_a_rotated_password_is_used_by_clients_that_are_connected(
