@@ -20,6 +20,7 @@ from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.main import run
 from marshal_dagster.coordination import rationalizer_cache
 from marshal_dagster.kafka.admin_client import Topics
+from tests.session_settings import session_settings
 from tests.topics import reserved
 
 if TYPE_CHECKING:
@@ -29,12 +30,21 @@ TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
 
 
 @pytest.fixture
-def shop(kafka: str, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The tutorial's code location in its own folder, after the tutorial's first commands."""
+def shop(
+    kafka: str, topics: Topics, spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ModuleType]:
+    """The tutorial's code location in its own folder, after the tutorial's first commands.
+
+    `totals.py` starts a session, which is the suite's. What it sets there does not remain.
+    """
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", kafka)
     monkeypatch.syspath_prepend(shutil.copytree(TUTORIAL, tmp_path / "shop"))
     monkeypatch.setattr(rationalizer_cache, "_places", OrderedDict())  # as in a new process
-    with reserved(topics, "__marshal"), reserved(topics, "orders"):
+    with (
+        reserved(topics, "__marshal"),
+        reserved(topics, "orders"),
+        session_settings(spark, {"spark.sql.shuffle.partitions": "2"}),
+    ):
         assert run(["topic", "create"]) == 0
         yield importlib.import_module("shop")
     del sys.modules["shop"]
