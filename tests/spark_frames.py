@@ -1,6 +1,7 @@
 """Frames of a few rows that cost Spark little."""
 
 from collections.abc import Iterable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ def local_frame(spark: "SparkSession", rows: Iterable[tuple[Any, ...]], schema: 
     if not hasattr(DataFrame, "toArrow"):  # Spark 3.5
         return spark.createDataFrame(list(rows), schema)
 
+    # From Spark 4.2 on, timestamps need a time zone.
+    zoned: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     names = schema.fieldNames()
     listed = [dict(zip(names, row, strict=True)) for row in rows]
-    return spark.createDataFrame(pa.Table.from_pylist(listed, to_arrow_schema(schema)), schema)
+    return spark.createDataFrame(pa.Table.from_pylist(listed, to_arrow_schema(schema, **zoned)), schema)

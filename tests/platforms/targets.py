@@ -48,7 +48,6 @@ SPARK_SHORT: Final = (
     f"{_DECODING}::test_a_number_in_a_timestamp_is_seconds_or_bad",
     f"{_DECODING}::test_avro_of_several_schemas_is_read_by_one",
     f"{_DECODING}::test_protobuf_of_several_schemas_is_read_by_one",
-    f"{_CLUSTER}::test_a_session_with_retries_is_refused_at_most_once",
     f"{_CLUSTER}::test_a_failing_task_is_not_retried_at_most_once",
 )
 """Claim and read, each sink, a killed session whose batch is repeated, decoding, at most once's single execution."""

@@ -245,7 +245,7 @@ def fail_in_a_task(work: Work) -> list[str]:
     """Process a batch whose task records that it ran and then fails. Return the states in the batch's report."""
     from pyspark.sql import functions as f
 
-    noted = str(work.output)
+    spark, noted = session(work.where), str(work.output)
 
     @f.udf("string")
     def note_and_fail(_: bytes) -> str:
@@ -258,7 +258,7 @@ def fail_in_a_task(work: Work) -> list[str]:
     def process() -> None:
         with claimed(work) as batch:
             batches.append(batch)
-            frame = batch.read(session(work.where)).where("partition = 0 AND offset = 0")
+            frame = batch.read(spark).where("partition = 0 AND offset = 0")
             frame.coalesce(1).select(note_and_fail("value")).collect()
 
     with pytest.raises(Exception, match="this record is poison"):

@@ -177,28 +177,6 @@ def test_a_name_that_looks_like_an_exponent_is_no_number(
     assert dict(enumerate(found)) == dict(enumerate(expected for _, expected in NAMED_E))
 
 
-REWRITTEN = "a number in a string field, of which Spark 3.5 would change the digits"
-NUMBERS: list[tuple[str, str, bool]] = [
-    ('{"name": 1.50}', "1.50", False),
-    ('{"name": 1e2}', "1e2", False),
-    ('{"name": 12345678.25}', "12345678.25", False),
-    ('{"name": {"a": [0.10]}}', '{"a":[0.10]}', False),
-    ('{"name": 1.5}', "1.5", True),
-    ('{"name": -7}', "-7", True),
-    ('{"name": "1.50"}', "1.50", True),
-    ('{"name": "x", "price": 1.50}', "x", True),
-    ('{"1.50": 2.50, "name": "it\'s 1.50 \\" 2.50"}', "it's 1.50 \" 2.50", True),
-]
-
-
-def test_a_number_in_a_string_field_keeps_its_digits(spark: "SparkSession") -> None:
-    """Spark 3.5 reads it as a double. There a record is bad if that would change the digits."""
-    found = outcome(decode_json(batch(spark, [value for value, _, _ in NUMBERS]), "name string"), len(NUMBERS))
-    is_exact = hasattr(f, "try_parse_json")
-    expected = [{"name": name} if is_exact or is_kept else REWRITTEN for _, name, is_kept in NUMBERS]
-    assert dict(enumerate(found)) == dict(enumerate(expected))
-
-
 def test_a_text_that_only_looks_like_days_is_no_date(spark: "SparkSession") -> None:
     """Spark's fallback would interpret the text as days since 1970, or as the year 57275."""
     values = ['{"day": "2020-01-01"}', '{"day": "7"}', '{"day": "20200101"}']

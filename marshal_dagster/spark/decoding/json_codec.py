@@ -25,13 +25,6 @@ _HUGE_IN_STRING = r"[eE][\p{Nd},+-]{5}"
 _NAME_OR_TEXT = r'(?s)"(?:[^"\\]++|\\.)*+":|("(?:[^"\\]++|\\.)*+")'
 _FAR = r"-?[0-9]{12}"
 _FAR_SECONDS = 1e11
-_AS_DOUBLE = r"-?(?:0\.0|[1-9][0-9]{0,6}\.(?:0|[0-9]{0,7}[1-9])|0\.(?!000)[0-9]{0,8}[1-9])(?![0-9.eE+-])"
-"""A number that a double writes in the same way."""
-_NUMBER_TO_CUT = (
-    r"""(?s)("(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')"""
-    rf"|({_AS_DOUBLE})"
-    r"|(-?[0-9])[0-9]*+(?:\.[0-9]|[eE])[0-9.eE+-]*+"
-)
 _TIME_OF_DAY = r'"(?:\\[bfnrt]|\\u00[01][0-9a-fA-F]|\s)*+(?:T[0-9]|[0-9]{1,2}:)'
 _VALUE = "v"
 _ENTRIES = "map<string, string>"
@@ -104,8 +97,7 @@ def decode_json(
     is_huge = _is_huge(text, wrapped, end, declared, given)
     is_far = _is_far(text, wrapped, end, declared, given)
     is_time = _is_time_of_day(text, wrapped, end, declared, given)
-    is_rewritten = _is_rewritten(wrapped, end, declared, given)
-    parsed = _parse(f.when(~is_huge & ~is_far & ~is_time & ~is_rewritten, wrapped), end, declared, given)
+    parsed = _parse(f.when(~is_huge & ~is_far & ~is_time, wrapped), end, declared, given)
     read, parsed = read_once(frame, parsed)
     entries, corrupt = parsed[end], parsed[_CORRUPT]
     value = entries[_VALUE]
@@ -116,7 +108,6 @@ def decode_json(
         .when(is_huge, f.lit("a number with an exponent of 10,000 or more"))
         .when(is_far, f.lit("a number of more than 11 digits in a timestamp, which takes seconds"))
         .when(is_time, f.lit("a time without a date in a timestamp"))
-        .when(is_rewritten, f.lit("a number in a string field, of which Spark 3.5 would change the digits"))
         .when(corrupt.isNotNull(), f.lit("not JSON, or another type in a field than declared"))
         .when(~f.coalesce(is_one, f.lit(False)), f.lit("not exactly one JSON value"))  # noqa: FBT003
         .when(value.isNull(), f.lit("JSON null"))
@@ -308,20 +299,6 @@ def _repeats(text: "Column", declared: "DataType") -> "Column":
 
 def _is_named(name: str) -> "Callable[[Column, Column], Column]":
     return lambda key, _: key == f.lit(name)
-
-
-def _is_rewritten(wrapped: "Column", end: str, declared: "StructType", options: Mapping[str, str]) -> "Column":
-    """Return whether a string field holds a number of which Spark would not keep the digits, as Spark 3.5 does.
-
-    It reads such a number as a double. So each number that a double does not write in the same way is cut to its first
-    digit, and a string field that differs then holds one.
-    """
-    if has("try_parse_json") or not _holds(declared, t.StringType):
-        return f.lit(False)  # noqa: FBT003
-    strings = _only(declared, t.StringType, t.StringType())
-    cut = f.regexp_replace(wrapped, _NUMBER_TO_CUT, "$1$2$3")
-    before, after = (f.to_json(_parse(text, end, strings, options)[end]) for text in (wrapped, cut))
-    return f.coalesce((cut != wrapped) & (before != after), f.lit(False))  # noqa: FBT003
 
 
 def _infer_without_variants(texts: "DataFrame") -> "StructType":
