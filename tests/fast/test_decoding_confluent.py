@@ -10,6 +10,7 @@ from marshal_dagster.spark.decoding.confluent_schemas import ConfluentSchemas
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, SchemaRegistry
 from tests.registry import Registry, running_registry
 
+pytest.importorskip("confluent_kafka", minversion="2.10", reason="older clients take no number of retries")
 SchemaRegistryClient = pytest.importorskip(
     "confluent_kafka.schema_registry", reason="the environments of the lowest versions lack its packages"
 ).SchemaRegistryClient
