@@ -62,8 +62,8 @@ def test_failed_and_skipped_tests_are_counted(tmp_path: Path) -> None:
         f"<testcase classname='a' name='{name}'>{result}</testcase>"
         for name, result in (("b", ""), ("c", "<failure/>"), ("d", "<error/>"), ("e", "<skipped/>"))
     )
-    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    assert runner.counts_in(report, 1.5) == runner.Counts(1, ("a.c", "a.d"), 1.5)
+    report.write_text(f"<testsuites><testsuite time='1.5'>{cases}</testsuite></testsuites>")
+    assert runner.counts_in(report) == runner.Counts(1, ("a.c", "a.d"), 1.5)
 
 
 def test_the_locks_versions_are_read(tmp_path: Path) -> None:

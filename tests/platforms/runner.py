@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -132,19 +131,19 @@ def _run_pytest(python: Path, arguments: Sequence[str], variables: Mapping[str, 
         report = Path(folder) / "tests.xml"
         command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", str(report), *arguments]
         environ = os.environ | {"PYTHONPATH": str(TOP), **variables}
-        start = time.monotonic()
         done = subprocess.run([*shlex.split(os.environ.get(PREFIX, "")), *command], cwd=TOP, env=environ, check=False)
-        seconds = time.monotonic() - start
         if done.returncode == _NO_TESTS:
-            return Counts(0, (), seconds)
+            return Counts(0, (), 0)
         if not report.exists():
-            return Counts(0, (f"{arguments[0]} ended with exit code {done.returncode}",), seconds)
-        return counts_in(report, seconds)
+            return Counts(0, (f"{arguments[0]} ended with exit code {done.returncode}",), 0)
+        return counts_in(report)
 
 
-def counts_in(report: Path, seconds: float) -> Counts:
+def counts_in(report: Path) -> Counts:
     """Return the result that pytest wrote as JUnit XML."""
-    cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - our own file
+    root = ET.parse(report).getroot()  # noqa: S314 - our own file
+    cases = list(root.iter("testcase"))
+    seconds = sum(float(suite.get("time", 0)) for suite in root.iter("testsuite"))
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = [case for case in cases if case.find("skipped") is not None]
     names = tuple(dict.fromkeys(f"{case.get('classname')}.{case.get('name')}" for case in failed))
