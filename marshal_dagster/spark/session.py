@@ -282,6 +282,11 @@ def check_single_execution(spark: "SparkSession") -> None:
         master = conf["spark.master"]
     else:
         master = str(spark.sparkContext.master)
+        if not is_local(master) and spark.version.startswith("3."):
+            raise ConfigurationError(
+                f"at_most_once on a cluster needs Spark 4.0 or newer, but this session is Spark {spark.version}: before, "
+                "the first attempt of a task cannot be recognised where a Python function reads its rows"
+            )
         conf = dict(spark.sparkContext.getConf().getAll())
     wrong = [
         f"{name} is {value}, must be {SINGLE_EXECUTION[name]}"

@@ -274,6 +274,17 @@ def test_sessions_that_may_run_a_task_twice(master: str, settings: Mapping[str, 
         check_single_execution(fake)
 
 
+def test_spark_3_on_a_cluster_is_refused_at_most_once() -> None:
+    """There Python functions read the rows in another thread than the task's, whose name shows no attempt."""
+    fake: Any = Session("yarn", SINGLE_EXECUTION)
+    fake.version = "3.5.9"
+    with pytest.raises(ConfigurationError, match=r"at_most_once on a cluster needs Spark 4\.0 or newer"):
+        check_single_execution(fake)
+    fake = Session("local[2]", ONE_STAGE)
+    fake.version = "3.5.9"
+    check_single_execution(fake)
+
+
 def test_sessions_of_this_library_run_each_task_once() -> None:
     """The library's settings for one machine work for each delivery mode."""
     settings = spark_settings(app_name="x")
