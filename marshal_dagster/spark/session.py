@@ -284,8 +284,8 @@ def check_single_execution(spark: "SparkSession") -> None:
         master = str(spark.sparkContext.master)
         if not is_local(master) and spark.version.startswith("3."):
             raise ConfigurationError(
-                f"at_most_once on a cluster needs Spark 4.0 or newer, but this session is Spark {spark.version}: before, "
-                "the first attempt of a task cannot be recognised where a Python function reads its rows"
+                f"at_most_once on a cluster needs Spark 4.0 or newer, but this session is Spark {spark.version}: "
+                "before, the first attempt of a task cannot be recognised where a Python function reads its rows"
             )
         conf = dict(spark.sparkContext.getConf().getAll())
     wrong = [
