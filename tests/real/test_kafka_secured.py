@@ -527,7 +527,7 @@ def test_tokens_are_renewed_while_a_client_works(secured: SecuredKafka, admin: T
     provider = secured.provider
     provider.lifetime_s, before_s = 5, provider.lifetime_s
     errors: list[KafkaError | None] = []
-    writer, log = clients.producer(connection, delivery_timeout_ms=3_000, client_id="test")
+    writer, log = clients.producer(connection, delivery_timeout_ms=6_000, client_id="test")
 
     def has_written() -> bool:
         before = len(errors)
