@@ -97,6 +97,7 @@ HIDDEN: Final = {
     "Exit": "Typer ends a command with it.",
     "KafkaException": "Translated into a `MarshalError` before it reaches the caller.",
     "KeyError": "Raised and caught where Protobuf descriptors are read.",
+    "LookupError": "Raised and reported where a client requests a token and AWS's SDK finds no credentials.",
     "NotImplementedError": "A method that subclasses define.",
     "TimeoutError": "A lock file that another process holds; an `OSError`.",
     "TypeError": "Raised and caught where a stored value has another type than expected.",

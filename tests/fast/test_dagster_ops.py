@@ -12,7 +12,6 @@ import pytest
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
-from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.assets.decorator import marshal_asset
@@ -1014,11 +1013,13 @@ class _Totals(list[Any]):
     columns = ["carrier", "flights"]  # noqa: RUF012 - like a DataFrame's
 
 
-@pytest.mark.parametrize(("kind", "has_claimed"), [(LazyPySparkResource, True), (PySparkResource, False)])
+@pytest.mark.parametrize(("kind", "has_claimed"), [("LazyPySparkResource", True), ("PySparkResource", False)])
 def test_a_pyspark_resource_starts_spark_after_the_claim_if_it_is_lazy(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch, kind: type[LazyPySparkResource | PySparkResource], has_claimed: bool
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, kind: str, has_claimed: bool
 ) -> None:
     """With a `LazyPySparkResource` the claim comes first, with a `PySparkResource` the session."""
+    import dagster_pyspark
+
     claimed: list[bool] = []
 
     def start(settings: dict[str, str]) -> object:
@@ -1028,7 +1029,7 @@ def test_a_pyspark_resource_starts_spark_after_the_claim_if_it_is_lazy(
 
     monkeypatch.setattr("dagster_pyspark.resources.spark_session_from_config", start)
     monkeypatch.setattr(session, "find_java", lambda: None)
-    resource = kind(spark_config={"spark.app.name": "shops"})
+    resource = getattr(dagster_pyspark, kind)(spark_config={"spark.app.name": "shops"})
     monkeypatch.setattr(Stand, "spark", lambda _: resource.get_resource_definition())
     assert stand.run().success
     assert claimed == [has_claimed]
@@ -1038,6 +1039,8 @@ def test_a_lazy_resource_never_starts_spark_if_there_is_nothing_to_read(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second run finds the topic drained."""
+    from dagster_pyspark import LazyPySparkResource
+
     assert stand.run().success
     monkeypatch.setattr("dagster_pyspark.resources.spark_session_from_config", lambda _: 1 / 0)
     monkeypatch.setattr(Stand, "spark", lambda _: LazyPySparkResource(spark_config={}).get_resource_definition())
