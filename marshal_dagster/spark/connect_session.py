@@ -34,8 +34,6 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
             (`check_session`).
         UnavailableError: No server listens there, or it creates no session within a minute.
     """
-    from marshal_dagster.spark.session import check_session
-
     host, port = _target(url)
     server = f"the Spark Connect server at {host}:{port}"
     try:
@@ -51,7 +49,7 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
     session: SparkSession = SparkSession.builder.remote(whole).create()
     fail_fast_when_dead(session)
     try:
-        within(_ANSWERS_WITHIN_S, lambda: check_session(session))
+        within(_ANSWERS_WITHIN_S, lambda: _check_new_session(session))
     except MarshalError:
         disconnect(session)
         raise
@@ -67,6 +65,13 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
             f"except on localhost); {_IF_IT_HANGS}"
         ) from error
     return session
+
+
+def _check_new_session(session: "SparkSession") -> None:
+    from marshal_dagster.spark.session import check_session
+
+    session.version  # noqa: B018 - the first request, which a server refuses in its own words
+    check_session(session)
 
 
 def disconnect(spark: "SparkSession") -> None:
