@@ -70,7 +70,7 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
 def _check_new_session(session: "SparkSession") -> None:
     from marshal_dagster.spark.session import check_session
 
-    session.version  # noqa: B018 - the first request, which a server refuses in its own words
+    session.version  # noqa: B018 - the first request, whose refusal is reported as such
     check_session(session)
 
 

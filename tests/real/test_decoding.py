@@ -412,6 +412,27 @@ def test_avro_of_several_schemas_is_read_by_one(spark: "SparkSession", registry:
     assert registry.asked == asked
 
 
+def test_json_of_a_registry_has_its_schema_id_removed(spark: "SparkSession", registry: Registry) -> None:
+    """Values of Confluent's JSON Schema serializer are decoded; the id of another kind of schema makes a bad record."""
+    known = registry.register("json-value", '{"type": "object"}', kind="JSON")
+    other = registry.register("avro-value", json.dumps(ORDER_1))
+    cases: list[tuple[bytes | None, Any]] = [
+        (framed(known, b'{"id": 1, "name": "x"}'), {"id": 1, "name": "x"}),
+        (framed(known, b'{"name": "x"}'), "field id is missing or null"),
+        (framed(known, b"\xff"), "not UTF-8"),
+        (framed(known, b""), MISFIT),
+        (b'{"id": 1}', "no frame: it does not begin with a zero byte"),
+        (framed(other, b'{"id": 1}'), f"schema id {other} is of type AVRO, not JSON"),
+        (framed(77, b'{"id": 1}'), "schema id 77 is not known"),
+        (None, "null value"),
+    ]
+    frame, schemas = batch(spark, [value for value, _ in cases]), SchemaRegistry(url=registry.url)
+    decoded = decode_json(frame, "id bigint NOT NULL, name string", schemas=schemas)
+    assert outcome(decoded, len(cases)) == [expected for _, expected in cases]
+    with pytest.raises(SchemaDriftError, match="name"):
+        decode_json(frame, "id bigint", schemas=schemas, new_fields="fail")
+
+
 def test_an_avro_record_of_nulls_alone_is_a_good_one(spark: "SparkSession", registry: Registry) -> None:
     """Such a record is not mistaken for an unreadable one. The reader's schema is the newest of a subject."""
     number = registry.register("orders-value", json.dumps(NULLS))

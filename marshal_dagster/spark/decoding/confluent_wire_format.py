@@ -1,6 +1,6 @@
 """The frame of Confluent's serializers: a zero byte and the schema id in four bytes (big-endian) before a message.
 
-The decoders of Avro and Protobuf use it to find the schema of each record.
+The decoders of Avro and Protobuf use it to find the schema of each record, that of JSON to check the schema's kind.
 """
 
 import time

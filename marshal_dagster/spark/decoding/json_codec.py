@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 from marshal_dagster.errors import ConfigurationError, SchemaDriftError
 from marshal_dagster.spark.conversion_settings import DDL_SCHEMAS, JSON_SCHEMAS, JSON_VALUES, check_settings
+from marshal_dagster.spark.decoding.confluent_wire_format import frame_reason, payload, schemas_of
 from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, missing_value, read_once
+from marshal_dagster.spark.decoding.schemas import SchemaKind, Schemas
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import has, parse_ddl
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
+_KIND = SchemaKind.JSON
 _OURS = frozenset({"mode", "columnnameofcorruptrecord", "enabledatetimeparsingfallback"})
 _HUGE = r"[0-9][eE][+-]?0*[1-9][0-9]{4}"
 _HUGE_IN_STRING = r"[eE][\p{Nd},+-]{5}"
@@ -38,6 +41,7 @@ def decode_json(
     options: Mapping[str, str] | None = None,
     nulls: NullPolicy = NullPolicy.BAD,
     new_fields: Literal["ignore", "fail"] = "ignore",
+    schemas: Schemas | None = None,
 ) -> DecodedBatch:
     """Decode values that are one JSON object each.
 
@@ -49,6 +53,7 @@ def decode_json(
     - `schema` has a decimal, and a number has an exponent of 10,000 or more.
     - A timestamp is a number with more than 11 digits. Numbers in timestamps are seconds; milliseconds have 13 digits.
     - A timestamp is a time without a date, such as `12:30`, and `options` has no `timestampFormat`.
+    - `schemas` is given, and the value does not begin with the schema id of a JSON schema.
 
     Other missing fields are null. Fields that are not declared are left out. A time without a zone is UTC, whatever the
     time zone of the session is.
@@ -60,11 +65,14 @@ def decode_json(
         nulls: Whether a record with a null value is bad.
         new_fields: Whether fields that `schema` lacks are ignored, or fail the batch. `fail` costs an extra pass over
             the batch.
+        schemas: The source of schemas, if Confluent's JSON Schema serializer wrote the values: each one begins with a
+            schema id then. The columns are those of `schema`; the registered schemas are not validated.
 
     Returns:
         The decoded records.
 
     Raises:
+        UnavailableError: `schemas` cannot be read.
         SchemaDriftError: With `new_fields="fail"`, objects have fields that `schema` lacks.
         ConfigurationError: Schema or options are invalid, or the session has settings with which Spark would read other
             values (docs/decoding.md). `tinyint` is invalid, because Spark reads 200 as -56.
@@ -85,13 +93,15 @@ def decode_json(
         raise ConfigurationError(
             f"options {', '.join(wrong)} cannot be set, because decode_json separates bad records itself: remove them"
         )
-    new = sorted(_new_fields(infer_json_schema(frame), declared)) if new_fields == "fail" else []
+    content = f.col("value") if schemas is None else payload()
+    missing = missing_value(nulls) if schemas is None else frame_reason(schemas_of(frame, schemas, _KIND), nulls)
+    text = valid_utf8(content.cast("string"))
+    new = sorted(_new_fields(_inferred(frame, text), declared)) if new_fields == "fail" else []
     if new:
         raise SchemaDriftError(
             f"the batch has fields that the schema lacks: {', '.join(new)}. Declare them, or ignore them "
             "(new_fields='ignore')"
         )
-    text = valid_utf8(f.col("value").cast("string"))
     end = uuid.uuid4().hex
     wrapped = _wrapped(text, end)
     is_huge = _is_huge(text, wrapped, end, declared, given)
@@ -103,8 +113,7 @@ def decode_json(
     value = entries[_VALUE]
     is_one = (f.size(entries) == 2) & f.map_contains_key(entries, end)  # noqa: PLR2004
     reason = (
-        missing_value(nulls)
-        .when(text.isNull(), f.lit("not UTF-8"))
+        missing.when(text.isNull(), f.lit("not UTF-8"))
         .when(is_huge, f.lit("a number with an exponent of 10,000 or more"))
         .when(is_far, f.lit("a number of more than 11 digits in a timestamp, which takes seconds"))
         .when(is_time, f.lit("a time without a date in a timestamp"))
@@ -139,7 +148,10 @@ def infer_json_schema(frame: "DataFrame") -> "StructType":
         ```
     """
     check_settings(frame.sparkSession, JSON_SCHEMAS, "infer_json_schema")
-    text = valid_utf8(f.col("value").cast("string"))
+    return _inferred(frame, valid_utf8(f.col("value").cast("string")))
+
+
+def _inferred(frame: "DataFrame", text: "Column") -> "StructType":
     if not has("try_parse_json"):
         return _infer_without_variants(frame.select(text.alias("text")))
     value = f.try_parse_json(text)
