@@ -27,8 +27,9 @@ JSON_VALUES: Final[Settings] = {
     **JSON_SCHEMAS,
     "spark.sql.legacy.json.allowEmptyString.enabled": _FALSE,
     "spark.sql.json.enableExactStringParsing": _TRUE,
-    "spark.sql.json.enablePartialResults": _TRUE,
 }
+JSON_WITHOUT_VARIANTS: Final[Settings] = {"spark.sql.json.enablePartialResults": _TRUE}
+"""For JSON values in Spark 3.5, which has no variants."""
 DDL_SCHEMAS: Final[Settings] = {"spark.sql.timestampType": ("TIMESTAMP_LTZ",)}
 """For schemas in DDL text, where `timestamp` otherwise means another type."""
 AVRO_VALUES: Final[Settings] = {"spark.sql.legacy.avro.allowIncompatibleSchema": _FALSE}

@@ -55,7 +55,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, wheel, installed = folder / "source", folder / "wheel", folder / "installed"
     with tarfile.open(fileobj=io.BytesIO(run("git", "-C", ROOT, "archive", PREVIOUS))) as archive:
         archive.extractall(source, filter="data")
-    run(*PYTHON, "-m", "build", "--wheel", "--no-isolation", "--outdir", wheel, source)
+    run(*PYTHON, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", wheel, source)
     pip = (*PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
     run(*pip, "--target", installed, *wheel.iterdir())
     (source / "tests").rename(installed / "tests")

@@ -7,7 +7,13 @@ from operator import or_
 from typing import TYPE_CHECKING, Literal
 
 from marshal_dagster.errors import ConfigurationError, SchemaDriftError
-from marshal_dagster.spark.conversion_settings import DDL_SCHEMAS, JSON_SCHEMAS, JSON_VALUES, check_settings
+from marshal_dagster.spark.conversion_settings import (
+    DDL_SCHEMAS,
+    JSON_SCHEMAS,
+    JSON_VALUES,
+    JSON_WITHOUT_VARIANTS,
+    check_settings,
+)
 from marshal_dagster.spark.decoding.confluent_wire_format import frame_reason, payload, schemas_of
 from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, missing_value, read_once
 from marshal_dagster.spark.decoding.schemas import SchemaKind, Schemas
@@ -83,6 +89,8 @@ def decode_json(
         ```
     """
     needed = {**JSON_VALUES, **(DDL_SCHEMAS if isinstance(schema, str) else {})}
+    if not has("try_parse_json"):
+        needed |= JSON_WITHOUT_VARIANTS
     check_settings(frame.sparkSession, needed, "decode_json")
     declared = _declared(schema)
     given = dict(options or {})
