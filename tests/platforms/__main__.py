@@ -36,6 +36,7 @@ def main() -> int:
         print(f"{target.kind} {target.version}: {row.passed} passed, {row.failed} failed, {row.seconds:.0f} s")
         if not options.keep_results:
             add_row(row)
+            write_page()  # a test of the next run compares them
     return 1 if any(row.failed for row in rows) else 0
 
 
