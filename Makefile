@@ -112,7 +112,7 @@ test-stress: java $(READY) ## runs each test twenty times beside four busy proce
 PLATFORMS = UV=$(CURDIR)/$(UV) $(BIN)/python -m tests.platforms
 .PHONY: test-platforms test-pythons test-dagsters test-brokers docs-platforms
 test-platforms: java $(READY) $(UV_READY) ## runs tests on each Spark version: VERSIONS="3.5 4.2" SHORT=1
-	$(PLATFORMS) spark $(VERSIONS) $(if $(SHORT),--short)
+	$(PLATFORMS) spark $(VERSIONS) $(if $(SHORT),--short) $(if $(CI),--keep-results)
 
 test-pythons: $(READY) $(UV_READY) ## runs the fast tests on each Python from 3.11 on that is installed
 	$(PLATFORMS) python $(VERSIONS)
