@@ -79,6 +79,29 @@ class WindowPlans:
     """By partition, why there is nothing to reprocess."""
 
 
+def plans_finder(
+    partition: int | None,
+    start: int | None,
+    end: int | None,
+    from_datetime: str | None,
+    to_datetime: str | None,
+    *,
+    prefix: str = "",
+) -> "Callable[[RangeReprocessor], WindowPlans] | None":
+    """Return the function that plans what an operator selects: offsets of a partition, or a window of time.
+
+    Returns None unless the arguments select exactly one of these two. `prefix` is as in `TimeWindow.between`. Raises
+    `ConfigurationError` for an invalid window.
+    """
+    if start is None and end is None and from_datetime is not None and to_datetime is not None:
+        window = TimeWindow.between(from_datetime, to_datetime, prefix)
+        chosen = None if partition is None else [range(partition, partition + 1)]
+        return lambda work: work.look_at_window(window, chosen)
+    if partition is None or start is None or end is None or from_datetime is not None or to_datetime is not None:
+        return None
+    return lambda work: WindowPlans([work.look(partition, start, end)], {})
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
     """The result of reprocessing a range of one partition."""

@@ -1,12 +1,11 @@
 """`reprocess`: let a group's members process offsets again, then continue at their former positions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_dagster.admin.reprocess import RangeReprocessor, ReprocessPlan, ReprocessResult, TimeWindow, WindowPlans
+from marshal_dagster.admin.reprocess import RangeReprocessor, ReprocessPlan, ReprocessResult, WindowPlans, plans_finder
 from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output
@@ -74,10 +73,14 @@ def reprocess(
 ) -> ExitCode:
     """Show the ranges, ask for confirmation, and wait until they are processed. Raises `MarshalError`."""
     within_s = duration_s(within, "--within")
-    wanted = _wanted(partition, start, end, from_datetime, to_datetime)
+    find = plans_finder(partition, start, end, from_datetime, to_datetime, prefix="--")
+    if find is None:
+        raise ConfigurationError(
+            "give either --partition, --from and --to (offsets), or --from-datetime and --to-datetime"
+        )
     with options.opened("redo", PositionResetter) as resetter:
         reprocessor = RangeReprocessor(resetter)
-        found = _look(reprocessor, wanted)
+        found = find(reprocessor)
         for warning in resetter.warnings([plan.back for plan in found.plans]):
             output.write_note(warning)
         if not options.as_json:
@@ -100,43 +103,6 @@ def reprocess(
             f"{part.reached} up to {part.end} were not committed again"
         )
     return ExitCode.PROBLEMS if result.unfinished else ExitCode.OK
-
-
-@dataclass(frozen=True, slots=True)
-class _Offsets:
-    """A range of offsets of one partition."""
-
-    partition: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """A window of time, in one partition or in all."""
-
-    window: TimeWindow
-    partition: int | None
-
-
-def _wanted(
-    partition: int | None, start: int | None, end: int | None, from_datetime: str | None, to_datetime: str | None
-) -> _Offsets | _Times:
-    """Return what the options select. Raises `ConfigurationError` unless they give either offsets or times."""
-    if start is None and end is None and from_datetime is not None and to_datetime is not None:
-        return _Times(TimeWindow.between(from_datetime, to_datetime, "--"), partition)
-    if partition is None or start is None or end is None or from_datetime is not None or to_datetime is not None:
-        raise ConfigurationError(
-            "give either --partition, --from and --to (offsets), or --from-datetime and --to-datetime"
-        )
-    return _Offsets(partition, start, end)
-
-
-def _look(reprocessor: RangeReprocessor, wanted: _Offsets | _Times) -> WindowPlans:
-    if isinstance(wanted, _Offsets):
-        return WindowPlans([reprocessor.look(wanted.partition, wanted.start, wanted.end)], {})
-    partition = wanted.partition
-    return reprocessor.look_at_window(wanted.window, None if partition is None else [range(partition, partition + 1)])
 
 
 def _show(options: SettingOptions, found: WindowPlans) -> None:

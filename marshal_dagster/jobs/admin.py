@@ -28,7 +28,7 @@ from marshal_dagster.admin.import_positions import PositionImporter, PositionSou
 from marshal_dagster.admin.log_access import LOOKING_MS
 from marshal_dagster.admin.pause import GroupPauser
 from marshal_dagster.admin.position_spec import TargetOptions, partitions_of
-from marshal_dagster.admin.reprocess import RangeReprocessor, TimeWindow, WindowPlans
+from marshal_dagster.admin.reprocess import plans_finder
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.admin.retry_plans import PlanRetrier
 from marshal_dagster.admin.revoke import ClaimRevoker, held_by, holds_nothing_text
@@ -582,25 +582,14 @@ def _move(
 
 def _reprocess_range(action: AdminAction, config: ReprocessRangeConfig) -> TableMetadataValue:
     require_topic_name("topic", config.topic)
-    look = _looker(config)
-    action.require_allowed(config)
-    return reprocess(action, config, config.topic, look)
-
-
-def _looker(config: ReprocessRangeConfig) -> Callable[[RangeReprocessor], WindowPlans]:
-    """Return the function that finds what the config selects. Raises `ConfigurationError`."""
-    partition, start, end = config.partition, config.start, config.end
-    from_datetime, to_datetime = config.from_datetime, config.to_datetime
-    if from_datetime is not None and to_datetime is not None and start is None and end is None:
-        window = TimeWindow.between(from_datetime, to_datetime)
-        chosen = None if partition is None else [range(partition, partition + 1)]
-        return lambda work: work.look_at_window(window, chosen)
-    if partition is None or start is None or end is None or from_datetime is not None or to_datetime is not None:
+    find = plans_finder(config.partition, config.start, config.end, config.from_datetime, config.to_datetime)
+    if find is None:
         raise ConfigurationError(
             f"topic {config.topic!r}: the run config must have either partition, start and end, or from_datetime and "
             "to_datetime"
         )
-    return lambda work: WindowPlans([work.look(partition, start, end)], {})
+    action.require_allowed(config)
+    return reprocess(action, config, config.topic, find)
 
 
 def _set_settings(action: AdminAction, config: SettingsConfig) -> TableMetadataValue:

@@ -5,11 +5,10 @@ Each way is one entry of `METHODS`. An entry has both renderings, so a way canno
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.kafka.secret_text import FILE_OF, secret_of
+from marshal_dagster.kafka.secret_text import FILE_OF, read_pem_file, secret_of
 from marshal_dagster.kafka.token_callbacks import aws_msk_iam_callback, token_callback
 
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM", "GSSAPI"]
@@ -202,15 +201,18 @@ def _extensions(fields: Fields) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
+def _extensions_text(fields: Fields) -> str | None:
+    return ",".join(f"{name}={value}" for name, value in _extensions(fields).items()) or None
+
+
 def _oidc_for_librdkafka(fields: Fields) -> Mapping[str, Any]:
-    extensions = ",".join(f"{name}={value}" for name, value in _extensions(fields).items())
     return {
         f"{_OAUTH}method": "oidc",
         f"{_OAUTH}token.endpoint.url": fields["oauth_token_endpoint_url"],
         f"{_OAUTH}client.id": fields["oauth_client_id"],
         f"{_OAUTH}client.secret": secret_of(fields, "oauth_client_secret"),
         f"{_OAUTH}scope": fields["oauth_scope"],
-        f"{_OAUTH}extensions": extensions or None,
+        f"{_OAUTH}extensions": _extensions_text(fields),
         "https.ca.location": fields["oauth_ca_location"],
     }
 
@@ -223,20 +225,13 @@ def _oidc_for_spark(fields: Fields, prefix: str) -> Mapping[str, Any]:
         "scope": fields["oauth_scope"],
         **{f"extension_{name}": value for name, value in _extensions(fields).items()},
         "ssl.truststore.type": None if authority is None else "PEM",
-        "ssl.truststore.certificates": None if authority is None else _pem_text(authority),
+        "ssl.truststore.certificates": None if authority is None else read_pem_file(authority, "oauth_ca_location"),
     }
     return {
         LOGIN_HANDLER: f"{prefix}{_OAUTH_HANDLER}",
         TOKEN_ENDPOINT: fields["oauth_token_endpoint_url"],
         _JAAS: jaas(f"{prefix}{_OAUTH_MODULE}", options),
     }
-
-
-def _pem_text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"oauth_ca_location: {path!r} cannot be read as a PEM file: {error}") from None
 
 
 def _azure_for_librdkafka(fields: Fields) -> Mapping[str, Any]:
@@ -249,12 +244,11 @@ def _azure_for_librdkafka(fields: Fields) -> Mapping[str, Any]:
             "client_id": fields["oauth_client_id"],
         }
     )
-    extensions = ",".join(f"{name}={value}" for name, value in _extensions(fields).items())
     return {
         f"{_OAUTH}method": "oidc",
         f"{_OAUTH}metadata.authentication.type": "azure_imds",
         f"{_OAUTH}config": f"query={urlencode(query)}",
-        f"{_OAUTH}extensions": extensions or None,
+        f"{_OAUTH}extensions": _extensions_text(fields),
     }
 
 

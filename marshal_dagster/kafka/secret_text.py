@@ -75,14 +75,29 @@ def read_secret_file(path: str, name: str) -> str:
     Raises:
         ConfigurationError: The file cannot be read, or is not one line of text.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigurationError(f"{name}: {path!r} cannot be read: {reason}") from None
+    text = _file_text(path, f"{name}: {path!r} cannot be read")
     if not text or not text.isprintable():
         raise ConfigurationError(f"{name}: {path!r} must contain the secret as one line of text")
     return text
+
+
+def read_pem_file(path: str, name: str) -> str:
+    """Return the text of a PEM file.
+
+    Args:
+        path: The path of the file.
+        name: The setting that names the file, for the error message.
+
+    Returns:
+        The text.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{name}: {path!r} cannot be read as a PEM file: {error}") from None
 
 
 def is_reference(value: str) -> bool:
@@ -111,16 +126,18 @@ def _value(value: str, place: str) -> str:
     if reference is None:
         return value
     if reference["variable"] is None:
-        return _file_text(reference["path"], place)
+        path = reference["path"]
+        return _file_text(path, f"{place} names the file {path!r}, which cannot be read")
     text = os.environ.get(reference["variable"])
     if not text:
         raise ConfigurationError(f"{place} names the environment variable {reference['variable']}, which is not set")
     return text
 
 
-def _file_text(path: str, place: str) -> str:
+def _file_text(path: str, problem: str) -> str:
+    """Return the text of a file without line breaks at its end; `problem` begins the error if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigurationError(f"{place} names the file {path!r}, which cannot be read: {reason}") from None
+        raise ConfigurationError(f"{problem}: {reason}") from None

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.authentication import Fields, useless
-from marshal_dagster.kafka.secret_text import SecretText, secret_of
+from marshal_dagster.kafka.secret_text import SecretText, read_pem_file, secret_of
 
 TLS_FIELDS: Final = (
     "ssl_ca_location",
@@ -154,13 +154,10 @@ def _pem(fields: Fields, name: str) -> str | None:
     if text is not None or path is None:
         return None if text is None else str(text)
     field = f"{name}_location"
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{field}: {path!r} cannot be read as a PEM file: {error}") from None
-    if "-----BEGIN " not in text:
+    pem = read_pem_file(path, field)
+    if "-----BEGIN " not in pem:
         raise ConfigurationError(f"{field}: {path!r} is not a PEM file, because no line starts with -----BEGIN")
-    return str(text)
+    return pem
 
 
 def _pkcs8(fields: Fields) -> str | None:

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,32 +51,18 @@ def create_with_allowed_settings(
             named = [setting for setting in optional if _names(error, setting)]
             if not optional or any(_names(error, setting) for setting in required):
                 raise
-            if not named:
-                return _create_without_any(topics, name, partitions, replication, wanted, refused, optional, error)
-            for setting in named:
-                del wanted[setting]
-                refused[setting] = str(error)
-
-
-def _create_without_any(  # noqa: PLR0917 - the state of the caller
-    topics: "Topics",
-    name: str,
-    partitions: int,
-    replication: int,
-    wanted: Mapping[str, str],
-    refused: Mapping[str, str],
-    optional: Collection[str],
-    error: ConfigurationError,
-) -> TopicCreation:
-    """Create the topic without one of the `optional` settings, or else without all of them."""
-    for left_out in [*([setting] for setting in optional), list(optional)]:
+            reason = error
+        if not named:
+            break
+        for setting in named:
+            del wanted[setting]
+            refused[setting] = str(reason)
+    for left_out in [*([setting] for setting in optional), optional]:
         kept = {setting: value for setting, value in wanted.items() if setting not in left_out}
-        try:
+        with suppress(ConfigurationError):
             created = topics.create(name, partitions, replication, kept)
-        except ConfigurationError:
-            continue
-        return TopicCreation(created, {**refused, **dict.fromkeys(left_out, str(error))})
-    raise error
+            return TopicCreation(created, {**refused, **dict.fromkeys(left_out, str(reason))})
+    raise reason
 
 
 def create_and_warn(

@@ -1,15 +1,16 @@
 """The versions that `tests.platforms` tests, its results, and the page that is written from them."""
 
 import tomllib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from marshal_dagster.spark.packages import SparkBuild, kafka_package
 from tests.platforms import environments, page, results, runner, targets
-from tests.platforms.results import PlatformRow, add_row, newest_rows
+from tests.platforms.results import PlatformRow, newest_rows
 from tests.platforms.targets import TARGETS, Kind, targets_of
+from tests.soak_results import add_row
 
 ROW = PlatformRow("spark", "3.5", "3.5.9", "abc", 8, 0, 61.7, "2.12", "3.11.7", left_out={"Spark Connect": "it is old"})
 
@@ -38,11 +39,11 @@ def test_each_test_of_a_version_exists() -> None:
 def test_the_newest_row_of_a_version_counts(tmp_path: Path) -> None:
     """A later row replaces an earlier one, but a short run does not replace a whole run of the same code."""
     file = tmp_path / "rows.jsonl"
-    add_row(ROW, file)
-    add_row(replace(ROW, is_short=True, passed=2), file)
+    add_row(file, asdict(ROW))
+    add_row(file, asdict(replace(ROW, is_short=True, passed=2)))
     assert newest_rows(file) == {("spark", "3.5"): ROW}
     other = replace(ROW, commit="def", is_short=True, failed=1, failures=("tests.a",))
-    add_row(other, file)
+    add_row(file, asdict(other))
     assert newest_rows(file) == {("spark", "3.5"): other}
 
 

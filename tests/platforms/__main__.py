@@ -2,11 +2,13 @@
 
 import argparse
 import sys
+from dataclasses import asdict
 
 from tests.platforms.page import write_page
-from tests.platforms.results import PlatformRow, add_row
+from tests.platforms.results import RESULTS, PlatformRow
 from tests.platforms.runner import NotThereError, prepare, run
 from tests.platforms.targets import Kind, targets_of
+from tests.soak_results import add_row
 
 
 def main() -> int:
@@ -35,7 +37,7 @@ def main() -> int:
         rows.append(row)
         print(f"{target.kind} {target.version}: {row.passed} passed, {row.failed} failed, {row.seconds:.0f} s")
         if not options.keep_results:
-            add_row(row)
+            add_row(RESULTS, asdict(row))
             write_page()  # a test of the next run compares them
     return 1 if any(row.failed for row in rows) else 0
 

@@ -1,7 +1,6 @@
 """The rows of `tests/results/platforms.jsonl`, one for each run with a version."""
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -32,12 +31,6 @@ class PlatformRow:
     """The names of the tests that failed."""
     left_out: dict[str, str] = field(default_factory=dict)
     """What was not tested, with the reason."""
-
-
-def add_row(row: PlatformRow, results: Path = RESULTS) -> None:
-    """Append a row to the results file."""
-    with results.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(row)) + "\n")
 
 
 def newest_rows(results: Path = RESULTS) -> dict[tuple[str, str], PlatformRow]:

@@ -143,16 +143,16 @@ def outcome_of(names: Sequence[str]) -> tuple[int, str, str]:
     commands = json.dumps([[name, "--json", *SHORT[name]] for name in names])
     with started([sys.executable, "-c", ONE_AFTER_THE_OTHER, commands]) as process:
         try:
-            printed, told = process.communicate(timeout=WITHIN_S)
+            printed, errors = process.communicate(timeout=WITHIN_S)
         finally:
             process.terminate()
-    return process.returncode, printed, told
+    return process.returncode, printed, errors
 
 
 def results_of(names: Sequence[str]) -> dict[str, Any]:
     """Return the objects that benchmarks printed which ran in one process, by name."""
-    code, printed, told = outcome_of(names)
-    assert code == 0, told
+    code, printed, errors = outcome_of(names)
+    assert code == 0, errors
     return dict(zip(names, json.loads("[" + printed.replace("}\n{", "},{") + "]"), strict=True))
 
 

@@ -158,8 +158,8 @@ def test_after_a_port_in_use_two_that_start_at_once_start_one_cluster(tmp_path: 
     with cluster_in(tmp_path) as cluster:
         with closing(socket.create_server(("127.0.0.1", 0))) as taken:
             port = taken.getsockname()[1]
-            told = f"^port {port} is in use by .*; stop that process, or give another port"
-            with pytest.raises(PortInUseError, match=told):
+            message = f"^port {port} is in use by .*; stop that process, or give another port"
+            with pytest.raises(PortInUseError, match=message):
                 KafkaCluster(tmp_path, port=port).up()
         assert not cluster.status().is_running
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
-_KIND = SchemaKind.JSON
 _OURS = frozenset({"mode", "columnnameofcorruptrecord", "enabledatetimeparsingfallback"})
 _HUGE = r"[0-9][eE][+-]?0*[1-9][0-9]{4}"
 _HUGE_IN_STRING = r"[eE][\p{Nd},+-]{5}"
@@ -102,7 +101,9 @@ def decode_json(
             f"options {', '.join(wrong)} cannot be set, because decode_json separates bad records itself: remove them"
         )
     content = f.col("value") if schemas is None else payload()
-    missing = missing_value(nulls) if schemas is None else frame_reason(schemas_of(frame, schemas, _KIND), nulls)
+    missing = missing_value(nulls)
+    if schemas is not None:
+        missing = frame_reason(schemas_of(frame, schemas, SchemaKind.JSON), nulls)
     text = valid_utf8(content.cast("string"))
     new = sorted(_new_fields(_inferred(frame, text), declared)) if new_fields == "fail" else []
     if new:
