@@ -185,6 +185,6 @@ def _show(findings: list[Finding]) -> None:
         mark, style = _MARKS[finding.state]
         marked = (f"{mark:<{width}}  ", style)
         output.show(output.Line((marked, (f"{finding.name}: ", "bold"), (finding.found, ""))))
-        for label, text, label_style in (("why", finding.why, "dim"), ("fix", finding.mend, "")):
+        for label, text, label_style in (("why", finding.why, "dim"), ("fix", finding.fix, "")):
             if text:
                 output.show(output.styled(f"{'':{width}}  {label}: {text}", label_style))

@@ -157,10 +157,10 @@ def _judgement(problems: Iterable[SettingProblem]) -> str:
 
 def with_servers(problem: SettingProblem, servers: str) -> SettingProblem:
     """Add the cluster's address to the command that fixes a setting, so that it can be run as it is."""
-    tool, _, rest = problem.mend.partition(" ")
+    tool, _, rest = problem.fix.partition(" ")
     if tool != "kafka-configs":
         return problem
-    return replace(problem, mend=f"{tool} --bootstrap-server {servers} {rest}")
+    return replace(problem, fix=f"{tool} --bootstrap-server {servers} {rest}")
 
 
 def _look(topics: Topics, name: str, servers: str) -> tuple[TopicDescription, list[SettingProblem]]:
@@ -197,7 +197,7 @@ def _show(problems: Iterable[SettingProblem]) -> None:
                 )
             ),
             output.styled(f"  why: {problem.why}", "dim"),
-            f"  fix: {problem.mend}",
+            f"  fix: {problem.fix}",
         )
 
 

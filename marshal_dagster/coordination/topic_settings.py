@@ -72,12 +72,12 @@ class SettingProblem:
     wanted: str
     why: str
     """Why the setting matters."""
-    mend: str
+    fix: str
     """How to fix it."""
     severity: Severity = Severity.DANGER
 
     def __str__(self) -> str:
-        return f"{self.setting} is {self.found}, it must be {self.wanted}: {self.why} (to fix it: {self.mend})"
+        return f"{self.setting} is {self.found}, it must be {self.wanted}: {self.why} (to fix it: {self.fix})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ def check_coordination_topic(topics: Topics, described: TopicDescription) -> lis
 def with_reasons(problems: Iterable[SettingProblem], refused: Mapping[str, str]) -> list[SettingProblem]:
     """Return the problems; those of settings that the brokers `refused` state so in place of a command to fix them."""
     return [
-        replace(problem, mend=f"the brokers refused it ({refused[problem.setting]}): ask who operates them")
+        replace(problem, fix=f"the brokers refused it ({refused[problem.setting]}): ask who operates them")
         if problem.setting in refused
         else problem
         for problem in problems
@@ -373,18 +373,18 @@ def _replica_problems(topics: Topics, described: TopicDescription, settings: Map
             )
         )
     wanted = min(LEAST_INSYNC, replicas)
-    mend = _alter(described.name, "min.insync.replicas", str(wanted))
+    fix = _alter(described.name, "min.insync.replicas", str(wanted))
     if reported is None:
         # Some brokers with Kafka's protocol always acknowledge a record by a majority, or in an object store.
         why = "if the brokers acknowledge a record that only one replica has, it is lost with that replica"
-        problem = SettingProblem("min.insync.replicas", NOT_REPORTED, str(wanted), why, mend, Severity.WARNING)
+        problem = SettingProblem("min.insync.replicas", NOT_REPORTED, str(wanted), why, fix, Severity.WARNING)
         return [*problems, problem] if replicas > 1 else problems
     insync = int(reported)
     if not wanted <= insync <= replicas:
         why = "the topic has fewer replicas than that, so nothing can be written"
         if insync < wanted:
             why = "a record that only one replica has acknowledged is lost if that replica is lost"
-        problems.append(SettingProblem("min.insync.replicas", str(insync), str(wanted), why, mend))
+        problems.append(SettingProblem("min.insync.replicas", str(insync), str(wanted), why, fix))
     return problems
 
 

@@ -68,7 +68,7 @@ def broker(clock: ManualClock) -> MemoryBroker:
 
 def is_complete(finding: Finding) -> bool:
     """Return whether a finding is a problem with a description, a reason and a fix."""
-    return finding.state is CheckState.PROBLEM and all((finding.found, finding.why, finding.mend))
+    return finding.state is CheckState.PROBLEM and all((finding.found, finding.why, finding.fix))
 
 
 def test_a_java_that_fits_is_named(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_spark_without_a_known_connector_is_a_problem(tmp_path: Path, core: st
     """SPARK_HOME may name another Spark; one without a connector is reported before a batch fails with it."""
     finding = on_machine("spark", fake_spark(tmp_path, core))
     assert is_complete(finding)
-    assert (str(tmp_path) in finding.found, finding.mend) == (True, "unset SPARK_HOME")
+    assert (str(tmp_path) in finding.found, finding.fix) == (True, "unset SPARK_HOME")
 
 
 def test_the_connector_fits_the_spark_that_is_found(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_missing_topic_is_a_problem(broker: MemoryBroker, clock: ManualClock) 
     broker.delete()
     (finding,) = in_log(broker, clock).values()
     assert is_complete(finding)
-    assert finding.mend == "marshal-dagster topic create --name __marshal"
+    assert finding.fix == "marshal-dagster topic create --name __marshal"
 
 
 def test_a_log_without_its_beginning_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
@@ -177,7 +177,7 @@ def test_a_log_without_its_beginning_is_a_problem(broker: MemoryBroker, clock: M
     finding = in_log(broker, clock)["certain"]
     assert is_complete(finding)
     assert f"coordination partitions {HOME} do not begin at offset 0" in finding.found
-    assert finding.mend.endswith("marshal-dagster recover --coordination-topic __marshal"), "it keeps positions"
+    assert finding.fix.endswith("marshal-dagster recover --coordination-topic __marshal"), "it keeps positions"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_records_that_lie_elsewhere_are_told(broker: MemoryBroker, clock: Manual
     """Records in the wrong partition show that partitions were added, or that a writer uses a different count."""
     broker.append((HOME + 1) % 4, CLAIM)
     finding = in_log(broker, clock)["partition count"]
-    assert (finding.state, bool(finding.why), bool(finding.mend)) == (CheckState.WARNING, True, True)
+    assert (finding.state, bool(finding.why), bool(finding.fix)) == (CheckState.WARNING, True, True)
     assert finding.found.startswith("1 records are not in the coordination partition of their topic")
 
 
@@ -232,7 +232,7 @@ def test_without_a_snapshot_topic_it_is_told_what_makes_one(broker: MemoryBroker
     """A deployment created before snapshots existed gets a warning."""
     finding = of_snapshots(broker, Snapshots(MemorySnapshotTopic(0)), Retention())
     assert finding.state is CheckState.WARNING
-    assert finding.mend == "marshal-dagster topic create --name __marshal"
+    assert finding.fix == "marshal-dagster topic create --name __marshal"
 
 
 def test_without_the_coordination_topic_nothing_more_is_said(broker: MemoryBroker) -> None:

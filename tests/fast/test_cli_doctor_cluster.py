@@ -31,13 +31,13 @@ def topic_info(held: frozenset[Right] | None = MEMBER, *replicas: Replicas) -> T
 
 def is_complete(finding: Finding) -> bool:
     """Return whether a warning or problem has a description, a reason and a fix."""
-    return finding.state in {CheckState.PROBLEM, CheckState.WARNING} and all((finding.found, finding.why, finding.mend))
+    return finding.state in {CheckState.PROBLEM, CheckState.WARNING} and all((finding.found, finding.why, finding.fix))
 
 
 def test_a_reader_is_told_what_it_can_do() -> None:
     """A missing WRITE is not a problem: the rights are listed with what they allow."""
     finding = acls.of_coordination_topic(topic_info(READER), ASKER)
-    assert (finding.state, finding.mend) == (CheckState.OK, "")
+    assert (finding.state, finding.fix) == (CheckState.OK, "")
     assert finding.found.startswith("on __marshal: Describe, DescribeConfigs, Read: it can read (doctor")
     assert "not claim" in finding.found
 
@@ -53,7 +53,7 @@ def test_without_read_the_log_is_out_of_reach() -> None:
     """A principal that may not read the log gets the command that grants the right."""
     finding = acls.of_coordination_topic(topic_info(frozenset({Right.DESCRIBE, Right.WRITE})), ASKER)
     assert (finding.state, is_complete(finding)) == (CheckState.PROBLEM, True)
-    assert finding.mend == (
+    assert finding.fix == (
         "kafka-acls --bootstrap-server broker:9092 --add --allow-principal User:dora --operation Read --topic __marshal"
     )
 
@@ -76,7 +76,7 @@ def test_a_member_should_write_snapshots(held: frozenset[Right], missing: list[s
     """
     finding = acls.of_snapshot_topic(topic_info(held), ASKER, is_member=is_member)
     assert (finding.state is CheckState.WARNING, is_complete(finding)) == (bool(missing), bool(missing))
-    assert [right for right in ("Read", "Write") if f"--operation {right}" in finding.mend] == missing
+    assert [right for right in ("Read", "Write") if f"--operation {right}" in finding.fix] == missing
 
 
 def test_a_data_topic_that_cannot_be_read_is_told() -> None:
@@ -91,7 +91,7 @@ def test_a_data_topic_that_cannot_be_read_is_told() -> None:
 def test_a_topic_that_may_not_be_seen_is_told() -> None:
     """Without DESCRIBE on the coordination topic nothing works; on another topic it is only a warning."""
     needed = acls.missing_describe("__marshal", ASKER, is_needed=True)
-    assert (needed.state, "--operation Describe" in needed.mend) == (CheckState.PROBLEM, True)
+    assert (needed.state, "--operation Describe" in needed.fix) == (CheckState.PROBLEM, True)
     other = acls.missing_describe("orders", ASKER, is_needed=False)
     assert (other.state, is_complete(other)) == (CheckState.WARNING, True)
 

@@ -55,7 +55,7 @@ def topic(
 def judged(data: DataTopic, *at: Position) -> list[Finding]:
     """Return the findings, after a check that each has a description, a reason and a fix."""
     findings = list(judge(data, at or [Position("g", 0, 50, ID)], "broker:9092"))
-    assert all((finding.found, finding.why, finding.mend) for finding in findings)
+    assert all((finding.found, finding.why, finding.fix) for finding in findings)
     assert all(each.name == "data topic orders" for each in findings)
     return findings
 
@@ -116,7 +116,7 @@ def test_unread_records_that_will_soon_be_deleted_are_told(
     findings = judged(data, Position("g", 0, offset, ID))
     assert [finding.state for finding in findings] == [CheckState.WARNING] * bool(records)
     assert all(f"have {records} unread records" in each.found for each in findings)
-    assert all(f"--add-config retention.ms={2 * WEEK_MS}" in each.mend for each in findings)
+    assert all(f"--add-config retention.ms={2 * WEEK_MS}" in each.fix for each in findings)
 
 
 def test_what_is_lost_is_not_counted_as_what_will_be() -> None:
@@ -135,7 +135,7 @@ def test_a_position_in_the_older_half_of_a_topic_of_limited_size_is_told(
     """If size limits retention and records were deleted already, the older half is next."""
     findings = judged(topic({"retention.bytes": "1000"}, (start, 100)), Position("g", 0, offset, ID))
     assert [finding.state for finding in findings] == [CheckState.WARNING] * is_told
-    assert all("retention.bytes=2000" in each.mend for each in findings)
+    assert all("retention.bytes=2000" in each.fix for each in findings)
 
 
 def test_a_retention_that_does_not_count_is_not_told() -> None:
@@ -150,7 +150,7 @@ def test_compaction_is_told(policy: str) -> None:
     """Compaction can remove unread records."""
     (finding,) = judged(topic({"cleanup.policy": policy}))
     assert (finding.state, policy in finding.found) == (CheckState.WARNING, True)
-    assert finding.mend.endswith("--entity-name orders --add-config cleanup.policy=delete")
+    assert finding.fix.endswith("--entity-name orders --add-config cleanup.policy=delete")
 
 
 def test_unclean_elections_are_told() -> None:
@@ -298,7 +298,7 @@ def test_times_in_the_future_are_reported() -> None:
     (finding,) = (found for found in check(cluster, "orders") if "future" in found.found)
     assert finding.state is CheckState.WARNING
     assert finding.found == "1 partitions have a record with a time in the future: partition 0, offset 60"
-    assert "message.timestamp.after.max.ms=3600000" in finding.mend
+    assert "message.timestamp.after.max.ms=3600000" in finding.fix
     cluster.future = {0: 61}
     assert not any("future" in found.found for found in check(cluster, "orders"))
 
@@ -338,8 +338,8 @@ def test_what_cannot_be_seen_of_one_topic_keeps_nothing_from_the_others() -> Non
     cluster = Cluster({**DELETES, "cleanup.policy": "compact"})
     cluster.raises = {"a": TopicNotFoundError("no such topic"), "b": AuthorizationError("DESCRIBE")}
     missing, forbidden, compacted, summary = check(cluster, "a", "b", "c")
-    assert (missing.name, missing.state, bool(missing.mend)) == ("data topic a", CheckState.WARNING, True)
-    assert (forbidden.state, "--topic b" in forbidden.mend) == (CheckState.WARNING, True)
+    assert (missing.name, missing.state, bool(missing.fix)) == ("data topic a", CheckState.WARNING, True)
+    assert (forbidden.state, "--topic b" in forbidden.fix) == (CheckState.WARNING, True)
     assert (compacted.name, summary.state) == ("data topic c", CheckState.OK)
 
 

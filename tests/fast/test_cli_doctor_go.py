@@ -37,7 +37,7 @@ def native_group(site: Site) -> None:
 def findings(site: Site, *brokers: Broker) -> dict[str, Finding]:
     """Return the findings by name, after a check that each problem has a reason and a fix."""
     found = list(check_go_consumers(site.world(), brokers, NAME, site.clock.wall_ms()))
-    assert all(each.state is CheckState.OK or all((each.why, each.mend)) for each in found)
+    assert all(each.state is CheckState.OK or all((each.why, each.fix)) for each in found)
     return {each.name: each for each in found}
 
 
@@ -67,7 +67,7 @@ def test_native_groups_beside_go_consumers_are_told(
     native_group(site)
     found = findings(site, OLD)["Go consumers"]
     assert (found.state, "also groups with settings of this library: native" in found.found) == (state, True)
-    assert "settings set etl --go-consumers-stopped etl" in found.mend
+    assert "settings set etl --go-consumers-stopped etl" in found.fix
 
 
 def test_go_consumers_cannot_talk_to_kafka_4(site: Site) -> None:
@@ -96,7 +96,7 @@ def test_records_with_their_senders_timestamps_are_told(site: Site) -> None:
         CheckState.PROBLEM,
         True,
     )
-    assert "LogAppendTime" in found.mend
+    assert "LogAppendTime" in found.fix
 
 
 @pytest.mark.parametrize(("behind_s", "is_go", "is_told"), [(7, True, False), (7, False, True), (10, True, True)])

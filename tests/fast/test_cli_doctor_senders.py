@@ -67,7 +67,7 @@ def findings(broker: MemoryBroker, clock: ManualClock) -> dict[str, Finding]:
     log = MemoryLog(broker)
     world = Rationalizer(log, timeout_s=1, clock=clock).catch_up()
     found = list(check_senders(newest(log, 1, clock.wall_ms()), world, clock.wall_ms()))
-    assert all(each.state is CheckState.OK or all((each.why, each.mend)) for each in found)
+    assert all(each.state is CheckState.OK or all((each.why, each.fix)) for each in found)
     return {each.name: each for each in found}
 
 

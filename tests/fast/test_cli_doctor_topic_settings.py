@@ -63,7 +63,7 @@ def test_a_wrong_setting_is_told(setting: str, value: str, when_cut: CheckState)
     assert (whole.state, cut.state) == (CheckState.WARNING, when_cut)
     assert whole.found == f"{setting} of __marshal_snapshot is {value}, should be {SNAPSHOT_SETTINGS[setting]}"
     assert whole.why
-    assert whole.mend.endswith(f"--entity-name __marshal_snapshot --add-config {setting}={SNAPSHOT_SETTINGS[setting]}")
+    assert whole.fix.endswith(f"--entity-name __marshal_snapshot --add-config {setting}={SNAPSHOT_SETTINGS[setting]}")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_missing_partitions_are_told(partitions: int, states: list[CheckState]) 
     findings = check(Cluster(SNAPSHOT_SETTINGS, partitions))
     assert [each.state for each in findings] == states
     if partitions == 3:
-        assert findings[0].mend.endswith("--alter --topic __marshal_snapshot --partitions 4")
+        assert findings[0].fix.endswith("--alter --topic __marshal_snapshot --partitions 4")
 
 
 def test_a_missing_topic_is_told_elsewhere() -> None:

@@ -415,7 +415,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_command_that_mends_names_the_cluster() -> None:
     """A Kafka tool gets the servers as an option; other advice stays unchanged."""
     problem = topic_settings.SettingProblem("retention.ms", "1", "-1", "why", "kafka-configs --alter")
-    assert topic.with_servers(problem, "a:1,b:2").mend == "kafka-configs --bootstrap-server a:1,b:2 --alter"
+    assert topic.with_servers(problem, "a:1,b:2").fix == "kafka-configs --bootstrap-server a:1,b:2 --alter"
     other = topic_settings.SettingProblem("replicas", "1", "3", "why", "more brokers")
     assert topic.with_servers(other, "a:1") == other
 

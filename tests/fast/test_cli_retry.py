@@ -196,7 +196,7 @@ def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
     _, found, *_ = check_world(reader.identity, reader.world, site.clock.wall_ms())
     assert (found.name, found.state) == ("exhausted plans", CheckState.PROBLEM)
     assert f"{TOPIC}/1 [50, 80) of group '{GROUP}' was tried 6 times" in found.found
-    assert found.mend == COMMAND
+    assert found.fix == COMMAND
 
 
 def test_top_and_doctor_count_the_attempts_of_the_ops(

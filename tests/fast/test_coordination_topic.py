@@ -340,7 +340,7 @@ def test_a_missing_setting_has_the_brokers_reason() -> None:
     creation = create_coordination_topic(cluster.topics, NAME)
     (problem,) = with_reasons(problems(cluster).values(), creation.refused)
     assert (problem.setting, problem.found, problem.severity) == ("retention.ms", "604800000", Severity.DANGER)
-    assert problem.mend.startswith("the brokers refused it (cannot create topic '__marshal': retention.ms may be")
+    assert problem.fix.startswith("the brokers refused it (cannot create topic '__marshal': retention.ms may be")
 
 
 def test_a_setting_that_is_ignored_is_found() -> None:

@@ -265,7 +265,7 @@ def test_what_is_wrong_is_one_line_wherever_it_is_met(
     (found,) = (each for each in doctor.json["findings"] if each["name"] == "connection")
     assert lines_about(connection.bootstrap_servers, doctor.err) == []
     assert (doctor.code, found["state"], words in found["found"]) == (1, "problem", True)
-    assert "kafka up" not in found["mend"]
+    assert "kafka up" not in found["fix"]
 
     @dg.op
     def look(rationalizer: RationalizerResource) -> None:
@@ -455,7 +455,7 @@ def test_doctor_tells_what_this_user_can_do(
 
     (stranger,) = (each for each in findings() if each["name"] == "rights")
     assert (stranger["state"], stranger["found"]) == ("problem", "on doctored: none, not even Describe")
-    assert f"--allow-principal User:{PLAIN_USER} --operation Describe --operation Read" in stranger["mend"]
+    assert f"--allow-principal User:{PLAIN_USER} --operation Describe --operation Read" in stranger["fix"]
     secured.grant(PLAIN_USER, "DESCRIBE", "TOPIC", "doctored")
     wait_until(
         lambda: ("problem", "on doctored: Describe; not Read") in rights(),

@@ -28,7 +28,7 @@ def replicas(topic_info: TopicInfo, least_in_sync: int, servers: str) -> Finding
     partitions = topic_info.replicas.items()
     blocked = [number for number, at in partitions if not at.has_leader or at.in_sync < least_in_sync]
     out_of_sync = [number for number, at in partitions if at.in_sync < at.assigned]
-    mend = (
+    fix = (
         f"kafka-topics --bootstrap-server {servers} --describe --topic {topic_info.name} (shows which brokers are "
         "missing; start them, or check their logs)"
     )
@@ -38,14 +38,14 @@ def replicas(topic_info: TopicInfo, least_in_sync: int, servers: str) -> Finding
             f"coordination partitions {listed(blocked)} of {topic_info.name} have no leader, or fewer replicas in sync "
             f"than min.insync.replicas={least_in_sync}",
             "no record can be written there (acks=all): owners lose their leases, and nothing is claimed or committed",
-            mend,
+            fix,
         )
     if out_of_sync:
         return warning(
             "replicas",
             f"coordination partitions {listed(out_of_sync)} of {topic_info.name} have replicas that are not in sync",
             "records can be written now, but perhaps not after another broker fails",
-            mend,
+            fix,
         )
     return ok("replicas", f"all replicas of {topic_info.name} are in sync")
 

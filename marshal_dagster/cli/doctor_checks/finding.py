@@ -15,13 +15,13 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. A warning or a problem has a reason (`why`) and a command that fixes it (`mend`)."""
+    """The result of one check. A warning or a problem has a reason (`why`) and a command that repairs it (`fix`)."""
 
     name: str
     state: CheckState
     found: str
     why: str = ""
-    mend: str = ""
+    fix: str = ""
 
 
 def ok(name: str, found: str) -> Finding:
@@ -34,14 +34,14 @@ def not_checked(name: str, why: str) -> Finding:
     return Finding(name, CheckState.NOT_CHECKED, why)
 
 
-def warning(name: str, found: str, why: str, mend: str) -> Finding:
+def warning(name: str, found: str, why: str, fix: str) -> Finding:
     """Return a finding about something that works, but could be better or may soon fail."""
-    return Finding(name, CheckState.WARNING, found, why, mend)
+    return Finding(name, CheckState.WARNING, found, why, fix)
 
 
-def problem(name: str, found: str, why: str, mend: str) -> Finding:
+def problem(name: str, found: str, why: str, fix: str) -> Finding:
     """Return a finding about something that does not work."""
-    return Finding(name, CheckState.PROBLEM, found, why, mend)
+    return Finding(name, CheckState.PROBLEM, found, why, fix)
 
 
 def alter_topic(topic: str, setting: str, servers: str = "HOST:PORT") -> str:

@@ -32,7 +32,7 @@ def check_topic_settings(topics: Topics, topic: str, servers: str) -> Iterator[F
     for setting in wrong:
         report = warning if setting.severity is Severity.WARNING else problem
         found = f"{setting.setting} of {topic} is {setting.found}, should be {setting.wanted}"
-        yield report(_TOPIC, found, setting.why, with_servers(setting, servers).mend)
+        yield report(_TOPIC, found, setting.why, with_servers(setting, servers).fix)
     if not wrong:
         yield ok(_TOPIC, f"{topic} has the settings that the protocol needs")
 
