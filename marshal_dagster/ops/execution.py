@@ -57,7 +57,7 @@ from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
 from marshal_dagster.sinks import Sink
 from marshal_dagster.spark import reader
-from marshal_dagster.spark.session import SINGLE_EXECUTION, prepare_lazy_session, spark_settings, start_session
+from marshal_dagster.spark.session import SINGLE_EXECUTION, session_of_resource, spark_settings, start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -476,11 +476,26 @@ class BatchExecution:
         if self.spec.count_records:
             self.records = reader.count_records(frame)
 
+    def _session(self, batch: ClaimedBatch) -> "SparkSession":
+        if self.spark is None:
+            began_s = time.monotonic()
+            key = self.spec.spark_key
+            self.spark = self._own_session(batch.mode) if key is None else self._session_of_resource(key)
+            took_s = time.monotonic() - began_s
+            batch.phases.starting_spark_s = took_s
+            self.context.log.info("the Spark session was ready after %.1f s", took_s)
+        return self.spark
+
+    def _own_session(self, mode: DeliveryMode) -> "SparkSession":
+        """Start a session for this run: it needs no dagster-pyspark, which requires one exact version of Dagster."""
+        single = SINGLE_EXECUTION if mode is DeliveryMode.AT_MOST_ONCE else {}
+        name = f"{self.context.op.name} {self.context.run_id}"
+        return start_session(spark_settings(app_name=name, extra={**single, **(self.spec.spark_config or {})}))
+
     def _session_of_resource(self, key: str) -> "SparkSession":
         resource = getattr(self.context.resources, key)
-        prepare_lazy_session(resource)
         try:
-            return resource.spark_session  # type: ignore[no-any-return]
+            return session_of_resource(resource)
         except AttributeError as error:
             if (error.obj, error.name) != (resource, "spark_session"):
                 raise
@@ -488,21 +503,6 @@ class BatchExecution:
                 f"resource {key!r} of op {self.context.op.name!r} is a {type(resource).__name__}, which has no "
                 "spark_session: use a LazyPySparkResource or a SparkConnectResource"
             ) from None
-
-    def _session(self, batch: ClaimedBatch) -> "SparkSession":
-        if self.spark is None:
-            began_s = time.monotonic()
-            if self.spec.spark_key is not None:
-                self.spark = self._session_of_resource(self.spec.spark_key)
-            else:
-                single = SINGLE_EXECUTION if batch.mode is DeliveryMode.AT_MOST_ONCE else {}
-                extra = {**single, **(self.spec.spark_config or {})}
-                name = f"{self.context.op.name} {self.context.run_id}"
-                self.spark = start_session(spark_settings(app_name=name, extra=extra))
-            took_s = time.monotonic() - began_s
-            batch.phases.starting_spark_s = took_s
-            self.context.log.info("the Spark session was ready after %.1f s", took_s)
-        return self.spark
 
     # Recording batches
 

@@ -7,8 +7,8 @@ one-line error.
 import os
 import re
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
-from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.spark import connect
 from marshal_dagster.spark.connector import EXCLUDES, connector_jars, fetch_connector
 from marshal_dagster.spark.conversion_settings import GREGORIAN_DATES
@@ -149,27 +149,46 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
-    try:
+    with _startup_errors():
         session = builder.getOrCreate()
-    except Exception as error:  # PySpark, Py4J and the operating system have their own types
-        raise UnavailableError(
-            f"Spark does not start: {first_line(error)}. Check the settings of the session and its Java"
-        ) from error
     check_session(session)
     return session
 
 
-def prepare_lazy_session(resource: object) -> None:
-    """Prepare this process for the local session that a `LazyPySparkResource` is about to start.
-
-    Resources of other kinds, and those with a master elsewhere, need no preparation.
+def session_of_resource(resource: object) -> "SparkSession":
+    """Return the session of a Dagster resource, such as a `LazyPySparkResource`, which may start it now.
 
     Args:
-        resource: The resource, whose `spark_config` may have settings as nested mappings.
+        resource: The resource. For a local session of a `LazyPySparkResource` this process is prepared first.
+
+    Returns:
+        The session. Reading a batch checks it (`check_session`).
 
     Raises:
+        AttributeError: The resource has no `spark_session`.
         ConfigurationError: There is no suitable Java.
+        UnavailableError: Spark does not start.
     """
+    _prepare_lazy_session(resource)
+    with _startup_errors():
+        return resource.spark_session  # type: ignore[attr-defined, no-any-return] # each kind of resource has its own class
+
+
+@contextmanager
+def _startup_errors() -> Iterator[None]:
+    """Raise `UnavailableError` with one line if Spark does not start."""
+    try:
+        yield
+    except (MarshalError, AttributeError):
+        raise
+    except Exception as error:  # PySpark, Py4J and the operating system have their own types
+        raise UnavailableError(
+            f"Spark does not start: {first_line(error)}. Check the settings of the session and its Java"
+        ) from error
+
+
+def _prepare_lazy_session(resource: object) -> None:
+    """Prepare this process for a local session. Other resources, and a master elsewhere, need no preparation."""
     settings = getattr(resource, "spark_config", None)
     if not isinstance(settings, Mapping):
         return

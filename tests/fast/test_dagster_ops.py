@@ -1047,6 +1047,26 @@ def test_a_lazy_resource_never_starts_spark_if_there_is_nothing_to_read(
     assert stand.run().success
 
 
+def test_a_lazy_resource_whose_spark_does_not_start_fails_the_run_in_one_line(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's own error is the cause. Nothing is planned, so the failure is not an attempt."""
+    from dagster_pyspark import LazyPySparkResource
+
+    def start(_: object) -> object:
+        raise RuntimeError("Could not parse Master URL: 'locl'\nat org.apache.spark")
+
+    monkeypatch.setattr("dagster_pyspark.resources.spark_session_from_config", start)
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(Stand, "spark", lambda _: LazyPySparkResource(spark_config={}).get_resource_definition())
+    failed = stand.run().failure_data_for_node("work")
+    assert failed is not None
+    assert failed.error is not None
+    cause = failed.error.cause or failed.error
+    assert "Spark does not start: Could not parse Master URL: 'locl'. Check the settings" in cause.message
+    assert [stand.scene.key(number).plan_attempts for number in range(3)] == [0, 0, 0]
+
+
 def test_without_spark_an_op_fails_before_it_claims(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the extra."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
