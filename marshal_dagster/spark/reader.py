@@ -14,13 +14,13 @@ from marshal_dagster.spark import connect, token_endpoint
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.session import runs_tasks_once, shares_consumers
+from marshal_dagster.spark.task_attempts import is_first_attempt
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 
-_FIRST_ATTEMPT = r"task [0-9]+\.0 in stage [0-9]+\.0 "
 _ROWS_OF_A_TASK = 2**33 - 1
 _RUN_AGAIN = (
     "Spark runs a task of this batch again, probably because its executor was lost. Its records may have been "
@@ -130,15 +130,17 @@ def run_once(frame: "DataFrame") -> "DataFrame":
     Returns:
         A frame with the same rows.
 
+    Raises:
+        ConfigurationError: Nothing shows in this session whether a task runs for the first time.
+
     Example:
         ```python
         totals = run_once(frame.groupBy("partition").count())
         ```
     """
-    # In SQL only the name of a task's thread shows the attempt. One check for each task is enough.
-    thread = f.call_function("reflect", f.lit("java.lang.Thread"), f.lit("currentThread"))
+    # One check for each task is enough.
     is_first_row = f.monotonically_increasing_id().bitwiseAND(f.lit(_ROWS_OF_A_TASK)) == 0
-    may_go_on = ~is_first_row | thread.rlike(_FIRST_ATTEMPT)
+    may_go_on = ~is_first_row | is_first_attempt(frame.sparkSession)
     return frame.where(f.when(may_go_on, f.lit(True)).otherwise(f.raise_error(_RUN_AGAIN).cast("boolean")))  # noqa: FBT003
 
 

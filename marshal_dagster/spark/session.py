@@ -22,6 +22,7 @@ from marshal_dagster.spark.connector import EXCLUDES, connector_jars, fetch_conn
 from marshal_dagster.spark.conversion_settings import GREGORIAN_DATES
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.packages import kafka_package, minor_version, session_build
+from marshal_dagster.spark.task_attempts import check_attempts_are_shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -301,11 +302,8 @@ def check_single_execution(spark: "SparkSession") -> None:
         master = conf["spark.master"]
     else:
         master = str(spark.sparkContext.master)
-        if not is_local(master) and spark.version.startswith("3."):
-            raise ConfigurationError(
-                f"at_most_once on a cluster needs Spark 4.0 or newer, but this session is Spark {spark.version}: "
-                "before, the first attempt of a task cannot be recognised where a Python function reads its rows"
-            )
+        if not is_local(master):
+            check_attempts_are_shown(spark)
         conf = dict(spark.sparkContext.getConf().getAll())
     wrong = [
         f"{name} is {value}, must be {SINGLE_EXECUTION[name]}"

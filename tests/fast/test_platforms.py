@@ -36,6 +36,16 @@ def test_each_test_of_a_version_exists() -> None:
                 assert not function or f" {function}" in (environments.TOP / path).read_text(), name
 
 
+def test_a_version_without_a_package_leaves_out_the_tests_that_need_it() -> None:
+    """Delta Lake has no version for Spark 4.3. The row names the sink and the reason, and its other tests run."""
+    found = {target.version: target for target in targets_of(Kind.SPARK)}
+    assert found["4.2"].selection == ()
+    assert found["4.3"].selection == ("-k", "not (delta)")
+    assert found["4.3"].not_tested == {"the sink for Delta Lake": "no version for Spark 4.3 is known"}
+    assert found["3.5"].selection == ("-k", "not (variants)")
+    assert found["3.5"].not_tested.keys() == {"variants", "Spark Connect"}
+
+
 def test_the_newest_row_of_a_version_counts(tmp_path: Path) -> None:
     """A later row replaces an earlier one, but a short run does not replace a whole run of the same code."""
     file = tmp_path / "rows.jsonl"

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pyspark
 import pytest
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.spark import reader, session
+from marshal_dagster.spark import session, task_attempts
 from marshal_dagster.spark.connector import connector_jars, fetch_connector
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.packages import SparkBuild, avro_package, delta_package, kafka_package
@@ -24,6 +24,7 @@ from marshal_dagster.spark.session import (
     check_single_execution,
     spark_settings,
 )
+from marshal_dagster.spark.task_attempts import AttemptSource
 
 
 def test_settings_for_one_machine(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_settings_for_one_machine(tmp_path: Path) -> None:
 )
 def test_the_first_attempt_of_a_task_is_known_by_its_thread(thread: str, *, is_first: bool) -> None:
     """The first attempt of a task is recognised by Spark's name for its thread."""
-    assert bool(re.search(reader._FIRST_ATTEMPT, thread)) is is_first
+    assert bool(re.search(task_attempts.FIRST_ATTEMPT, thread)) is is_first
 
 
 def test_extra_settings_come_first_and_packages_add_up(tmp_path: Path) -> None:
@@ -220,6 +221,7 @@ class Session:
     """The parts of a session that are used."""
 
     version = pyspark.__version__
+    _jvm = MagicMock()
 
     def __init__(self, master: str, settings: Mapping[str, str] | None = None) -> None:
         self.master = master
@@ -274,15 +276,13 @@ def test_sessions_that_may_run_a_task_twice(master: str, settings: Mapping[str, 
         check_single_execution(fake)
 
 
-def test_spark_3_on_a_cluster_is_refused_at_most_once() -> None:
-    """There Python functions read the rows in another thread than the task's, whose name shows no attempt."""
-    fake: Any = Session("yarn", SINGLE_EXECUTION)
-    fake.version = "3.5.9"
-    with pytest.raises(ConfigurationError, match=r"at_most_once on a cluster needs Spark 4\.0 or newer"):
-        check_single_execution(fake)
-    fake = Session("local[2]", ONE_STAGE)
-    fake.version = "3.5.9"
-    check_single_execution(fake)
+def test_a_cluster_that_does_not_show_attempts_is_refused_at_most_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names what the session lacks. One machine repeats no task, so nothing has to be shown there."""
+    monkeypatch.setattr(task_attempts, "attempt_source", lambda _: AttemptSource.TASK_CONTEXT)
+    monkeypatch.setattr(Session, "_jvm", object())
+    with pytest.raises(ConfigurationError, match=r"plans cannot call org\.apache\.spark\.TaskContext \(.*\)\. Use"):
+        check_single_execution(cast("Any", Session("yarn", SINGLE_EXECUTION)))
+    check_single_execution(cast("Any", Session("local[2]", ONE_STAGE)))
 
 
 def test_sessions_of_this_library_run_each_task_once() -> None:

@@ -78,7 +78,7 @@ def _notes(kind: Kind, rows: Mapping[tuple[str, str], PlatformRow]) -> Iterator[
         if target.kind is not kind:
             continue
         row = rows.get((kind, target.version))
-        for what, why in (row.left_out if row else target.left_out).items():
+        for what, why in (row.left_out if row else target.not_tested).items():
             yield f"- {target.version}: without {what}, because {why}."
         for name in row.failures if row else ():
             yield f"- {target.version}: `{name}` failed."

@@ -55,9 +55,7 @@ def run(target: Target, *, is_short: bool = False, only: Sequence[str] = ()) -> 
     Raises:
         NotThereError: The machine lacks the interpreter.
     """
-    tests = list(only or (target.short if is_short and target.short else target.tests))
-    if target.deselected:
-        tests += ["-k", f"not {target.deselected}"]
+    tests = [*(only or (target.short if is_short and target.short else target.tests)), *target.selection]
     python = prepare(target)
     build = _spark_of(python)
     if target.kind is Kind.BROKER:
@@ -82,7 +80,7 @@ def run(target: Target, *, is_short: bool = False, only: Sequence[str] = ()) -> 
         python=_python_version(python),
         is_short=is_short or bool(only),
         failures=counts.failures,
-        left_out=dict(target.left_out),
+        left_out=target.not_tested,
     )
 
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.packages import SparkBuild, delta_package
+
 
 class Kind(StrEnum):
     """What a version is a version of."""
@@ -13,6 +16,15 @@ class Kind(StrEnum):
     PYTHON = "python"
     DAGSTER = "dagster"
     BROKER = "broker"
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """What some versions lack."""
+
+    name: str
+    keyword: str
+    """The part of a test's name, or of its file's, that all tests of the feature have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +41,26 @@ class Target:
     """Pytest's arguments for the short run."""
     without_extras: frozenset[str] = frozenset()
     """Extras of the wheel that this version cannot have."""
-    deselected: str = ""
-    """Pytest's expression for the tests that do not apply."""
+    missing: Mapping[Feature, str] = field(default_factory=dict)
+    """The features whose tests do not run, with the reason."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """What is not tested, with the reason."""
+    """What else is not tested, with the reason."""
+
+    @property
+    def selection(self) -> tuple[str, ...]:
+        """Pytest's arguments that leave out the tests of missing features."""
+        keywords = " or ".join(feature.keyword for feature in self.missing)
+        return ("-k", f"not ({keywords})") if keywords else ()
+
+    @property
+    def not_tested(self) -> dict[str, str]:
+        """What is not tested, with the reason."""
+        return {feature.name: why for feature, why in self.missing.items()} | dict(self.left_out)
+
+
+VARIANTS: Final = Feature("variants", "variants")
+PACKAGES: Final = {Feature("the sink for Delta Lake", "delta"): delta_package}
+"""The features that need a package of their own, each with the function that finds the one for a Spark."""
 
 
 _CLUSTER: Final = "tests/real/test_spark_cluster.py"
@@ -68,6 +96,7 @@ SPARK_TESTS: Final = (
     f"{_TAKEOVER}::test_a_session_whose_jvm_is_killed",
     f"{_TAKEOVER}::test_a_spark_process_killed_within_deltas_own_commit",
     f"{_CLUSTER}::test_a_session_with_retries_is_refused_at_most_once",
+    f"{_CLUSTER}::test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once",
     f"{_CLUSTER}::test_a_failing_task_is_not_retried_at_most_once",
 )
 FAST_TESTS: Final = ("-m", "not thorough", "tests/fast", "--ignore", "tests/fast/test_import_contracts.py")
@@ -87,7 +116,12 @@ BROKER_TESTS: Final = (
 
 
 def _spark(
-    version: str, *, without: Sequence[str] = (), deselected: str = "", left_out: Mapping[str, str] | None = None
+    version: str,
+    *,
+    scala: str = "2.13",
+    without: Sequence[str] = (),
+    missing: Mapping[Feature, str] | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> Target:
     return Target(
         Kind.SPARK,
@@ -96,26 +130,31 @@ def _spark(
         SPARK_TESTS,
         SPARK_SHORT,
         frozenset(without),
-        deselected,
+        {**missing_packages(SparkBuild(version, scala)), **(missing or {})},
         left_out or {},
     )
+
+
+def missing_packages(build: SparkBuild) -> dict[Feature, str]:
+    """Return the features whose package has no version for a Spark, with the reason."""
+    missing = {}
+    for feature, find in PACKAGES.items():
+        try:
+            find(build)
+        except ConfigurationError:
+            missing[feature] = f"no version for Spark {build.minor} is known"
+    return missing
 
 
 TARGETS: Final = (
     _spark(
         "3.5",
+        scala="2.12",
         without=("connect",),
-        deselected="variants and not at_most_once",
-        left_out={
-            "Spark Connect": "its client has retry policies and progress from PySpark 4.0 on",
-            "variants": "Spark has them from 4.0 on",
-            "at most once on a cluster": "the library refuses it before 4.0",
-        },
+        missing={VARIANTS: "Spark has them from 4.0 on"},
+        left_out={"Spark Connect": "its client has retry policies and progress from PySpark 4.0 on"},
     ),
-    _spark("4.0"),
-    _spark("4.1"),
-    _spark("4.2"),
-    _spark("4.3", deselected="delta", left_out={"Delta Lake": "no version for Spark 4.3 is known"}),
+    *(_spark(version) for version in ("4.0", "4.1", "4.2", "4.3")),
     *(Target(Kind.PYTHON, version, (), FAST_TESTS) for version in ("3.11", "3.12", "3.13")),
     Target(Kind.DAGSTER, "lowest", ("dagster=={lowest}",), FAST_TESTS),
     Target(Kind.DAGSTER, "newest", ("dagster",), FAST_TESTS),

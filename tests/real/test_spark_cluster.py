@@ -40,7 +40,7 @@ from tests.real.spark_driver import (
     write_oneself,
     write_through_the_sink,
 )
-from tests.real.spark_fixtures import SMALL_DELTA
+from tests.real.spark_fixtures import SMALL_DELTA, has_delta
 from tests.real.test_kill_points_sinks import KafkaTopic, Table
 
 SINGLE = tuple(SINGLE_EXECUTION.items())
@@ -55,9 +55,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 @pytest.fixture
 def work(cluster: SparkCluster, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Work:
-    """A group at the start of a filled topic, and a session with Delta Lake."""
-    fetch_connector(delta_package())
-    where = Where(cluster.master, tuple((SMALL_DELTA | delta_settings()).items()))
+    """A group at the start of a filled topic, and a session with Delta Lake if this Spark has one."""
+    if has_delta():
+        fetch_connector(delta_package())
+    where = Where(cluster.master, tuple((SMALL_DELTA | delta_settings()).items()) if has_delta() else ())
     return Work(where, kafka, coordination_topic, filled, tmp_path / "output")
 
 
