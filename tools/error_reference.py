@@ -73,8 +73,8 @@ INTERNAL: Final = {
     "sinks.conformance.cases.ClaimGoneError": "A case of the conformance kit raises and catches it.",
     "sinks.conformance.generations.TopicRecreatedError": "A case of the conformance kit raises and catches it.",
     "sinks.conformance.interrupts.SimulatedDeathError": "The conformance kit ends a writer with it.",
-    "sinks.database.postgres._OffsetsNeededError": "The PostgreSQL sink catches it, reads the offsets and tries again.",
-    "sinks.database.postgres_ranges.LocksOutdatedError": "The PostgreSQL sink catches it and tries again.",
+    "sinks.database.sink._OffsetsNeededError": "A database sink catches it, reads the offsets and tries again.",
+    "sinks.database.dialect.LocksOutdatedError": "A database sink catches it and tries again.",
     "sinks.files.hadoop_storage.PublishOutcomeUnknownError": (
         "An `OSError` with which the file sink recognises that a file may still be published."
     ),

@@ -8,7 +8,8 @@
 - `remote`: the sink of a run whose script alone reaches the output.
 - `conformance`: test cases that every sink must pass.
 - `files.commit_log`: the commit log of a file output, which does not need Spark.
-- `database.postgres_ranges`: the tables that record which ranges a PostgreSQL output has.
+- `database.sink`, `database.dialect`: the course of a write to any database, and what differs between engines.
+- `database.ranges`: the tables that record which ranges a database output has.
 - `delta.table`: access to a Delta table through Spark.
 - `kafka.notes`: the notes that each transaction to an output topic writes.
 - `kafka.records`: conversion of DataFrame rows to Kafka records.

@@ -253,7 +253,7 @@ class Stalling(FakePostgresSink):
     """A sink whose rows arrive slowly."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:  # type: ignore[override]
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:
         with super()._evaluated(frame, done) as lines:
             yield SlowLines(lines.rows)
 

@@ -283,7 +283,7 @@ class Losing(FakePostgresSink):
     """A sink that fetches fewer rows than it counted."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:  # type: ignore[override]
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:
         with super()._evaluated(frame, done) as lines:
             yield FewerLines(lines.rows)
 

@@ -6,15 +6,15 @@
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from marshal_dagster._internal.postgres import identifier
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.database.column_types import TableColumn
+from marshal_dagster.sinks.database.dialect import RENAMED, Dialect, Fragment, StagedRows, column_names
 from marshal_dagster.sinks.database.pg_copy import NULL, FrameLines
-from marshal_dagster.sinks.database.postgres_ranges import check_row_count
+from marshal_dagster.sinks.database.ranges import check_row_count
 from marshal_dagster.sinks.rejected_rows import RejectedRow
-from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, changed_result
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, changed_result
 
 if TYPE_CHECKING:
     import psycopg
@@ -22,56 +22,53 @@ if TYPE_CHECKING:
 
     from marshal_dagster._internal.postgres import Connection
 
-RANGE_COLUMN: Final = "marshal_range"
-RENAMED: Final = {PARTITION_COLUMN: "kafka_partition", OFFSET_COLUMN: "kafka_offset"}
 _LINES_AT_ONCE: Final = 1000
 _ESCAPED: Final = re.compile(r"\\.")
 _COPY_LINE: Final = re.compile(r"^COPY marshal_rows, line (?P<line>\d+)(?P<rest>.*)$", re.MULTILINE)
 
 
-def column_names(columns: Iterable[str]) -> list[str]:
-    """Return the table's column names for a frame's columns, preceded by the column of the range."""
-    return [RANGE_COLUMN, *(RENAMED.get(name, name) for name in columns)]
-
-
-class StagedRows:
+class CopiedRows(StagedRows["Connection"]):
     """The rows in `pg_temp.marshal_rows`, which exist until the transaction ends."""
+
+    name = "pg_temp.marshal_rows"
 
     def __init__(
         self,
-        execute: "Callable[..., psycopg.Cursor[tuple[Any, ...]]]",
+        dialect: "Dialect[Connection]",
         error_text: "Callable[[psycopg.Error], str]",
-        output: str,
         ids: Mapping[int, int],
         columns: Sequence[str],
+        lines: FrameLines,
         *,
         there: Mapping[str, TableColumn],
     ) -> None:
-        """Store the arguments; `copy` creates the table.
+        """Store the arguments; `stage` creates the table.
 
         Args:
-            execute: Executes a statement with the tables' names filled in.
+            dialect: Executes statements.
             error_text: Returns an error's text in one line without the password.
-            output: The output's name, for errors.
             ids: The id of each range's entry in `marshal_taken_ranges`, by partition.
             columns: The frame's columns.
+            lines: The rows as lines of COPY text.
             there: The output's columns, by name.
         """
-        self._execute, self._error_text, self._output = execute, error_text, output
-        self._ids, self._columns = ids, columns
+        self._dialect, self._error_text, self._output = dialect, error_text, dialect.output
+        self._ids, self._columns, self._lines = ids, columns, lines
+        self.has_offsets = OFFSET_COLUMN in columns
         self._limited = {
             index: column
             for index, name in enumerate(columns)
             if (column := there.get(RENAMED.get(name, name))) and column.type in {"varchar", "bpchar"}
         }
 
-    def copy(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: FrameLines) -> None:
+    def stage(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
         """Copy all rows to the temporary table, whose columns have the output's types.
 
         Raises:
             SinkRejectedError: If PostgreSQL rejects a row, or the number of rows has changed since they were counted.
         """
-        self._execute(
+        lines = self._lines
+        self._dialect.execute(
             connection,
             "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
             columns=self._names(),
@@ -102,11 +99,10 @@ class StagedRows:
         taken = {self._ids[range_.partition]: range_.partition for range_ in wanted}
         try:
             with connection.transaction():
-                moved = self._execute(
+                moved = self._dialect.execute(
                     connection,
-                    "INSERT INTO {rows} ({columns}) "
-                    "SELECT {columns} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)",
-                    (list(taken),),
+                    "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows WHERE {is_taken}",
+                    is_taken=self._dialect.one_of("marshal_range", taken),
                     columns=self._names(),
                 )
         except _value_errors() as error:
@@ -165,7 +161,6 @@ class StagedRows:
         Return None if the table accepts all rows this time, or if the search fails.
         """
         import psycopg
-        from psycopg import sql
 
         ids = list(taken)
         try:
@@ -186,38 +181,39 @@ class StagedRows:
                     first = middle
             else:
                 return None
-            row = self._execute(
+            found_rows = self._dialect.execute(
                 connection,
-                "SELECT marshal_range, {offset} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s) "
-                "ORDER BY ctid OFFSET %s LIMIT 1",
-                (ids, first),
-                offset=identifier("kafka_offset") if OFFSET_COLUMN in self._columns else sql.NULL,
-            ).fetchone()
+                "SELECT marshal_range, {offset} FROM pg_temp.marshal_rows WHERE {is_taken} "
+                "ORDER BY ctid OFFSET %(first)s LIMIT 1",
+                {"first": first},
+                offset=Fragment("kafka_offset" if self.has_offsets else "NULL"),
+                is_taken=self._dialect.one_of("marshal_range", ids),
+            ).fetchall()
         except psycopg.Error:
             # The original error is more useful than a timeout of the search.
             return None
-        if row is None:
+        if not found_rows:
             return None
+        range_id, offset = found_rows[0]
         renamed = {RENAMED.get(name, name): name for name in self._columns}
         column = renamed.get(error.diag.column_name or "", error.diag.column_name)
-        return RejectedRow(taken[row[0]], row[1], column, self._error_text(error))
+        return RejectedRow(taken[range_id], offset, column, self._error_text(error))
 
     def _move_part(self, connection: "Connection", ids: Sequence[int], first: int, count: int) -> None:
         with connection.transaction():
-            self._execute(
+            self._dialect.execute(
                 connection,
                 "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows WHERE ctid = ANY("
-                "ARRAY(SELECT ctid FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s) "
-                "ORDER BY ctid OFFSET %s LIMIT %s))",
-                (ids, first, count),
+                "ARRAY(SELECT ctid FROM pg_temp.marshal_rows WHERE {is_taken} "
+                "ORDER BY ctid OFFSET %(first)s LIMIT %(count)s))",
+                {"first": first, "count": count},
+                is_taken=self._dialect.one_of("marshal_range", ids),
                 columns=self._names(),
             )
 
-    def _names(self) -> "Composed":
-        """Return the table's columns for a statement with parameters, the range's column first."""
-        from psycopg import sql
-
-        return sql.SQL(", ").join(map(identifier, column_names(self._columns)))
+    def _names(self) -> Fragment:
+        """Return the table's columns, the range's column first."""
+        return Fragment(", ".join(map(self._dialect.quoted, column_names(self._columns))))
 
 
 def _copy_statement(columns: Iterable[str]) -> "Composed":

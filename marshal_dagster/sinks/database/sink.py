@@ -1,0 +1,384 @@
+"""A sink that writes rows to a table of a database, and the ranges they belong to in the same transaction.
+
+It uses two more tables. `marshal_ranges` stores the position and generation of each partition. `marshal_taken_ranges`
+contains one entry for each range that was written, and each row refers to its entry.
+
+A writer first loads its rows into a staging table. After that it locks its partitions in `marshal_ranges` and judges
+its ranges (protocol.md, section 6, "Effectively once"). Finally it moves the rows to the output and sets the positions.
+So a writer that stalls while it loads blocks no other writer. A writer whose claim was taken over is refused before
+any of its rows is visible. `ranges` documents the locks.
+
+What differs between database engines is in a `Dialect`.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
+from marshal_dagster.sinks.database.dialect import (
+    RANGE_COLUMN,
+    RENAMED,
+    Connection,
+    Dialect,
+    EvaluatedRows,
+    LockMode,
+    LocksOutdatedError,
+    column_names,
+)
+from marshal_dagster.sinks.database.ranges import RangeTables, may_share_lock
+from marshal_dagster.sinks.output_groups import OutputGroups
+from marshal_dagster.sinks.sink import (
+    BeforeCommit,
+    Intervals,
+    OffsetsRead,
+    Steps,
+    WriteResult,
+    check_columns,
+    check_ranges,
+    checked_after_read,
+    refuse_foreign_rows,
+    unreplaceable,
+)
+from marshal_dagster.spark.lazy_pyspark import types as t
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_Connection_contra = TypeVar("_Connection_contra", contravariant=True)
+
+
+class TransactionHook(Protocol[_Connection_contra]):
+    """A hook that writes more data in the sink's transaction, such as outbox events, to be committed with the rows.
+
+    The rows are in the temporary table `marshal_rows`, with the output's columns and `marshal_range`.
+    """
+
+    def check(self, connection: _Connection_contra, columns: Sequence[str]) -> None:
+        """Check before a batch that the data of rows with these columns can be written.
+
+        Args:
+            connection: A connection with an open transaction.
+            columns: The output's columns.
+
+        Raises:
+            ConfigurationError: If it cannot be written.
+        """
+        ...
+
+    def write(self, connection: _Connection_contra, columns: Sequence[str], ranges: Sequence[int]) -> None:
+        """Write the data that belongs to the rows of some ranges.
+
+        Args:
+            connection: The connection with the sink's transaction.
+            columns: The columns of `marshal_rows`.
+            ranges: The values of `marshal_range` of the rows that are written.
+
+        Raises:
+            SinkRejectedError: If the data cannot be written.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _RangeDecisions:
+    """The verdict on each range, and the ranges at whose offsets there are rows of older generations."""
+
+    verdicts: Mapping[ClaimedRange, Verdict]
+    over_older: tuple[ClaimedRange, ...]
+
+    @property
+    def open(self) -> tuple[ClaimedRange, ...]:
+        return tuple(wanted for wanted, verdict in self.verdicts.items() if verdict is not Verdict.SKIP)
+
+
+class _OffsetsNeededError(Exception):
+    """Older rows must be replaced, but the offsets that the batch has read are not known yet."""
+
+
+class DatabaseSink(Steps, Generic[Connection]):
+    """A sink that writes rows to a table of a database, for which it has a `Dialect`.
+
+    Example:
+        ```python
+        class MySink(DatabaseSink):
+            def __init__(self, path, table):
+                super().__init__(MyDialect(path, table))
+        ```
+    """
+
+    supports_unordered_ranges = True
+    """True: the sink stores every range, so it accepts ranges in any order."""
+
+    def __init__(
+        self,
+        dialect: Dialect[Connection],
+        *,
+        companion: TransactionHook[Connection] | None = None,
+        shared_by_groups: bool = False,
+        previous_group: str | None = None,
+    ) -> None:
+        """Configure the output; the sink does not connect before its first use.
+
+        Args:
+            dialect: The database engine, with the output's schema and table.
+            companion: Writes more data in the same transaction.
+            shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
+                is refused if another group has ranges in the output.
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+                "Another group").
+
+        Raises:
+            ConfigurationError: If a value is not valid.
+        """
+        self.table, self.schema = dialect.table, dialect.schema
+        self._dialect = dialect
+        self._companion = companion
+        self._output = dialect.output
+        self._groups = OutputGroups(f"table {self._output}", shared_by_groups, previous_group)
+        self._ranges = RangeTables(dialect)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(table={self.table!r}, schema={self.schema!r})"
+
+    def create_tables(self, rows: "StructType | None" = None) -> None:
+        """Create the sink's own tables if they are missing, and optionally the table for the rows.
+
+        Args:
+            rows: The schema of the frame, to create the table for the rows too if it is missing.
+
+        Raises:
+            ConfigurationError: If a column has a type that the sink does not write or a reserved name, or if the role
+                lacks a right.
+            UnavailableError: If the database cannot be reached or does not answer in time.
+        """
+        if rows is not None:
+            check_columns(rows, {RANGE_COLUMN, *RENAMED.values()})
+        with self._transaction() as connection:
+            self._dialect.create_own_tables(connection)
+            if rows is not None:
+                self._dialect.create_output(connection, rows)
+
+    def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        """Return what the sink would do with each range (`Sink.verdicts`).
+
+        Args:
+            ranges: The ranges of the batch.
+
+        Returns:
+            The verdict on each range.
+
+        Raises:
+            SinkRejectedError: If one of the ranges cannot be written.
+            ConfigurationError: If a table is missing or the role lacks a right.
+            UnavailableError: If the database cannot be reached or does not answer in time.
+        """
+        check_ranges(ranges)
+        with self._transaction() as connection:
+            return dict(self._judge(connection, ranges).verdicts)
+
+    def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
+        """Return None if a new generation could replace the rows at these offsets, else why not (`Sink.can_replace`).
+
+        Args:
+            ranges: Ranges of the new generation.
+
+        Returns:
+            None, or the reason why these rows cannot be replaced.
+
+        Raises:
+            UnavailableError: If the database cannot be reached or does not answer in time.
+        """
+        with self._transaction() as connection:
+            held = self._ranges.held(connection, ranges, only_older=False)
+            return unreplaceable(held, f"table {self._output}") or self._groups.refusal(
+                *self._of_groups(connection, ranges)
+            )
+
+    def write(
+        self,
+        frame: "DataFrame",
+        ranges: Sequence[ClaimedRange],
+        offsets_read: OffsetsRead,
+        before_commit: BeforeCommit = lambda: None,
+    ) -> WriteResult:
+        """Write the rows of each range that the table does not have, in one transaction (`Sink.write`).
+
+        The executors evaluate the frame once, before the transaction begins. The rows then pass through this process,
+        a few megabytes at a time.
+
+        Args:
+            frame: The rows, with the column `partition` and optionally `offset`.
+            ranges: The ranges of the batch.
+            offsets_read: Returns the offsets that the batch has read; called if older rows are replaced.
+            before_commit: Checks that the batch still holds its claims.
+
+        Returns:
+            The ranges taken and skipped.
+
+        Raises:
+            SinkRejectedError: If a range or a row cannot be written.
+            ConfigurationError: If the table is missing or would change or lose values.
+            UnavailableError: If the database cannot be reached or does not answer in time.
+        """
+        check_columns(frame.schema, {RANGE_COLUMN, *RENAMED.values()})
+        check_ranges(ranges)
+        columns = frame.columns
+        with self._transaction() as connection:
+            judged = self._judge(connection, ranges)
+            if judged.open:
+                self._check_table(connection, frame.schema)
+        if not judged.open:
+            return WriteResult(taken=(), skipped=tuple(ranges), rows={})
+        done = [range_.partition for range_ in ranges if range_ not in judged.open]
+        with self._evaluated(frame, done) as rows:
+            refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], judged.open)
+            if rows.rejected is not None:
+                raise rows.rejected.error(f"table {self._output}", judged.open)
+            self._reached("evaluated")
+            before_commit()
+            taken = self._take(judged.open, columns, rows, checked_after_read(offsets_read, before_commit))
+        return WriteResult(
+            taken=taken,
+            skipped=tuple(range_ for range_ in ranges if range_ not in taken),
+            rows={range_.partition: rows.counts.get(range_.partition, 0) for range_ in taken},
+        )
+
+    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[EvaluatedRows]:
+        """Evaluate the rows of the partitions that are not done; tests replace it."""
+        return self._dialect.evaluated(frame, done)
+
+    def _take(
+        self,
+        wanted: Sequence[ClaimedRange],
+        columns: Sequence[str],
+        rows: EvaluatedRows,
+        offsets_read: OffsetsRead,
+    ) -> tuple[ClaimedRange, ...]:
+        """Write, in one transaction, those of `wanted` that no other writer has written meanwhile."""
+        read: Mapping[int, Intervals] | None = None
+        while True:
+            try:
+                with self._transaction() as connection:
+                    return self._take_in(connection, wanted, columns, rows=rows, read=read)
+            except _OffsetsNeededError:
+                read = offsets_read()
+            except LocksOutdatedError:
+                continue
+
+    def _take_in(
+        self,
+        connection: Connection,
+        wanted: Sequence[ClaimedRange],
+        columns: Sequence[str],
+        *,
+        rows: EvaluatedRows,
+        read: Mapping[int, Intervals] | None,
+    ) -> tuple[ClaimedRange, ...]:
+        if read is None and self._judge(connection, wanted).over_older:
+            raise _OffsetsNeededError
+        ids = self._ranges.enter(connection, wanted, rows.counts, have_offsets=rows.all_have_offsets)
+        staged = self._dialect.staged_rows(connection, ids, columns, rows)
+        staged.stage(connection, wanted)
+        self._reached("copied")
+        if not self._groups.shared_by_groups:
+            self._ranges.lock_groups(connection, wanted)
+        hold = self._ranges.hold_for(connection, wanted)
+        judged = self._judge(connection, wanted, hold, own=ids.values())
+        self._reached("locked")
+        if judged.over_older:
+            if read is None:
+                raise _OffsetsNeededError
+            key = self._ranges.key(wanted)
+            left = self._dialect.delete_older(connection, judged.over_older, key, read, staged)
+            self._check_none_left(left)
+            self._reached("replaced")
+        taken = [ids[range_.partition] for range_ in judged.open]
+        staged.move(connection, judged.open, rows.counts)
+        if self._companion is not None and taken:
+            self._companion.write(connection, column_names(columns), taken)
+        self._reached("moved")
+        if done_by_others := [ids[range_.partition] for range_ in wanted if range_ not in judged.open]:
+            self._ranges.remove(connection, done_by_others)
+        if hold is LockMode.SHARED:
+            self._ranges.look_once_more(connection, judged.open, own=ids.values())
+        else:
+            self._set_positions(connection, judged.open)
+        self._reached("set")
+        return judged.open
+
+    def _judge(
+        self,
+        connection: Connection,
+        ranges: Sequence[ClaimedRange],
+        hold: LockMode = LockMode.NOT,
+        own: Collection[int] = (),
+    ) -> _RangeDecisions:
+        """Judge all ranges by the stored ranges, except the entries `own` of this transaction.
+
+        `hold` selects the lock that is kept until the transaction ends.
+
+        Raises:
+            SinkRejectedError: If a range is refused, belongs to another group, or lies over rows that cannot be
+                replaced.
+        """
+        rows = self._ranges.rows(connection, ranges, hold)
+        if hold is LockMode.SHARED:
+            self._ranges.lock_starts(connection, ranges)
+        stored = self._ranges.stored(connection, ranges, rows, own)
+        verdicts = {wanted: judge_ranges(stored.get(wanted.partition), wanted) for wanted in ranges}
+        if hold is LockMode.SHARED and not may_share_lock(rows, ranges):
+            raise LocksOutdatedError
+        wanted = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        self._groups.check(*self._of_groups(connection, wanted))
+        older = self._ranges.held(connection, wanted, only_older=True)
+        if reason := unreplaceable(older, f"table {self._output}"):
+            raise SinkRejectedError(reason)
+        return _RangeDecisions(verdicts, tuple(dict.fromkeys(over for over, _, _ in older)))
+
+    def _of_groups(
+        self, connection: Connection, wanted: Sequence[ClaimedRange]
+    ) -> tuple[Sequence[ClaimedRange], Collection[str], Callable[[Sequence[ClaimedRange]], Iterator[ClaimedRange]]]:
+        """Return the arguments of `OutputGroups.check` and `refusal`."""
+        groups = self._ranges.groups(connection, wanted) if wanted else ()
+
+        def held(ranges: Sequence[ClaimedRange]) -> Iterator[ClaimedRange]:
+            return (range_ for range_, _, _ in self._ranges.held(connection, ranges, only_older=False))
+
+        return wanted, groups, held
+
+    def _check_none_left(self, count: int) -> None:
+        if count:
+            raise SinkRejectedError(
+                f"table {self._output}: {count} rows of an older generation still exist after they were "
+                "deleted, because a trigger keeps them, so nothing was written. Remove the trigger"
+            )
+
+    def _set_positions(self, connection: Connection, taken: Sequence[ClaimedRange]) -> None:
+        self._ranges.set_positions(connection, taken)
+
+    def _check_table(self, connection: Connection, schema: "StructType") -> None:
+        """Raise `ConfigurationError` unless the table stores rows of this schema unchanged."""
+        there = self._dialect.columns(connection)
+        names = column_names(schema.names)
+        if not there:
+            raise ConfigurationError(
+                f"table {self._output} does not exist, or the role has no right to read it. Create it with "
+                "`create_tables(frame.schema)`, or grant the right"
+            )
+        if missing := [name for name in names if name not in there]:
+            raise ConfigurationError(f"table {self._output} lacks the columns {', '.join(missing)}: add them")
+        types = {RENAMED.get(column.name, column.name): column.dataType for column in schema.fields}
+        self._dialect.check_output(connection, {RANGE_COLUMN: t.LongType(), **types})
+        if self._companion is not None:
+            self._companion.check(connection, names)
+
+    @contextmanager
+    def _transaction(self) -> "Iterator[Connection]":
+        """Yield a connection with one transaction, which is committed at the end and rolled back after any error."""
+        with self._dialect.transaction(self._reached) as connection:
+            yield connection
