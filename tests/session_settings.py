@@ -1,4 +1,4 @@
-"""Change settings of a Spark session for the duration of a test."""
+"""Settings with which the Spark sessions of tests are quick, and changes of settings for the duration of a test."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -6,6 +6,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+SMALL_DELTA = {"spark.databricks.delta.snapshotPartitions": "1"}
+"""Without this setting Delta reads the log of a table with 50 tasks."""
+QUICK_PLANS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""Spark interprets its plans and runs each as one job. For a few rows that takes half the time of the defaults."""
+QUICK_HDFS = {"spark.hadoop.dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10"}
+"""HDFS closes a file once a DataNode has reported its block. Without this setting a client asks again after 400 ms."""
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from marshal_dagster.sinks.delta.table import DeltaTable, alone_on_this_machine
 from marshal_dagster.sinks.sink import Intervals
 from tests.sink_conformance import shared
 from tests.sink_kit import ALL_CASES, GROUP_CHECKS
+from tests.sink_outputs import FakeFrame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -416,6 +417,35 @@ def test_a_session_without_delta_is_told_so() -> None:
     sink = DeltaSink("/out", session=PlainSession)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="start it with `delta_settings`"):
         sink.verdicts([part(0, 0, 3)])
+
+
+class RecordingSession:
+    """A session whose tables have no rows until one is added; it records the statements."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.statements: list[str] = []
+
+    def sql(self, statement: str) -> "RecordingSession":
+        """Record a statement."""
+        self.statements.append(statement)
+        return self
+
+    def collect(self) -> list[dict[str, Any]]:
+        """Return the rows."""
+        return self.rows
+
+
+def test_the_details_of_a_table_are_read_once_it_exists() -> None:
+    """A table that another process creates meanwhile is found. Then one statement serves all questions."""
+    session = RecordingSession()
+    table = DeltaTable(cast("Any", session), "/out", {})
+    frame = cast("Any", FakeFrame(["value"], ()))
+    assert (table.properties(), table._partition_strings(frame)) == ({}, [])
+    session.rows.append({"properties": {"a": "b"}, "partitionColumns": ["Value"]})
+    assert (table.properties(), table._partition_strings(frame)) == ({"a": "b"}, ["value"])
+    assert table._exists()
+    assert session.statements == ["DESCRIBE DETAIL delta.`/out`"] * 3
 
 
 @pytest.mark.parametrize("scheme", ["{}", "file:{}", "file://{}", "file://localhost{}"])

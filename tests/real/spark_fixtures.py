@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +15,7 @@ from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.packages import avro_package, delta_package
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.services import watched
-from tests.session_settings import session_settings
+from tests.session_settings import QUICK_HDFS, QUICK_PLANS, SMALL_DELTA, session_settings
 from tests.spark_archive import jvm_crash_log
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
     from tests.real.conftest import MakeTopic
     from tests.real.spark_driver import Driver
-
-
-SMALL_DELTA = {"spark.databricks.delta.snapshotPartitions": "2"}
-"""Without this setting Delta reads the log of a table with 50 tasks."""
 
 
 def jars_beside_the_connector(package: str) -> list[Path]:
@@ -56,26 +52,35 @@ def spark() -> Iterator["SparkSession"]:
                 "spark.driver.memory": "1g",
                 "spark.stage.maxConsecutiveAttempts": "1",  # at-most-once mode rejects other values
                 **SMALL_DELTA,
+                **QUICK_HDFS,
                 **delta,
                 "spark.jars": ",".join(map(str, jars)),
             },
         )
     )
     session.sparkContext.setLogLevel("FATAL")  # failing jobs are part of the tests
+    keep_java_names(session.sparkContext._jvm)
     pid = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
     with watched("the JVM of the Spark session", pid, jvm_crash_log(pid)):
         yield session
     session.stop()
 
 
+def keep_java_names(jvm: Any) -> None:  # noqa: ANN401 - py4j has no types
+    """Let py4j look up the class with which PySpark examines each Java exception once, and not 12 times for each."""
+    jvm.py4j = jvm.py4j
+    jvm.py4j.reflection = jvm.py4j.reflection
+    jvm.py4j.reflection.TypeUtil = jvm.py4j.reflection.TypeUtil
+    jvm.py4j.reflection.TypeUtil.isInstanceOf = jvm.py4j.reflection.TypeUtil.isInstanceOf
+
+
 @pytest.fixture
 def interpreted(spark: "SparkSession") -> Iterator[None]:
-    """Let Spark interpret its plans: for a few rows that takes a sixth less processor time than to compile them.
+    """Let Spark interpret its plans (`QUICK_PLANS`).
 
-    Tests of values, and all tests with a Spark session of their own, use compiled plans.
+    Tests of values, and the sessions of a cluster and of a Connect server, use compiled and adaptive plans.
     """
-    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    with session_settings(spark, settings):
+    with session_settings(spark, QUICK_PLANS):
         yield
 
 

@@ -100,7 +100,7 @@ def test_a_renamed_group_takes_over(target: DeltaTarget) -> None:
     a_renamed_group_takes_over(target)
 
 
-def slow_append(spark: "SparkSession", path: Path, commit: Commit, marks: tuple[Path, Path], value: str) -> None:
+def slow_append(target: DeltaTarget, commit: Commit, marks: tuple[Path, Path], value: str) -> None:
     """Commit as the sink does. Create the first file when Delta writes the rows, and then wait for the second file."""
     begun, may_continue = map(str, marks)
 
@@ -110,10 +110,9 @@ def slow_append(spark: "SparkSession", path: Path, commit: Commit, marks: tuple[
             time.sleep(0.05)
         return value
 
-    frame = spark.createDataFrame([(0, 0, value)], "partition int, offset long, value string")
-    slow = frame.withColumn("value", f.udf(pause, "string")("value"))
+    slow = target.frame([(0, 0, value)]).withColumn("value", f.udf(pause, "string")("value"))
     options = {"userMetadata": commit.to_metadata(), "txnAppId": APPLICATION, "txnVersion": str(commit.number)}
-    slow.write.format("delta").mode("append").options(**options).save(str(path))
+    slow.write.format("delta").mode("append").options(**options).save(str(target.path))
 
 
 def test_delta_lets_no_two_commits_of_a_number_overlap(spark: "SparkSession", tmp_path: Path) -> None:
@@ -122,21 +121,19 @@ def test_delta_lets_no_two_commits_of_a_number_overlap(spark: "SparkSession", tm
     Both of two plain appends would be in the table.
     """
     table, begun, may_continue = tmp_path / "table", tmp_path / "begun", tmp_path / "may continue"
-    spark.createDataFrame([(0, 9, "old")], "partition int, offset long, value string").write.format("delta").save(
-        str(table)
-    )
+    target = DeltaTarget(spark, table)
+    target.frame([(0, 9, "old")]).write.format("delta").save(str(table))
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(slow_append, spark, table, Commit(1, "slow"), (begun, may_continue), "slow")
+        first = pool.submit(slow_append, target, Commit(1, "slow"), (begun, may_continue), "slow")
         wait_until(begun.exists, "the first writer writes its rows")
         try:
-            fast = spark.createDataFrame([(0, 0, "fast")], "partition int, offset long, value string")
+            fast = target.frame([(0, 0, "fast")])
             fast.write.format("delta").mode("append").options(txnAppId=APPLICATION, txnVersion="1").save(str(table))
         finally:
             may_continue.touch()
         with pytest.raises(Exception, match="DELTA_CONCURRENT_TRANSACTION"):
             first.result(WITHIN_S)
-    values = [row.value for row in spark.read.format("delta").load(str(table)).collect()]
-    assert sorted(values) == ["fast", "old"]
+    assert target.found() == [(0, 0, "fast"), (0, 9, "old")]
 
 
 class CrashError(BaseException):
@@ -144,11 +141,15 @@ class CrashError(BaseException):
 
 
 def test_dying_at_each_step(target: DeltaTarget) -> None:
-    """A new generation and another partition's first batch are one commit. After a repetition each row exists once."""
-    done = part(20, 0, 1)
-    deliver(target, "old", done, *(part(number, 0, 4) for number in range(len(DELTA_STEPS))))
-    for number, step in enumerate(DELTA_STEPS):
-        batch = [part(number, 1, 3, generation=20, epoch=21), part(10 + number, 0, 2)]
+    """A new generation and another partition's first batch are one commit, which the next process repeats.
+
+    Each process that dies repeats the batch of the one before it. In the end each row exists once.
+    """
+    deliver(target, "old", part(20, 0, 1), part(0, 0, 4))
+    done, batch = part(20, 0, 1), [part(0, 1, 3, generation=20, epoch=21), part(10, 0, 2)]
+    before, read = target.found(), rows_of("new", *batch)
+    after = sorted(rows_of("old", done, part(0, 0, 1), part(0, 3, 4)) + read)
+    for step in DELTA_STEPS:
         sink = target.sink()
 
         def reached(at: str, step: str = step) -> None:
@@ -156,14 +157,11 @@ def test_dying_at_each_step(target: DeltaTarget) -> None:
                 raise CrashError
 
         sink._reached = reached  # type: ignore[method-assign,assignment]
-        read = rows_of("new", *batch)
         with pytest.raises(CrashError):
-            sink.write(target.frame(read), batch, lambda read=read: intervals(read))  # type: ignore[misc]
-        before = [row for row in target.found() if row[0] in {number, 10 + number}]
-        assert len(before) == (6 if step == "committed" else 4)
-        assert done in deliver(target, "new", *batch, done).skipped
-        old = rows_of("old", part(number, 0, 1), part(number, 3, 4))
-        assert [row for row in target.found() if row[0] in {number, 10 + number}] == sorted(old + read)
+            sink.write(target.frame(read), batch, lambda: intervals(read))
+        assert target.found() == (after if step == "committed" else before), step
+    assert set(deliver(target, "again", *batch, done).skipped) == {*batch, done}
+    assert target.found() == after
 
 
 def test_a_writer_that_was_overtaken_adds_nothing(target: DeltaTarget) -> None:

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 ON_HDFS = ("subset_replayed_by_others", "foreign_rows", "judged_when_written", "some_rows_without_offsets")
 
 
+LOCAL = "file:"
+
+
 class HadoopSink(FakeFileSink):
-    """A sink whose replacement for Spark also writes through Hadoop."""
+    """A sink whose replacement for Spark also writes through Hadoop, except to local files."""
 
     @property
     def hadoop(self) -> HadoopStorage:
@@ -39,8 +42,15 @@ class HadoopSink(FakeFileSink):
         return self._storage
 
     def _put(self, name: str, text: str) -> None:
-        if not name.endswith(".crc"):
+        if name.endswith(".crc"):
+            return
+        uri = self._storage.full(name)
+        if not uri.startswith(LOCAL):
             self._storage.write_whole(name, text.encode())
+            return
+        path = Path(uri.removeprefix(LOCAL))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 class HadoopOutput(FileOutput):
@@ -64,6 +74,8 @@ class HadoopOutput(FileOutput):
 
     def read(self, name: str) -> str:
         """Return a file's text."""
+        if self.uri.startswith(LOCAL):
+            return (Path(self.uri.removeprefix(LOCAL)) / "_marshal" / name).read_text()
         content = self._reader.read(name)
         assert content is not None
         return content.decode()

@@ -40,8 +40,9 @@ from tests.real.spark_driver import (
     write_oneself,
     write_through_the_sink,
 )
-from tests.real.spark_fixtures import SMALL_DELTA, has_delta
+from tests.real.spark_fixtures import has_delta
 from tests.real.test_kill_points_sinks import KafkaTopic, Table
+from tests.session_settings import SMALL_DELTA
 
 SINGLE = tuple(SINGLE_EXECUTION.items())
 

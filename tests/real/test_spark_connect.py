@@ -52,11 +52,12 @@ from tests.real.spark_driver import (
     write_oneself,
     write_through_the_sink,
 )
-from tests.real.spark_fixtures import SMALL_DELTA, jars_beside_the_connector
+from tests.real.spark_fixtures import jars_beside_the_connector
 from tests.real.test_decoding import JSONS, MISFIT, ORDER_1, ORDER_2, batch, outcome
 from tests.real.test_decoding import messages as read_letters
 from tests.real.test_kill_points_sinks import KafkaTopic
 from tests.registry import running_registry
+from tests.session_settings import SMALL_DELTA
 
 SMALL = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
 PAGE = free_port()

@@ -190,7 +190,10 @@ class DeltaSink(Steps):
     def _take(
         self, table: DeltaTable, wanted: Sequence[ClaimedRange], rows: KeptRows, offsets_read: OffsetsRead
     ) -> tuple[ClaimedRange, ...]:
-        """Write, in one commit, those of `wanted` that no other writer has written meanwhile."""
+        """Write, in one commit, those of `wanted` that no other writer has written meanwhile.
+
+        What another writer commits after the table was judged has the number of this commit, so the loop judges again.
+        """
         read: Mapping[int, Intervals] | None = None
         while True:
             newest = _newest(table)
@@ -201,7 +204,6 @@ class DeltaSink(Steps):
             if over_older and read is None:
                 own = rows.offsets()
                 read = both(offsets_read(), own)
-                continue
             commit = newest.then(secrets.token_hex(16), taken)
             replaced = self._replaced(table, over_older, read or {})
             self._reached("judged")

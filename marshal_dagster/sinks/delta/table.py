@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
-from operator import attrgetter, or_
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marshal_dagster._internal.file_lock import locked
 from marshal_dagster.errors import ConfigurationError
@@ -27,9 +27,17 @@ from marshal_dagster.spark.packages import delta_package
 from marshal_dagster.spark.reader import HIGHEST_OFFSET, offsets_read
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 _COMMITS_AT_FIRST = 20
+_MARSHAL_FIELDS = {
+    "group": "string",
+    "topic": "string",
+    "data_topic_id": "string",
+    "generation": "bigint",
+    "first_readable": "bigint",
+    "end": "bigint",
+}
 _LOCAL = "file:"
 _LOCK = "_marshal_dagster.lock"  # Delta ignores files whose names begin with an underscore
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND")
@@ -85,13 +93,15 @@ class KeptRows:
 
 
 class DeltaTable:
-    """The Delta table at `path`, accessed through a Spark session."""
+    """The Delta table at `path`, accessed through a Spark session, for one call of the sink."""
 
     def __init__(self, spark: "SparkSession", path: str, options: Mapping[str, str]) -> None:
         self._spark = spark
         self._path = path
         self._options = options
         self._name = f"delta.`{path.replace('`', '``')}`"
+        self._is_found = False
+        self._known_detail: Row | None = None
 
     def commits(self) -> Iterator[Commit]:
         """Yield the sink's commits, newest first; nothing if there is no table."""
@@ -131,7 +141,7 @@ class DeltaTable:
         Returns:
             For each of these ranges: the range, the lowest generation of its rows, and whether all rows have offsets.
         """
-        if not ranges or not self._history(" LIMIT 1"):
+        if not ranges or not self._exists():
             return []
         table = self._spark.read.format("delta").load(self._path)
         columns = {name.lower(): name for name in table.columns}  # Delta ignores case, whatever the session does
@@ -164,14 +174,7 @@ class DeltaTable:
 
         If another commit has this number already, raise any error or do nothing.
         """
-        fields = attrgetter("partition", "group", "topic", "data_topic_id", "generation", "first_readable", "end")
-        known = self._spark.createDataFrame(
-            [fields(range_) for range_ in taken],
-            "partition INT, `group` STRING, topic STRING, data_topic_id STRING, generation BIGINT, "
-            "first_readable BIGINT, `end` BIGINT",
-        )
-        marshal = f.struct(*known.columns[1:], f.lit(commit.attempt).alias("attempt")).alias(MARSHAL_COLUMN)
-        named = known.select(f.col(PARTITION_COLUMN).alias("marshal_partition"), marshal)
+        named = self._named(taken, commit.attempt)
         frame = rows.frame
         written = frame.join(f.broadcast(named), frame[PARTITION_COLUMN] == named["marshal_partition"]).select(
             *(frame[quoted(name)] for name in frame.columns), MARSHAL_COLUMN
@@ -191,15 +194,32 @@ class DeltaTable:
             else:
                 writer.mode("append").save(self._path)
 
+    def _named(self, taken: Sequence[ClaimedRange], attempt: str) -> "DataFrame":
+        """Return the value of the column `marshal` for each partition.
+
+        The rows are literals: for rows of `createDataFrame`, Spark would start Python processes on an executor.
+        """
+        rows = [
+            f.struct(
+                f.lit(range_.partition).cast("int").alias("marshal_partition"),
+                f.struct(
+                    *(f.lit(getattr(range_, name)).cast(kind).alias(name) for name, kind in _MARSHAL_FIELDS.items()),
+                    f.lit(attempt).alias("attempt"),
+                ).alias(MARSHAL_COLUMN),
+            )
+            for range_ in taken
+        ]
+        return self._spark.range(0, 1, 1, 1).select(f.inline(f.array(*rows)))
+
     def properties(self) -> Mapping[str, str]:
         """Return the table's properties; empty if there is no table."""
-        properties = self._described("DETAIL", "", "properties")
-        return dict(properties[0] or {}) if properties else {}
+        detail = self._detail()
+        return {} if detail is None else dict(detail["properties"] or {})
 
     def _partition_strings(self, frame: "DataFrame") -> list[str]:
         """Return the columns of text in `frame` by which the table is partitioned; empty if there is no table."""
-        columns = self._described("DETAIL", "", "partitionColumns")
-        names = {name.lower() for name in columns[0] or ()} if columns else set()
+        detail = self._detail()
+        names = set() if detail is None else {name.lower() for name in detail["partitionColumns"] or ()}
         if not names:
             return []
         texts = text_kinds()
@@ -209,16 +229,29 @@ class DeltaTable:
             if column.name.lower() in names and isinstance(column.dataType, texts)
         ]
 
+    def _exists(self) -> bool:
+        """Return whether there is a table. The answer "yes" is kept: a table that was read is there."""
+        return self._is_found or bool(self._history(" LIMIT 1"))
+
+    def _detail(self) -> "Row | None":
+        """Return the table's details, or None if there is no table. They are read once."""
+        if self._known_detail is None:
+            self._known_detail = next(iter(self._described("DETAIL")), None)
+        return self._known_detail
+
     def _history(self, limit: str) -> list[str | None]:
         """Return the user metadata of the table's commits, newest first; empty if there is no table."""
-        return self._described("HISTORY", limit, "userMetadata")
+        return [row["userMetadata"] for row in self._described("HISTORY", limit)]
 
-    def _described(self, what: str, limit: str, column: str) -> list[Any]:
-        """Return a column of `DESCRIBE HISTORY` or `DESCRIBE DETAIL`; empty if there is no table."""
+    def _described(self, what: str, limit: str = "") -> "list[Row]":
+        """Return the rows of `DESCRIBE HISTORY` or `DESCRIBE DETAIL`; empty if there is no table.
+
+        Spark has all rows when the command ends. To select a column of them would be a Spark job.
+        """
         from pyspark.errors import PySparkException
 
         try:
-            rows = self._spark.sql(f"DESCRIBE {what} {self._name}{limit}").select(column).collect()
+            rows = self._spark.sql(f"DESCRIBE {what} {self._name}{limit}").collect()
         except PySparkException as error:
             condition = error_condition(error)
             if condition in _MISSING:
@@ -229,7 +262,8 @@ class DeltaTable:
                     "in a process that has no session yet"
                 ) from error
             raise
-        return [row[0] for row in rows]
+        self._is_found = self._is_found or bool(rows)
+        return rows
 
 
 @contextmanager

@@ -111,6 +111,7 @@ class HadoopStorage(Storage):
         self._lock = threading.Lock()
         self._own: _OwnThread | None = None
         self._gateway: Any = None
+        self._classes: dict[str, Any] = {}
         self._fs: Any = None
         self._root = ""
         self._spark: SparkSession | None = None
@@ -335,7 +336,10 @@ class HadoopStorage(Storage):
         return str(path.toString())
 
     def _java(self, name: str) -> Any:  # noqa: ANN401 - Java's
-        return functools.reduce(getattr, name.split("."), self._gateway.jvm)
+        """Return a Java class. It is looked up once, because py4j asks the JVM for each part of its name."""
+        if name not in self._classes:
+            self._classes[name] = functools.reduce(getattr, name.split("."), self._gateway.jvm)
+        return self._classes[name]
 
     def _opened(self) -> Any:  # noqa: ANN401 - Java's
         if self._fs is not None:
