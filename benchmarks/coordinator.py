@@ -60,6 +60,9 @@ class Sizes:
     small_members: int = 10
     small_partitions: int = 900
     alternations: int = 5
+    warm_up: int = 1
+    kafka_heartbeat_ms: int = 3_000
+    """How often a member of Kafka's groups asks whether to rebalance; by default as often as the client's default."""
     simulated_members: int = 5_000
     simulated_partitions: int = 50_000
 
@@ -262,13 +265,13 @@ def _small(connection: KafkaConnection, sizes: Sizes) -> list[Case]:
     members, partitions = sizes.small_members, sizes.small_partitions
     ways = [
         rebalance.coordinated(connection, SMALL, SMALL_TOPIC),
-        rebalance.in_a_kafka_group(connection, SMALL_TOPIC, "range"),
-        rebalance.in_a_kafka_group(connection, SMALL_TOPIC, "cooperative-sticky"),
+        rebalance.in_a_kafka_group(connection, SMALL_TOPIC, "range", sizes.kafka_heartbeat_ms),
+        rebalance.in_a_kafka_group(connection, SMALL_TOPIC, "cooperative-sticky", sizes.kafka_heartbeat_ms),
     ]
     with _process(_coordinate, connection, SMALL, None), ExitStack() as stack:
         groups = [stack.enter_context(rebalance.group(way, members, partitions)) for way in ways]
-        rounds = [[one_more() for one_more in groups] for _ in range(1 + sizes.alternations)][1:]
-    ours, eager, cooperative = zip(*rounds, strict=True)
+        rounds = [[one_more() for one_more in groups] for _ in range(sizes.warm_up + sizes.alternations)]
+    ours, eager, cooperative = zip(*rounds[sizes.warm_up :], strict=True)
     name = f"{members} members, {partitions:,} partitions, one joins"
     least = partitions // members
     return [

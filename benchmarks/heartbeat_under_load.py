@@ -27,16 +27,19 @@ TOPIC: Final = "orders"
 LATE_AT_MOST: Final = 1.25
 """Target for the longest time between two heartbeats, in intervals: none is late by more than a quarter."""
 _READ_WITHIN_S: Final = 60.0
-_ROWS_A_JOB: Final = 200_000_000
 _TASKS_A_CORE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes: duration of the batch, and heartbeat interval of the group. The kept result is of 1 h with 10 s."""
+    """Sizes: duration of the batch, heartbeat interval of the group, and rows of a Spark job.
+
+    The kept result is of 1 h with 10 s.
+    """
 
     seconds: int = 120
     heartbeat_interval_ms: int = 10_000
+    rows_a_job: int = 200_000_000
 
 
 def run(sizes: Sizes) -> Measured:
@@ -89,17 +92,17 @@ def _hold(connection: KafkaConnection, topics: Topics, sizes: Sizes, folder: Pat
     )
     with delivery.claimed_batch(BatchRequest(topic=TOPIC)) as batch:
         batch.read(spark).count()
-        _load_all_cores(spark, batch, sizes.seconds)
+        _load_all_cores(spark, batch, sizes)
     spark.stop()
     log.close()
     return batch.batch_id
 
 
-def _load_all_cores(spark: "SparkSession", batch: ClaimedBatch, seconds: int) -> None:
+def _load_all_cores(spark: "SparkSession", batch: ClaimedBatch, sizes: Sizes) -> None:
     """Keep more Spark tasks than cores busy, and the interpreter of this process."""
     from pyspark import InheritableThread
 
-    until_s = time.monotonic() + seconds
+    until_s = time.monotonic() + sizes.seconds
     tasks = _TASKS_A_CORE * (os.cpu_count() or 1)
     failed: list[BaseException] = []
     over = threading.Event()
@@ -107,7 +110,7 @@ def _load_all_cores(spark: "SparkSession", batch: ClaimedBatch, seconds: int) ->
     def work() -> None:
         try:
             while time.monotonic() < until_s:
-                spark.range(0, _ROWS_A_JOB, 1, tasks).selectExpr("max(xxhash64(id, id))").collect()
+                spark.range(0, sizes.rows_a_job, 1, tasks).selectExpr("max(xxhash64(id, id))").collect()
         except BaseException as error:
             failed.append(error)
             raise

@@ -90,12 +90,16 @@ def coordinated(connection: KafkaConnection, topics: CoordinatorTopics, topic: s
     return join
 
 
-def in_a_kafka_group(connection: KafkaConnection, topic: str, strategy: str) -> Joins:
-    """Return a function that adds members to a Kafka consumer group, with the client's defaults except the strategy."""
+def in_a_kafka_group(connection: KafkaConnection, topic: str, strategy: str, heartbeat_ms: int) -> Joins:
+    """Return a function that adds members to a Kafka consumer group.
+
+    All other settings of a group are the client's defaults.
+    """
     settings = {
         "bootstrap.servers": connection.bootstrap_servers,
         "group.id": f"small-{strategy}",
         "partition.assignment.strategy": strategy,
+        "heartbeat.interval.ms": heartbeat_ms,
         "enable.auto.commit": False,
         "auto.offset.reset": "latest",
         "log_level": 3,

@@ -58,7 +58,8 @@ def load(connection: KafkaConnection, topic: str, records: Iterable[tuple[int, b
     producer = Producer(
         {
             "bootstrap.servers": connection.bootstrap_servers,
-            "enable.idempotence": True,
+            "retries": 0,  # an idempotent producer would wait half a second for its id
+            "request.timeout.ms": round(_FLUSH_WITHIN_S * 1_000),
             "linger.ms": 20,
             "batch.size": 1_000_000,
             "queue.buffering.max.messages": 200_000,

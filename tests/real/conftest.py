@@ -145,9 +145,17 @@ def fill(connection: KafkaConnection) -> Callable[[str, int, int], None]:
     """A function (topic, partitions, messages) that writes that many messages, round-robin over the partitions."""
 
     def write(topic: str, partitions: int, messages: int) -> None:
-        producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "enable.idempotence": True})
+        # An idempotent producer would wait half a second for its id. Without retries no message is written twice.
+        settings = {"retries": 0, "request.timeout.ms": round(WITHIN_S * 1_000)}
+        producer = Producer({"bootstrap.servers": connection.bootstrap_servers, **settings})
+        failed: list[object] = []
+
+        def note(error: object, _: object) -> None:
+            if error is not None:
+                failed.append(error)
+
         for number in range(messages):
-            producer.produce(topic, f"message {number}", partition=number % partitions)
-        assert producer.flush(WITHIN_S) == 0
+            producer.produce(topic, f"message {number}", partition=number % partitions, on_delivery=note)
+        assert (producer.flush(WITHIN_S), failed) == (0, [])
 
     return write

@@ -30,26 +30,29 @@ SHORT = {
     "kafka_sink": ["--records=2000", "--alternations=1", "--warm-up=0"],
     "coordinator": [
         *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
-        *("--small-members=3", "--small-partitions=6", "--alternations=1"),
+        *("--small-members=3", "--small-partitions=6", "--alternations=1", "--warm-up=0"),
+        "--kafka-heartbeat-ms=200",
         *("--simulated-members=40", "--simulated-partitions=200"),
     ],
-    "heartbeat_under_load": ["--seconds=5", "--heartbeat-interval-ms=2000"],
+    "heartbeat_under_load": ["--seconds=2", "--heartbeat-interval-ms=500", "--rows-a-job=10000000"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
 }
 TOGETHER = [
     ("postgres_sink", "kafka_sink", "batch", "alternatives", "heartbeat_under_load"),
-    ("tick", "claim", "world_state", "snapshot", "scale", "start_up"),
-    ("growth", "connect", "coordinator"),
+    ("tick", "claim", "world_state", "snapshot", "scale", "start_up", "connect", "growth", "coordinator"),
 ]
-"""Benchmarks that run in one process, on one broker. Those with a Spark session of their own process share it."""
+"""Benchmarks that run in one process, on one broker, with the byte code of the interpreters that they start.
+
+Those with a Spark session of their own process share it.
+"""
 ONE_AFTER_THE_OTHER = """
 import json, signal, sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from confluent_kafka.admin import AdminClient
 
-from benchmarks import services
+from benchmarks import interpreters, services
 from benchmarks.__main__ import main
 from marshal_dagster.coordination import rationalizer_cache
 from marshal_dagster.kafka.admin_client import Topics
@@ -65,8 +68,9 @@ def emptied():
 
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-with services.broker() as connection:
+with services.broker() as connection, interpreters.environment() as environment:
     services.broker = emptied
+    interpreters.environment = lambda: nullcontext(environment)
     for arguments in json.loads(sys.argv[1]):
         main(arguments)
 """
