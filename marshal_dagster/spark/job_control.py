@@ -85,9 +85,8 @@ def _tagged(spark: "SparkSession", tag: str, batch_id: str) -> Iterator[None]:
 def cancel(spark: "SparkSession", batch_id: str, reason: str = "") -> None:
     """Cancel the batch's jobs, including those that it starts later. Any thread may call this, also repeatedly.
 
-    A thread that waits for a job gets Spark's error with `reason` (without it on a Connect server, and in Spark 3.5).
-    Nothing happens if
-    the batch has left `batch_jobs`, or the session or its JVM is gone.
+    A thread that waits for a job gets Spark's error with `reason`, but not on a Connect server. Nothing happens if the
+    batch has left `batch_jobs`, or the session or its JVM is gone.
     """
     tag, because = _tag(batch_id), reason or f"batch {batch_id} was stopped"
     with _lock:
@@ -200,7 +199,9 @@ def _cancel_running(spark: "SparkSession", tag: str, reason: str) -> bool:
         except Py4JError as error:
             if _NO_SUCH_METHOD not in str(error):
                 raise
-            context.cancelJobsWithTag(tag)  # Spark 3.5 takes no reason
+            for job in context.statusTracker().getJobIdsForTag(tag):  # as in Spark 3.5, where only a job takes a reason
+                context.cancelJob(job, reason)
+            context.cancelJobsWithTag(tag)  # those that the tracker does not know yet
         return True
 
     return bool(_answered(spark, cancel_now))

@@ -7,6 +7,7 @@ after the script's outcome.
 import json
 import sys
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from unittest.mock import MagicMock
 
 from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.claimer import assume_alive
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.pipes import run_with_pipes
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
@@ -40,6 +43,7 @@ class Run:
     """The step at which the script waits, or "outcome" for the run itself."""
     log_name: str = "script.log"
     """The name of the script's log."""
+    mode: DeliveryMode = DeliveryMode.EFFECTIVELY_ONCE
     others_are_dead: bool = False
     """Whether the run takes the claims of earlier runs at once."""
 
@@ -70,14 +74,22 @@ class Run:
         with BatchSession.open(
             KafkaConnection(bootstrap_servers=self.bootstrap_servers),
             GROUP,
-            settings=GroupSettings(self.heartbeat_interval_ms, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
+            settings=GroupSettings(self.heartbeat_interval_ms, RuleSet.NATIVE, DeliveryMode(self.mode)),
             coordination_topic=self.coordination_topic,
             is_dead=(lambda _: True) if self.others_are_dead else assume_alive,
         ) as session:
             request = BatchRequest(topic=self.topic, max_attempts=100)
-            with session.claimed_batch(request, RemoteSink(str(self.output))) as batch:
+            sink = RemoteSink(str(self.output)) if self.mode == DeliveryMode.EFFECTIVELY_ONCE else None
+            with session.claimed_batch(request, sink) as batch:
                 run_with_pipes(cast("Any", SimpleNamespace(log=MagicMock())), batch, client)
         return batch
+
+    def position(self) -> int | None:
+        """Return the group's position in partition 0."""
+        connection = KafkaConnection(bootstrap_servers=self.bootstrap_servers)
+        with closing(KafkaLog(connection, self.coordination_topic, self.heartbeat_interval_ms)) as log:
+            world = Rationalizer(log, topics=[self.topic]).catch_up()
+        return world.snapshot_key(GROUP, self.topic, 0).offset
 
 
 class WaitingClient(PlainClient):

@@ -8,24 +8,23 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import dagster as dg
 import psutil
 import pytest
-from dagster._core.pipes.context import PipesMessageHandler
-from dagster._core.pipes.utils import extract_message_or_forward_to_stdout
 
 from marshal_dagster.errors import BatchAbortedError
 from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.sinks import FileSink
 from tests.conditions import wait_until
-from tests.real.isolated_script import MESSAGES, ROOT, IsolatedScript, kill, killed_at
+from tests.real.isolated_client import IsolatedClient
+from tests.real.isolated_script import ROOT, IsolatedScript, killed_at
 from tests.real.pipes_run import Run, arguments
 from tests.topics import reserved
 
@@ -123,6 +122,27 @@ def end_of_script(run: Run, script: list[psutil.Process]) -> str:
     return run.log.read_text()
 
 
+def test_each_message_is_written_at_least_once_though_script_and_run_are_killed(run: Run) -> None:
+    """Nothing of a killed script or run is committed. The next run writes the same messages, even if they are there."""
+    again = replace(run, mode=DeliveryMode.AT_LEAST_ONCE)
+    written = 0
+    for step in SCRIPT_STEPS:
+        client = replace(again, pause_at=step).client()
+        thread = killed_at(client, run.steps / step)
+        with pytest.raises((ChildProcessError, BatchAbortedError)):
+            again.process(client)
+        thread.join()
+        written += step in {"written", "reported"}
+        assert rows(run) == sorted(messages(COUNT) * written), step
+        assert again.position() == 0, step
+    with killed_run(replace(again, pause_at="outcome")):
+        written += 1
+    last = replace(again, others_are_dead=True).process(again.client())
+    assert last.committed
+    assert rows(run) == sorted(messages(COUNT) * (written + 1))
+    assert again.position() == COUNT // PARTITIONS
+
+
 def test_a_script_whose_run_was_killed_stops(run: Run) -> None:
     """Heartbeats keep the batch for longer than two intervals. When none comes any more, the script stops by itself."""
     silent = replace(run, heartbeat_interval_ms=1_000, pause_at="checking")
@@ -152,51 +172,6 @@ def test_a_script_that_outlives_its_run_is_fenced(run: Run, fill: Callable[[str,
 
 
 # The example, with Spark and Dagster's own session of Pipes
-
-
-class LogReader(dg.PipesMessageReader):
-    """Reads messages from the script's log after the script has ended, as clients of some platforms do."""
-
-    handler: PipesMessageHandler
-
-    @contextmanager
-    def read_messages(self, handler: PipesMessageHandler) -> Iterator[Mapping[str, Any]]:
-        """Let the script write its messages to its log."""
-        self.handler = handler
-        yield MESSAGES
-
-    def no_messages_debug_text(self) -> str:
-        """Return where messages were looked for."""
-        return "in the script's log"
-
-
-class IsolatedClient(dg.PipesClient):
-    """A client of Pipes that starts a script in namespaces of its own."""
-
-    def __init__(self, script: IsolatedScript, *, is_killed: bool = False) -> None:
-        self.script, self.is_killed = script, is_killed
-
-    def run(self, *, context: Any, extras: Any = None, **_: Any) -> dg.PipesClientCompletedInvocation:  # noqa: ANN401
-        """Run the script. With `is_killed` it is killed when its JVM has started."""
-        reader = LogReader()
-        with dg.open_pipes_session(context, dg.PipesEnvContextInjector(), reader, extras) as session:
-            with self.script.running(session.get_bootstrap_env_vars()) as process:
-                if self.is_killed:
-                    wait_until(lambda: process.poll() is not None or has_jvm(process), "the JVM has started")
-                    kill(process)
-                code = process.wait()
-            for line in self.script.log.read_text().splitlines():
-                extract_message_or_forward_to_stdout(reader.handler, line)
-            if code != 0:
-                raise ChildProcessError(f"the script ended with {code}: {self.script.log.read_text()}")
-        return dg.PipesClientCompletedInvocation(session)
-
-
-def has_jvm(process: "subprocess.Popen[bytes]") -> bool:
-    """Return whether a script has started a JVM."""
-    with suppress(psutil.NoSuchProcess):  # one may end meanwhile
-        return any(each.name() == "java" for each in psutil.Process(process.pid).children(recursive=True))
-    return False
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """Each role of docs/security.md on a real broker, with exactly the rights that the page's commands grant."""
 
 import itertools
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +18,9 @@ from typing import Any
 import dagster as dg
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
+from dagster_pipes import DAGSTER_PIPES_CONTEXT_ENV_VAR, decode_param
 
+from marshal_dagster.batches.manifest import EXTRAS_KEY, MESSAGE_KEY
 from marshal_dagster.coordination.topic_settings import create_coordination_topic, create_snapshot_topic
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.service import Coordinator
@@ -27,6 +31,7 @@ from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
+from marshal_dagster.pipes import run_with_pipes
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import ClaimingPartition, coordination_partition, render
 from marshal_dagster.resources.claimer import ClaimerResource
@@ -40,11 +45,13 @@ from marshal_dagster.sinks.kafka.sink import NOTES_SETTINGS
 from tests.cli import Answer, call, start
 from tests.conditions import WITHIN_S, wait_until
 from tests.kafka_outputs import KafkaOutput
+from tests.real.isolated_client import IsolatedClient
+from tests.real.isolated_script import ROOT, IsolatedScript
 from tests.real.secured_kafka import STORE_PASSWORD, SecuredKafka, secured_kafka
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 CANARIES = Path(__file__).parent / "canary_location.py"
-ROLES = ("reader", "member", "writer", "operator", "coordinator", "maker")
+ROLES = ("reader", "member", "script", "writer", "operator", "coordinator", "maker")
 PASSWORD = "of-the-role"
 NOT_ALLOWED = 6
 ACT: dict[str, tuple[str, ...]] = {
@@ -457,6 +464,69 @@ def test_a_secret_is_found_nowhere(
     assert {"ASSET_MATERIALIZATION", "STEP_FAILURE", "purpose"} <= words_in(tmp_path / "works_then_fails.log")
     assert any("SparkListenerSQLExecutionStart" in each.read_text(errors="replace") for each in files)
     assert not [each for each in secrets if each in capfd.readouterr().err]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::dagster.PreviewWarning")  # of Pipes itself
+def test_a_script_of_pipes_has_a_secret_of_its_own(stand: Stand, secured: SecuredKafka, tmp_path: Path) -> None:
+    """A script logs in with a secret of its platform, and with the rights of its role.
+
+    Neither its secret nor that of its run is in the batch's manifest and context, its messages, or Dagster's event log.
+    """
+    secret = f"canary-script-{os.urandom(6).hex()}"
+    secured.make_user("script", secret)
+    write_order(secured, 2)
+    shared, home = tmp_path / "shared", tmp_path / "dagster"
+    for folder in (shared / "steps", home):
+        folder.mkdir(parents=True)
+    scripts = tmp_path / "scripts"
+    shutil.copytree(ROOT / "examples" / "sqlite_sink", scripts)
+    script = Path(shutil.copy(ROOT / "tests" / "real" / "pipes_script.py", scripts))
+    store = {
+        "MARSHAL_SECURITY_PROTOCOL": "SASL_SSL",
+        "MARSHAL_SASL_MECHANISM": "SCRAM-SHA-512",
+        "MARSHAL_USERNAME": "script",
+        "MARSHAL_SSL_CA_PEM": secured.authority.read_text(),
+        "STEPS": str(shared / "steps"),
+    }
+    logs = {"": "without.log", secret: "with.log"}
+    clients = {
+        password: IsolatedClient(
+            IsolatedScript(script, shared, secured.servers["SASL_SSL"], {**store, "MARSHAL_PASSWORD": password}, log)
+        )
+        for password, log in logs.items()
+    }
+    with dg.DagsterInstance.local_temp(str(home)) as instance:
+        assert not process_with(clients[""], stand, instance).success
+        done = process_with(clients[secret], stand, instance)
+        assert done.success
+        events = [repr(entry) for run in instance.get_runs() for entry in instance.all_logs(run.run_id)]
+    assert "needs MARSHAL_PASSWORD" in (tmp_path / logs[""]).read_text()
+    assert done.output_for_node("work") > 0
+    context = json.dumps(decode_param(clients[secret].variables[DAGSTER_PIPES_CONTEXT_ENV_VAR]))
+    messages = (tmp_path / logs[secret]).read_text()
+    for text, control in ((context, EXTRAS_KEY), (messages, MESSAGE_KEY), ("\n".join(events), "username='script'")):
+        assert control in text
+        assert secret not in text
+        assert PASSWORD not in text
+    files = [file for folder in (home, shared) for file in folder.rglob("*") if file.is_file()]
+    assert [file for file in files if secret.encode() in file.read_bytes()] == []
+
+
+def process_with(client: IsolatedClient, stand: Stand, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    """Have a member's run claim all messages and process them with a script. The op returns the group's position."""
+
+    @dg.op
+    def work(context: dg.OpExecutionContext, claimer: ClaimerResource) -> int | None:
+        with claimer.claimed_batch(context, topic="orders") as batch:
+            run_with_pipes(context, batch, client)
+        return claimer.group_keys()["orders", 0].offset
+
+    @dg.job(executor_def=dg.in_process_executor)
+    def working() -> None:
+        work()
+
+    claimer = ClaimerResource(connection=stand.config("member"), group="shops")
+    return working.execute_in_process(instance=instance, resources={"claimer": claimer}, raise_on_error=False)
 
 
 def words_in(file: Path) -> set[str]:

@@ -73,7 +73,7 @@ def test_a_cancelled_batch_starts_no_more_jobs(spark: "SparkSession") -> None:
     def work() -> None:
         with batch_jobs(spark, "b2"):
             for _ in range(3):
-                with pytest.raises(Exception, match="b2 was stopped"):
+                with pytest.raises(Exception, match="b2"):
                     endless(spark).collect()
                 ended.append(time.monotonic())
 

@@ -108,7 +108,7 @@ def _decimal_text(number: "Column") -> "Column":
     text = number.cast("string")
     digits = f.translate(f.substring_index(text, "E-", 1), "-.", "")
     exponent = f.when(text.contains("E-"), f.substring_index(text, "E-", -1)).otherwise(f.lit("1")).cast("int")
-    zeros = f.repeat(f.lit("0"), exponent - 1)
+    zeros = f.call_function("repeat", f.lit("0"), exponent - 1)  # `f.repeat` takes a column from Spark 4.0 on
     sign = f.when(text.startswith("-"), f.lit("-")).otherwise(f.lit(""))
     return f.when(text.contains("E-"), f.concat(sign, f.lit("0."), zeros, digits)).otherwise(text)
 
