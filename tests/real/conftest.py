@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from xdist.scheduler.loadfile import LoadFileScheduling  # type: ignore[import-untyped]
 
 from marshal_dagster._internal import ports
+from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -140,7 +141,15 @@ def coordination_topic(topic: MakeTopic) -> str:
     return topic(4, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def shared_coordination_topic(topics: Topics) -> str:
+    """A coordination topic for all groups of a module."""
+    name = new_instance_id("coordination")
+    assert topics.create(name, 4, 1, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"})
+    return name
+
+
+@pytest.fixture(scope="session")
 def fill(connection: KafkaConnection) -> Callable[[str, int, int], None]:
     """A function (topic, partitions, messages) that writes that many messages, round-robin over the partitions."""
 

@@ -2,7 +2,8 @@
 
 `python -m tests.real.sink_worker JSON...` processes batches in effectively-once mode, with Spark or with a replacement
 that needs no JVM. Each argument is a member of its own, in a thread; all share a Spark session. A member reports each
-step as one line on stdout. At the step in its parameters it halts, reports that, and continues when it reads a line.
+step as one line on stdout. At the step in its parameters it halts, reports that, and continues when its name comes as a
+line on stdin.
 """
 
 import itertools
@@ -29,12 +30,17 @@ from marshal_dagster.spark.session import spark_settings, start_session
 from tests.kafka_outputs import FakeKafkaSink
 from tests.real.batch_worker import parent_ended, say
 from tests.real.kill_points import KillableLog, KillPoint, Side, read_messages
+from tests.session_settings import QUICK_HDFS, QUICK_PLANS, SMALL_DELTA
 from tests.sink_outputs import TABLE, FakeFileSink, FakeFrame, FakePostgresSink, hook
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS = ["partition", "offset", "value"]
+TASKS = 2
+"""The tasks that write the rows of a member."""
+_go_on: dict[str, threading.Event] = {}
+"""By name, what lets a halted member continue."""
 
 
 class Orders(BaseModel):
@@ -73,9 +79,10 @@ class Orders(BaseModel):
         say(self.name + text)
 
     def halt(self, where: str) -> None:
-        """Report that this member has halted, and wait for a line."""
+        """Report that this member has halted, and wait until it may continue."""
         self.say(f"halted {where}")
-        sys.stdin.readline()
+        _go_on[self.name].wait()
+        _go_on[self.name].clear()
 
 
 class HalfCommitLog(KillableLog):
@@ -145,7 +152,7 @@ def result(batch: ClaimedBatch, orders: Orders, spark: "SparkSession | None") ->
         messages = read_messages(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), batch.ranges)
         rows = [(partition, offset, value_of(partition, offset, orders.partitions)) for partition, offset in messages]
         return cast("DataFrame", FakeFrame(COLUMNS, tuple(rows)))
-    frame = batch.read(spark).selectExpr("partition", "offset", "CAST(value AS STRING) AS value")
+    frame = batch.read(spark).selectExpr("partition", "offset", "CAST(value AS STRING) AS value").coalesce(TASKS)
     if orders.slow_ms:
         threading.Thread(target=report_work, args=(spark, batch.batch_id, orders), daemon=True).start()
         slow = f"java_method('java.lang.Thread', 'sleep', {orders.slow_ms}L)"
@@ -202,14 +209,29 @@ def work(orders: Orders, spark: "SparkSession | None") -> int:
             time.sleep(0.05)
 
 
+def read_names() -> None:
+    """Let each member continue whose name is read, and all at the end of stdin.
+
+    Python cannot end while a thread waits in `sys.stdin`, which has a lock.
+    """
+    with open(0, "rb", buffering=0, closefd=False) as lines:
+        for line in lines:
+            _go_on[line.decode().removesuffix("\n")].set()
+    for go_on in _go_on.values():
+        go_on.set()
+
+
 def main() -> int:
     """Let each member work. Return 1 if a batch failed."""
     members = [Orders.model_validate_json(argument) for argument in sys.argv[1:]]
+    _go_on.update({orders.name: threading.Event() for orders in members})
+    threading.Thread(target=read_names, daemon=True).start()
     spark = None
     if members[0].with_spark:
-        slots = sum(orders.partitions for orders in members) if len(members) > 1 else 1
+        slots = len(members) * TASKS if len(members) > 1 else 1
         extra = {"spark.master": f"local[{slots}]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
-        extra |= delta_settings() if any(orders.is_delta for orders in members) else {}
+        extra |= QUICK_PLANS | QUICK_HDFS
+        extra |= SMALL_DELTA | delta_settings() if any(orders.is_delta for orders in members) else {}
         spark = start_session(spark_settings(app_name="sink worker", extra=extra))
         spark.sparkContext.setLogLevel("OFF")
     with ThreadPoolExecutor(len(members)) as threads:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from dagster_pyspark import LazyPySparkResource
 
 from marshal_dagster.admin.revoke import ClaimRevoker
 from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, failing_record
-from marshal_dagster.coordination.claimer import assume_alive
+from marshal_dagster.coordination.claimer import assume_alive, new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ClaimLostError, FailingRecordError
@@ -73,7 +73,7 @@ class Work:
     topic: str
     output: Path
     mode: DeliveryMode = DeliveryMode.EFFECTIVELY_ONCE
-    group: str = "orders"
+    group: str = field(default_factory=lambda: new_instance_id("orders"))
     heartbeat_interval_ms: int = 5_000
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.delta.table import delta_settings
 from marshal_dagster.spark.connector import fetch_connector
@@ -21,7 +22,7 @@ from tests.spark_archive import jvm_crash_log
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.real.conftest import MakeTopic
+    from marshal_dagster.kafka.admin_client import Topics
     from tests.real.spark_driver import Driver
 
 
@@ -93,12 +94,13 @@ def driver() -> Iterator["Driver"]:
         yield driver
 
 
-@pytest.fixture
-def filled(topic: "MakeTopic", fill: Callable[[str, int, int], None]) -> str:
-    """A topic with the messages that the driver's functions expect."""
+@pytest.fixture(scope="module")
+def filled(topics: "Topics", fill: Callable[[str, int, int], None]) -> str:
+    """A topic with the messages that the driver's functions expect, which all groups of a module read."""
     from tests.real.spark_driver import MESSAGES, PARTITIONS
 
-    name = topic(PARTITIONS)
+    name = new_instance_id("filled")
+    assert topics.create(name, PARTITIONS, 1)
     fill(name, PARTITIONS, MESSAGES)
     return name
 

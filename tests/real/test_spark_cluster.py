@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
@@ -55,12 +56,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 
 @pytest.fixture
-def work(cluster: SparkCluster, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Work:
+def work(cluster: SparkCluster, kafka: str, filled: str, shared_coordination_topic: str, tmp_path: Path) -> Work:
     """A group at the start of a filled topic, and a session with Delta Lake if this Spark has one."""
     if has_delta():
         fetch_connector(delta_package())
     where = Where(cluster.master, tuple((SMALL_DELTA | delta_settings()).items()) if has_delta() else ())
-    return Work(where, kafka, coordination_topic, filled, tmp_path / "output")
+    return Work(where, kafka, shared_coordination_topic, filled, tmp_path / "output")
 
 
 def key_of(work: Work) -> Key:
@@ -141,7 +142,7 @@ def test_a_session_with_retries_is_refused_at_most_once(driver: Driver, work: Wo
         driver.call(write_oneself, once)
     assert key_of(once).plan_end is None
     assert not key_of(once).offset
-    again = replace(work, mode=DeliveryMode.AT_LEAST_ONCE, group="again")
+    again = replace(work, mode=DeliveryMode.AT_LEAST_ONCE, group=new_instance_id("again"))
     assert driver.call(fail_in_a_task, again) == ["not committed"] * PARTITIONS
     assert work.output.read_text().startswith("ran\n" * 4), "the task did not run four times"
 

@@ -79,10 +79,12 @@ def start(home: ConnectServer) -> Server:
 
 
 @pytest.fixture
-def work(home: ConnectServer, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Iterator[Work]:
+def work(
+    home: ConnectServer, kafka: str, filled: str, shared_coordination_topic: str, tmp_path: Path
+) -> Iterator[Work]:
     """A group at the start of a filled topic, and the server. A failing test shows the server's output."""
     server = start(home)
-    yield Work(Where(server.url, token=server.token), kafka, coordination_topic, filled, tmp_path / "output")
+    yield Work(Where(server.url, token=server.token), kafka, shared_coordination_topic, filled, tmp_path / "output")
     logging.getLogger(__name__).info((home.folder / "server.log").read_text(errors="replace")[-5_000:])
 
 
@@ -223,7 +225,7 @@ def test_effectively_once_through_the_file_sink(driver: Driver, work: Work) -> N
 
 def test_effectively_once_into_postgres(driver: Driver, work: Work, postgres: str) -> None:
     """The client writes the rows into the table, each once."""
-    work = replace(work, group=work.topic.replace("-", "_"))
+    work = replace(work, group=work.group.replace(".", "_"))
     driver.call(write_into_postgres, work, postgres)
     with psycopg.connect(postgres) as connection:
         columns = sql.SQL("SELECT kafka_partition, kafka_offset, value FROM {}")

@@ -3,6 +3,9 @@
 The killed and stopped members are separate processes (`tests.real.sink_worker`), with a JVM in the Spark tests. The
 successor waits until their claims are stale. It runs in this process with its warm Spark session, or is another such
 process.
+
+All members of a module are killed or stopped before its first test, so that their claims become stale at the same time.
+Members that are killed together share a process, because each JVM costs as much as several tests.
 """
 
 import os
@@ -11,9 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import pytest
@@ -28,17 +32,16 @@ from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleS
 from marshal_dagster.protocol.state import Key
 from tests.conditions import WITHIN_S, wait_for_line, wait_until
 from tests.kafka_outputs import KafkaOutput
-from tests.real.conftest import MakeTopic
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 from tests.real.sink_worker import HalfCommitLog, Orders, value_of
 from tests.real.test_kill_points_sinks import DeltaFolder, Files, HadoopFiles, KafkaTopic, Output, Table, result
+from tests.session_settings import QUICK_PLANS, session_settings
 from tests.sink_conformance import Row
 from tests.sink_outputs import DELTA_STEPS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.usefixtures("interpreted")
 HEARTBEAT_INTERVAL_MS = 3_000
 PARTITIONS, MESSAGES = 5, 40
 ENDLESS_MS = 60_000
@@ -192,10 +195,10 @@ class Worker:
         """Send a signal to the process."""
         self.process.send_signal(number)
 
-    def go_on(self) -> None:
-        """Let the halted process continue."""
+    def go_on(self, name: str = "") -> None:
+        """Let the halted member of this name continue."""
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{name}\n")
         self.process.stdin.flush()
 
     def kill_all(self, when: Callable[[], bool] = lambda: True) -> None:
@@ -215,24 +218,30 @@ class Worker:
         return self.process.wait(WITHIN_S)
 
 
-MakeSite = Callable[[], Site]
+class MakeSite(Protocol):
+    """A function that creates a group without history."""
+
+    def __call__(self, topic: str | None = None) -> Site:
+        """Create a group that reads `topic`, by default a new one of 5 partitions with 8 messages each."""
+        ...
 
 
-@pytest.fixture
+MakeOutput = Callable[[str], Output]
+
+
+@pytest.fixture(scope="module")
 def make_site(
-    connection: KafkaConnection,
-    coordination_topic: str,
-    topics: Topics,
-    topic: MakeTopic,
-    fill: Callable[[str, int, int], None],
+    connection: KafkaConnection, shared_coordination_topic: str, topics: Topics, fill: Callable[[str, int, int], None]
 ) -> Iterator[MakeSite]:
-    """A function that creates groups without history, each with a data topic of 5 partitions with 8 messages each."""
+    """A function that creates groups without history."""
     with ExitStack() as stack:
 
-        def make() -> Site:
-            name = topic(PARTITIONS)
-            fill(name, PARTITIONS, MESSAGES)
-            site = Site(connection, coordination_topic, topics, name)
+        def make(topic: str | None = None) -> Site:
+            if topic is None:
+                topic = new_instance_id("data")
+                assert topics.create(topic, PARTITIONS, 1)
+                fill(topic, PARTITIONS, MESSAGES)
+            site = Site(connection, shared_coordination_topic, topics, topic)
             stack.callback(site.close)
             return site
 
@@ -245,95 +254,202 @@ def site(make_site: MakeSite) -> Site:
     return make_site()
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    """An empty folder."""
-    return Files(tmp_path / "output")
+@pytest.fixture(scope="module")
+def messages(make_site: MakeSite) -> str:
+    """A filled topic, which many groups read."""
+    return make_site().topic
 
 
-@pytest.fixture
-def table(postgres: str) -> Table:
-    """An empty table."""
-    return Table(postgres)
+@pytest.fixture(scope="module")
+def quick_spark(spark: "SparkSession") -> Iterator["SparkSession"]:
+    """The session, in which plans are interpreted."""
+    with session_settings(spark, QUICK_PLANS):
+        yield spark
 
 
-@pytest.fixture
-def delta(tmp_path: Path, spark: "SparkSession") -> DeltaFolder:
-    """A Delta table that does not exist yet."""
-    return DeltaFolder(tmp_path / "output", spark)
+@pytest.fixture(scope="module")
+def make_output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeOutput:
+    """A function that creates an empty output of a kind. A Delta table does not exist yet."""
+
+    def make(kind: str) -> Output:
+        match kind:
+            case "files":
+                return Files(tmp_path_factory.mktemp("output") / "output")
+            case "table":
+                return Table(request.getfixturevalue("postgres"))
+            case "kafka_topic":
+                return KafkaTopic(request.getfixturevalue("connection"))
+            case "delta":
+                return DeltaFolder(tmp_path_factory.mktemp("output") / "output", request.getfixturevalue("quick_spark"))
+            case "hdfs":
+                uri = f"{request.getfixturevalue('hdfs')}/{new_instance_id('out')}"
+                return HadoopFiles(uri, request.getfixturevalue("quick_spark"))
+        raise ValueError(kind)
+
+    return make
 
 
-@pytest.fixture
-def kafka_topic(connection: KafkaConnection) -> KafkaTopic:
-    """An empty topic."""
-    return KafkaTopic(connection)
+@dataclass
+class Scene:
+    """A group with its output, and the process of its killed or stopped member."""
+
+    site: Site
+    output: Output
+    worker: Worker | None = None
+    claimed: str = ""
+    """What the member reported when it had claimed its batch."""
+
+    @property
+    def stopped(self) -> Worker:
+        """The process, which is stopped."""
+        assert self.worker is not None
+        return self.worker
 
 
-@pytest.fixture(params=["files", "table"])
-def output(request: pytest.FixtureRequest) -> Output:
-    """An empty output of the kind in the parameter."""
-    found: Output = request.getfixturevalue(request.param)
-    return found
+Scenes = dict[str, Scene]
+MakeScene = Callable[[str], Scene]
 
 
-@pytest.mark.parametrize("output", ["files", "table", "kafka_topic"], indirect=True)
+@pytest.fixture(scope="module")
+def make_scene(make_site: MakeSite, make_output: MakeOutput, messages: str) -> MakeScene:
+    """A function that creates a group, which reads the topic that many groups read, and an output of a kind."""
+    return lambda kind: Scene(make_site(messages), make_output(kind))
+
+
+@pytest.fixture(scope="module")
+def selected(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
+    """A function that returns which parameters of a test are selected in this run, of those given.
+
+    Without parameters it returns `[""]` if the test is selected.
+    """
+    names = {item.name for item in request.session.items if item.path == request.path}
+
+    def find(test: Callable[..., object], *parameters: str) -> list[str]:
+        if not parameters:
+            return [""] if test.__name__ in names else []
+        return [each for each in parameters if f"{test.__name__}[{each}]" in names]
+
+    return find
+
+
+Selected = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared(request: pytest.FixtureRequest) -> None:
+    """Kill and stop the members of all selected tests. An error is reported by the tests of that member."""
+    items = [item for item in request.session.items if item.path == request.path]
+    needed = {name for item in items for name in getattr(item, "fixturenames", ())}
+    for name in PREPARED:
+        if name in needed:
+            with suppress(Exception):
+                request.getfixturevalue(name)
+
+
+PREPARED = (
+    "stopped_before_write",
+    "stopped_before_commit",
+    "killed_at_work",
+    "killed_at_steps",
+    "dead_in_commit",
+    "dead_before_write",
+)
+
+
+@pytest.fixture(scope="module")
+def dead_in_commit(
+    selected: Selected, make_site: MakeSite, make_output: MakeOutput, quick_spark: "SparkSession"
+) -> Scenes:
+    """Runs that died between two of their commit records, each with a topic of its own."""
+    scenes = {}
+    for kind in selected(test_half_of_its_partitions_each, "files", "table", "kafka_topic"):
+        scene = scenes[kind] = Scene(make_site(), make_output(kind))
+        dead = scene.site.batch(scene.output, scene.site.delivery(half_commit=True))
+        with pytest.raises(KilledError), dead:
+            dead.write(result(dead, quick_spark))
+    return scenes
+
+
+@pytest.mark.parametrize("kind", ["files", "table", "kafka_topic"])
 def test_half_of_its_partitions_each(
-    site: Site, output: Output, spark: "SparkSession", fill: Callable[[str, int, int], None]
+    dead_in_commit: Scenes, kind: str, quick_spark: "SparkSession", fill: Callable[[str, int, int], None]
 ) -> None:
     """A run dies between two of its commit records.
 
     Two others take over at the same time, half of the partitions each.
     """
-    dead = site.batch(output, site.delivery(half_commit=True))
-    with pytest.raises(KilledError), dead:
-        dead.write(result(dead, spark))
+    site, output = dead_in_commit[kind].site, dead_in_commit[kind].output
     assert [site.key(n).offset for n in range(PARTITIONS)] == [8, 0, 0, 0, 0]
     site.wait_until_claimable(output)
 
     with site.batch(output, partitions=(1, 2)) as one, site.batch(output, partitions=(3, 4)) as two:
         assert [[each.partition for each in batch.skipped] for batch in (one, two)] == [[1, 2], [3, 4]]
         for batch in (two, one):
-            batch.write(result(batch, spark))
+            batch.write(result(batch, quick_spark))
     assert [site.key(n).offset for n in range(PARTITIONS)] == [8] * 5
     assert output.rows() == input_rows()
 
     fill(site.topic, PARTITIONS, MESSAGES)
-    site.drain(output, spark)
+    site.drain(output, quick_spark)
     assert [(partition, offset) for partition, offset, _ in output.rows()] == [
         (partition, offset) for partition in range(PARTITIONS) for offset in range(16)
     ]
 
 
-@pytest.mark.parametrize("output", ["files", "table", "delta", "kafka_topic"], indirect=True)
-def test_half_each_of_what_was_not_written(site: Site, output: Output, spark: "SparkSession") -> None:
+@pytest.fixture(scope="module")
+def dead_before_write(selected: Selected, make_scene: MakeScene) -> Scenes:
+    """Runs that died with a plan, before their write."""
+    kinds = selected(test_half_each_of_what_was_not_written, "files", "table", "delta", "kafka_topic")
+    scenes = {kind: make_scene(kind) for kind in kinds}
+    for scene in scenes.values():
+        dead = scene.site.batch(scene.output, scene.site.delivery(KillPoint(Side.AFTER, "ClaimingMessages")))
+        with pytest.raises(KilledError), dead:
+            pytest.fail("the batch was entered")
+    return scenes
+
+
+@pytest.mark.parametrize("kind", ["files", "table", "delta", "kafka_topic"])
+def test_half_each_of_what_was_not_written(dead_before_write: Scenes, kind: str, quick_spark: "SparkSession") -> None:
     """A run dies before its write. Two others write its plan at the same time, half of the partitions each."""
-    dead = site.batch(output, site.delivery(KillPoint(Side.AFTER, "ClaimingMessages")))
-    with pytest.raises(KilledError), dead:
-        pytest.fail("the batch was entered")
+    site, output = dead_before_write[kind].site, dead_before_write[kind].output
     site.wait_until_claimable(output)
 
     with site.batch(output, partitions=(0, 1)) as one, site.batch(output, partitions=(2, 3, 4)) as two:
         assert [[range_.partition for range_ in batch.ranges] for batch in (one, two)] == [[0, 1], [2, 3, 4]]
         assert all(report.is_replay for batch in (one, two) for report in batch.report())
         for batch in (two, one):
-            batch.write(result(batch, spark))
+            batch.write(result(batch, quick_spark))
     assert output.rows() == input_rows()
 
 
 # Stopped past the lease, and continued
 
 
-@pytest.mark.parametrize(("output", "step"), [("files", "judged"), ("table", "copied")], indirect=["output"])
-def test_a_member_stopped_before_its_write(site: Site, output: Output, step: str) -> None:
+STEPS = {"files-judged": ("files", "judged"), "table-copied": ("table", "copied")}
+
+
+@pytest.fixture(scope="module")
+def stopped_before_write(selected: Selected, make_scene: MakeScene) -> Scenes:
+    """Processes that are stopped at a step of their sink."""
+    scenes = {name: make_scene(STEPS[name][0]) for name in selected(test_a_member_stopped_before_its_write, *STEPS)}
+    for name, scene in scenes.items():
+        scene.worker = scene.site.start(scene.output, with_spark=False, halt_at_step=STEPS[name][1])
+    for name, scene in scenes.items():
+        scene.claimed = scene.stopped.wait_until_reported("claimed")
+        scene.stopped.wait_until_reported(f"halted {STEPS[name][1]}")
+        scene.stopped.signal(signal.SIGSTOP)
+    return scenes
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_member_stopped_before_its_write(stopped_before_write: Scenes, name: str) -> None:
     """The write with the old fencing token is rejected and the batch fails. The output is that of the successor."""
-    stopped = site.start(output, with_spark=False, halt_at_step=step)
-    claimed = stopped.wait_until_reported("claimed")
-    stopped.wait_until_reported(f"halted {step}")
-    stopped.signal(signal.SIGSTOP)
+    scene = stopped_before_write[name]
+    site, output, stopped = scene.site, scene.output, scene.stopped
     site.wait_until_claimable(output)
 
     successor = site.start(output, with_spark=False)
-    assert successor.wait_until_reported("claimed") == claimed, (
+    assert successor.wait_until_reported("claimed") == scene.claimed, (
         "the successor does not take over the stopped member's plan"
     )
     successor.wait_until_reported("drained")
@@ -350,14 +466,26 @@ def test_a_member_stopped_before_its_write(site: Site, output: Output, step: str
     assert output.rows() == written == input_rows()
 
 
-def test_a_member_stopped_before_its_commit(site: Site, output: Output) -> None:
+@pytest.fixture(scope="module")
+def stopped_before_commit(selected: Selected, make_scene: MakeScene) -> Scenes:
+    """Processes that are stopped when their rows are written."""
+    scenes = {kind: make_scene(kind) for kind in selected(test_a_member_stopped_before_its_commit, "files", "table")}
+    for scene in scenes.values():
+        scene.worker = scene.site.start(scene.output, with_spark=False, halt_when_written=True)
+    for scene in scenes.values():
+        scene.stopped.wait_until_reported("halted when written")
+        scene.stopped.signal(signal.SIGSTOP)
+    return scenes
+
+
+@pytest.mark.parametrize("kind", ["files", "table"])
+def test_a_member_stopped_before_its_commit(stopped_before_commit: Scenes, kind: str) -> None:
     """The stopped member's rows exist once, and its successor commits them.
 
     The member's own commit is rejected, and the error names the successor.
     """
-    stopped = site.start(output, with_spark=False, halt_when_written=True)
-    stopped.wait_until_reported("halted when written")
-    stopped.signal(signal.SIGSTOP)
+    scene = stopped_before_commit[kind]
+    site, output, stopped = scene.site, scene.output, scene.stopped
     assert output.rows() == input_rows()
     site.wait_until_claimable(output)
 
@@ -376,112 +504,159 @@ def test_a_member_stopped_before_its_commit(site: Site, output: Output) -> None:
 # Spark processes that are killed
 
 
-def test_a_spark_process_killed_at_work(
-    make_site: MakeSite, tmp_path: Path, table: Table, spark: "SparkSession"
-) -> None:
+AT_WORK = ("files", "table")
+STEPS_OF_SINKS = {step: ("delta", step) for step in DELTA_STEPS}
+STEPS_OF_SINKS |= {f"hdfs {step}": ("hdfs", step) for step in ("judged", "linked")}
+FIRST_ROWS, FIRST_COMMIT = "*.parquet", "_delta_log/*"
+
+
+def kill_within_deltas_commit(worker: Worker, name: str, table: Path, sign: str) -> None:
+    """Let the halted member `name` commit, and kill all processes as soon as a file `sign` exists."""
+    assert not list(table.glob(sign))
+    worker.go_on(name)
+    worker.kill_all(lambda: any(table.glob(sign)))
+
+
+def path_of(scene: Scene) -> Path:
+    """Return the folder of a Delta table."""
+    assert isinstance(scene.output, DeltaFolder)
+    return scene.output.path
+
+
+@pytest.fixture(scope="module")
+def killed_at_work(selected: Selected, make_scene: MakeScene) -> Scenes:
+    """Members of a Spark process that was killed with its JVM.
+
+    Two are in Spark actions, "committing" is between two commit records, and one has begun its commit to Delta.
+    """
+    is_at_work = selected(test_a_spark_process_killed_at_work)
+    signs = selected(test_a_spark_process_killed_within_deltas_own_commit, FIRST_ROWS)
+    scenes = {kind: make_scene(kind) for kind in AT_WORK if is_at_work}
+    members = [scenes[kind].site.orders(scenes[kind].output, name=kind, slow_ms=ENDLESS_MS) for kind in scenes]
+    if is_at_work:
+        committing = scenes["committing"] = make_scene("files")
+        members.append(committing.site.orders(committing.output, name="committing", halt_in_commit=True))
+    for sign in signs:
+        scenes[sign] = make_scene("delta")
+        members.append(scenes[sign].site.orders(scenes[sign].output, name=sign, halt_at_step="judged"))
+    if not members:
+        return scenes
+    worker = next(iter(scenes.values())).site.start_together(*members)
+    for kind in AT_WORK if is_at_work else ():
+        scenes[kind].claimed = worker.wait_until_reported(f"{kind}claimed")
+        worker.wait_until_reported(f"{kind}Spark is at work")
+    if is_at_work:
+        worker.wait_until_reported("committinghalted between two commit records")
+    if not signs:
+        worker.kill_all()
+    for sign in signs:
+        worker.wait_until_reported(f"{sign}halted judged")
+        kill_within_deltas_commit(worker, sign, path_of(scenes[sign]), sign)
+    return scenes
+
+
+@pytest.fixture(scope="module")
+def killed_at_steps(selected: Selected, make_scene: MakeScene) -> Scenes:
+    """Members of a Spark process that was killed with its JVM: each at a step of its sink, and one within Delta."""
+    steps = STEPS_OF_SINKS if selected(test_a_spark_process_killed_at_each_step_of_its_sinks) else {}
+    signs = selected(test_a_spark_process_killed_within_deltas_own_commit, FIRST_COMMIT)
+    halts = {**steps, **dict.fromkeys(signs, ("delta", "judged"))}
+    scenes = {name: make_scene(kind) for name, (kind, _) in halts.items()}
+    if not scenes:
+        return scenes
+    worker = next(iter(scenes.values())).site.start_together(
+        *(
+            scenes[name].site.orders(scenes[name].output, name=f"{name}: ", halt_at_step=halts[name][1])
+            for name in halts
+        )
+    )
+    for name, (_, step) in halts.items():
+        worker.wait_until_reported(f"{name}: halted {step}")
+    if not signs:
+        worker.kill_all()
+    for sign in signs:
+        kill_within_deltas_commit(worker, f"{sign}: ", path_of(scenes[sign]), sign)
+    return scenes
+
+
+def test_a_spark_process_killed_at_work(killed_at_work: Scenes, quick_spark: "SparkSession") -> None:
     """SIGKILL to the process group, with the JVM, during Spark actions and between two commit records.
 
     The outputs are exact, and rows that were written are not written again.
     """
-    outputs: dict[str, Output] = {"files ": Files(tmp_path / "files"), "table ": table}
-    sites = {name: make_site() for name in outputs}
-    committing, written = make_site(), Files(tmp_path / "written")
-    worker = committing.start_together(
-        *(sites[name].orders(output, name=name, slow_ms=ENDLESS_MS) for name, output in outputs.items()),
-        committing.orders(written, halt_in_commit=True),
-    )
-    claimed = {name: worker.wait_until_reported(f"{name}claimed") for name in outputs}
-    for name in outputs:
-        worker.wait_until_reported(f"{name}Spark is at work")
-    worker.wait_until_reported("halted between two commit records")
-    worker.kill_all()
+    committing, written = killed_at_work["committing"].site, killed_at_work["committing"].output
     assert [committing.key(n).offset for n in range(PARTITIONS)] == [8, 0, 0, 0, 0]
 
-    for name, output in outputs.items():
-        assert output.rows() == [], name
-        done = sites[name].drain(output, spark)
-        assert claimed[name] == f"{name}claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
+    for kind in AT_WORK:
+        scene = killed_at_work[kind]
+        assert scene.output.rows() == [], kind
+        done = scene.site.drain(scene.output, quick_spark)
+        assert scene.claimed == f"{kind}claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
             "the successor does not take over the killed member's plan"
         )
-        assert output.rows() == input_rows(), name
-    done = committing.drain(written, spark)
+        assert scene.output.rows() == input_rows(), kind
+    done = committing.drain(written, quick_spark)
     assert [[each.partition for each in batch.skipped] for batch in done] == [[1, 2, 3, 4]]
     assert written.rows() == input_rows()
 
 
-def test_a_session_whose_jvm_is_killed(make_site: MakeSite, files: Files, table: Table, spark: "SparkSession") -> None:
+def test_a_session_whose_jvm_is_killed(make_scene: MakeScene, quick_spark: "SparkSession") -> None:
     """SIGKILL only to the JVM, during a Spark action: the run releases at once, and the next one repeats the batch."""
-    outputs: dict[str, Output] = {"files ": files, "table ": table}
-    sites = {name: make_site() for name in outputs}
-    worker = sites["files "].start_together(
-        *(sites[name].orders(output, name=name, slow_ms=ENDLESS_MS) for name, output in outputs.items())
+    scenes = {kind: make_scene(kind) for kind in AT_WORK}
+    worker = scenes["files"].site.start_together(
+        *(scene.site.orders(scene.output, name=kind, slow_ms=ENDLESS_MS) for kind, scene in scenes.items())
     )
-    claimed = {name: worker.wait_until_reported(f"{name}claimed") for name in outputs}
-    for name in outputs:
-        worker.wait_until_reported(f"{name}Spark is at work")
+    claimed = {kind: worker.wait_until_reported(f"{kind}claimed") for kind in scenes}
+    for kind in scenes:
+        worker.wait_until_reported(f"{kind}Spark is at work")
     (jvm,) = [each for each in children(worker.process.pid) if each.name() == "java"]
     jvm.kill()
     assert worker.wait() not in {0, -signal.SIGKILL}
-    for name, output in outputs.items():
-        keys = [sites[name].key(n) for n in range(PARTITIONS)]
-        assert all(key.owner is None and key.plan_end and not key.offset for key in keys), name
-        assert output.rows() == [], name
+    for kind, scene in scenes.items():
+        keys = [scene.site.key(n) for n in range(PARTITIONS)]
+        assert all(key.owner is None and key.plan_end and not key.offset for key in keys), kind
+        assert scene.output.rows() == [], kind
 
-        done = sites[name].drain(output, spark)
+        done = scene.site.drain(scene.output, quick_spark)
 
-        assert claimed[name] == f"{name}claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
+        assert claimed[kind] == f"{kind}claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
             "the next run does not take over the failed run's plan"
         )
-        assert output.rows() == input_rows(), name
+        assert scene.output.rows() == input_rows(), kind
 
 
-def test_a_spark_process_killed_at_each_step_of_its_sinks(
-    make_site: MakeSite, tmp_path: Path, hdfs: str, spark: "SparkSession"
-) -> None:
+def test_a_spark_process_killed_at_each_step_of_its_sinks(killed_at_steps: Scenes, quick_spark: "SparkSession") -> None:
     """SIGKILL to the process group, with the JVM that has the rows: each output has all rows once, or none."""
-    outputs: dict[str, Output] = {step: DeltaFolder(tmp_path / step, spark) for step in DELTA_STEPS}
-    outputs |= {f"hdfs {step}": HadoopFiles(f"{hdfs}/{new_instance_id('out')}", spark) for step in ("judged", "linked")}
-    sites = {name: make_site() for name in outputs}
-    steps = {name: name.removeprefix("hdfs ") for name in outputs}
-    worker = sites["judged"].start_together(
-        *(sites[name].orders(output, name=f"{name}: ", halt_at_step=steps[name]) for name, output in outputs.items())
-    )
-    for name, step in steps.items():
-        worker.wait_until_reported(f"{name}: halted {step}")
-    worker.kill_all()
-    for name, output in outputs.items():
-        is_there = steps[name] in {"committed", "linked"}
-        assert output.rows() == (input_rows() if is_there else []), name
+    for name, (_, step) in STEPS_OF_SINKS.items():
+        scene = killed_at_steps[name]
+        is_there = step in {"committed", "linked"}
+        assert scene.output.rows() == (input_rows() if is_there else []), name
 
-        done = sites[name].drain(output, spark)
+        done = scene.site.drain(scene.output, quick_spark)
 
         assert sum(len(batch.skipped) for batch in done) == (PARTITIONS if is_there else 0), name
-        assert output.rows() == input_rows(), name
+        assert scene.output.rows() == input_rows(), name
 
 
-@pytest.mark.parametrize("sign", ["*.parquet", "_delta_log/*"])
+@pytest.mark.parametrize("sign", [FIRST_ROWS, FIRST_COMMIT])
 def test_a_spark_process_killed_within_deltas_own_commit(
-    site: Site, tmp_path: Path, spark: "SparkSession", sign: str
+    killed_at_work: Scenes, killed_at_steps: Scenes, quick_spark: "SparkSession", sign: str
 ) -> None:
     """SIGKILL as soon as the first file of rows, or of the commit, exists: the table has all rows or none."""
-    output = DeltaFolder(tmp_path / "output", spark)
-    worker = site.start(output, halt_at_step="judged")
-    worker.wait_until_reported("halted judged")
-    assert not list(output.path.glob(sign))
-    worker.go_on()
-    worker.kill_all(lambda: any(output.path.glob(sign)))
-    found = output.rows()
+    scene = killed_at_work[sign] if sign == FIRST_ROWS else killed_at_steps[sign]
+    found = scene.output.rows()
     assert found in ([], input_rows())
 
-    done = site.drain(output, spark)
+    done = scene.site.drain(scene.output, quick_spark)
 
     assert sum(len(batch.skipped) for batch in done) == (PARTITIONS if found else 0)
-    assert output.rows() == input_rows()
+    assert scene.output.rows() == input_rows()
 
 
-def test_an_orphaned_spark_process_stops(site: Site, table: Table, spark: "SparkSession") -> None:
+def test_an_orphaned_spark_process_stops(make_scene: MakeScene, quick_spark: "SparkSession") -> None:
     """Only the run worker is killed. Its step cancels its Spark jobs and ends, and the output has none of its rows."""
-    run_worker = site.start_below(table, slow_ms=500)
+    scene = make_scene("table")
+    run_worker = scene.site.start_below(scene.output, slow_ms=500)
     run_worker.wait_until_reported("Spark is at work")
     orphans = children(run_worker.process.pid)
     run_worker.signal(signal.SIGKILL)
@@ -491,9 +666,9 @@ def test_an_orphaned_spark_process_stops(site: Site, table: Table, spark: "Spark
     assert "the parent process ended" in said
     _, alive = psutil.wait_procs(orphans, WITHIN_S)
     assert not alive, "processes of the step are still alive"
-    assert table.rows() == []
-    site.drain(table, spark)
-    assert table.rows() == input_rows()
+    assert scene.output.rows() == []
+    scene.site.drain(scene.output, quick_spark)
+    assert scene.output.rows() == input_rows()
 
 
 _PARENT = """
