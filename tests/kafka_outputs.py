@@ -13,6 +13,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.sinks import KafkaSink
 from marshal_dagster.sinks.kafka.records import Record
+from marshal_dagster.sinks.kafka.sink import RowWriter
 from tests.sink_conformance import Frame, Row
 from tests.sink_outputs import hook
 
@@ -72,8 +73,9 @@ class KafkaOutput:
         return sink
 
     def open(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
-        """Return a sink as another process would have it."""
-        sink = KafkaSink(self.connection, self.topic, **self.options)
+        """Return a sink as another process would have it. With `reached` the steps are those of this process."""
+        writer = RowWriter.EXECUTORS if reached is None else RowWriter.DRIVER
+        sink = KafkaSink(self.connection, self.topic, **{"written_by": writer, **self.options})
         hook(sink, reached)
         return sink
 

@@ -5,6 +5,7 @@ the interpreter and the client together. A secret leaves the connection only in 
 appears in a `repr`, an error or a log.
 """
 
+import copy
 import difflib
 import json
 import os
@@ -19,7 +20,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka import authentication, tls_settings
 from marshal_dagster.kafka.authentication import SaslMechanism
 from marshal_dagster.kafka.passthrough import client_setting_refusal, spark_option_refusal
-from marshal_dagster.kafka.secret_text import FILE_OF, SecretText, dereferenced
+from marshal_dagster.kafka.secret_text import FILE_OF, SecretText, dereferenced, read_pem_file, secret_of
 
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 Setting = str | int | float | bool | Callable[..., Any]
@@ -34,6 +35,12 @@ _EXTENSIONS = re.compile(r"[A-Za-z]+=[^,=\s]+(\s*,\s*[A-Za-z]+=[^,=\s]+)*")
 _CLASS_PREFIX = re.compile(r"([A-Za-z_$][\w$]*\.)+")
 _PEM_FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location", "oauth_ca_location")
 _OTHER_FILES: Final = ("kerberos_keytab", "ssl_keystore_location", *FILE_OF.values())
+_PEM_TEXTS: Final[Mapping[str, tuple[str, bool]]] = {
+    "ssl_ca_pem": ("ssl_ca_location", False),
+    "ssl_certificate_pem": ("ssl_certificate_location", False),
+    "ssl_key_pem": ("ssl_key_location", True),
+}
+"""For each field with PEM text the field that names a file with it, and whether the text is a secret."""
 FILES: Final = (*_PEM_FILES, *_OTHER_FILES)
 """The fields that name a file."""
 SECRETS: Final = (*FILE_OF, "ssl_key_pem")
@@ -346,6 +353,31 @@ class KafkaConnection:
         if self.uses_tls:
             options |= tls_settings.spark_options(vars(self))
         return options | dereferenced(self.spark_source_options, "spark_source_options")
+
+    def detached(self) -> Self:
+        """Return this connection with the contents of its files and variables, for a process on another machine.
+
+        The copy contains secrets as plain text. A PKCS#12 key store, a keytab and the authorities of a token endpoint
+        stay paths, so the other machine must have these files.
+
+        Returns:
+            The connection.
+
+        Raises:
+            ConfigurationError: A file or variable cannot be read.
+        """
+        contents: dict[str, Any] = {"client_settings": dereferenced(self.client_settings, "client_settings")}
+        for name, file in FILE_OF.items():
+            secret = secret_of(vars(self), name)
+            contents |= {name: None if secret is None else SecretText(secret), file: None}
+        for name, (location, as_secret) in _PEM_TEXTS.items():
+            if path := getattr(self, location):
+                text = read_pem_file(path, location)
+                contents |= {name: SecretText(text) if as_secret else text, location: None}
+        other = copy.copy(self)
+        for name, value in contents.items():
+            object.__setattr__(other, name, value)
+        return other
 
 
 def _text(value: object) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
@@ -42,7 +42,9 @@ _RECORDS_BETWEEN_POLLS: Final = 1_000
 _READ_BATCH: Final = 10_000
 _LONGEST_SHOWN: Final = 100
 
-Header = tuple[str, bytes | None]
+Header = tuple[str, str | bytes | None]
+UnnamedRecord = tuple[bytes | None, bytes | None, int, int, list[Header] | None]
+"""Value, key, partition, timestamp in unix ms, and headers of a record."""
 
 _FENCED: Final = frozenset(
     {
@@ -231,15 +233,55 @@ class Transaction:
             except (TypeError, ValueError) as wrong:  # for example headers of a type that the client does not take
                 raise RecordRejectedError(name, str(wrong), is_too_large=False, is_sure=True) from None
             except KafkaException as raised:
-                error = error_in(raised)
-                if error.code() in _ITS_FAULT:
-                    is_too_large = error.code() in _TOO_LARGE
-                    raise RecordRejectedError(name, error.str(), is_too_large=is_too_large, is_sure=True) from None
-                self._await_refusal()
-                raise self._failure(error) from None
+                raise self._produce_error(name, error_in(raised), is_sure=True) from None
         self._sent += 1
         if self._sent % _RECORDS_BETWEEN_POLLS == 0:
             self._poll(0)
+
+    def send_many(self, topic: str, records: Iterable[UnnamedRecord]) -> int:
+        """Send many records fast. They have no names, so an error does not tell which record was rejected.
+
+        Args:
+            topic: The topic.
+            records: For each record value, key, partition (-1: the partitioner chooses it), timestamp in unix ms
+                (0: the client sets it) and headers.
+
+        Returns:
+            The number of records.
+
+        Raises:
+            RecordRejectedError: The client or the broker rejects a record; `is_sure` is false.
+            ProducerFencedError: Another producer has fenced this one, or the transaction has timed out.
+            UnavailableError: The brokers did not answer in time.
+        """
+        if self._began_s is None:
+            self._began_s = time.monotonic()
+        produce, report = self._client.produce, partial(self._note, "")
+        sent = 0
+        for value, key, partition, timestamp_ms, headers in records:
+            while True:
+                try:
+                    produce(topic, value, key, partition, on_delivery=report, timestamp=timestamp_ms, headers=headers)
+                    break
+                except BufferError:
+                    self._poll(_PAUSE_S)
+                    self._check_time()
+                except (TypeError, ValueError) as wrong:
+                    raise RecordRejectedError("", str(wrong), is_too_large=False) from None
+                except KafkaException as raised:
+                    raise self._produce_error("", error_in(raised), is_sure=False) from None
+            sent += 1
+            if sent % _RECORDS_BETWEEN_POLLS == 0:
+                self._poll(0)
+        self._sent += sent
+        return sent
+
+    def _produce_error(self, name: str, error: KafkaError, *, is_sure: bool) -> Exception:
+        """Return the exception for a record that the client did not take."""
+        if error.code() in _ITS_FAULT:
+            return RecordRejectedError(name, error.str(), is_too_large=error.code() in _TOO_LARGE, is_sure=is_sure)
+        self._await_refusal()
+        return self._failure(error)
 
     def flush(self) -> None:
         """Wait until the brokers have acknowledged all records. Raises as `send`."""
@@ -469,6 +511,15 @@ class NotesReader:
         if self._client is not None:
             close_client(*self._client)
         self._client = None
+
+    def resume(self, newest: Mapping[str, bytes], next_offset: int) -> None:
+        """Continue where another reader of the same topic was, which had these newest values."""
+        self._newest, self._next, self._has_note = dict(newest), next_offset, True
+
+    @property
+    def next_offset(self) -> int:
+        """The offset up to which the topic was read."""
+        return self._next
 
     def newest(self, patience_s: float) -> Mapping[str, bytes]:
         """Read up to the present end, including open transactions, and return the newest value of each key.

@@ -403,3 +403,41 @@ def test_a_connection_loads_no_kafka_client() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_detached_connection_needs_no_file_and_no_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's tasks on another machine get the contents. The copy can be pickled; the connection does not change."""
+    texts = {
+        "ssl_ca_location": "ca",
+        "ssl_certificate_location": "certificate",
+        "ssl_key_location": "key",
+        "password_file": "let me in",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setenv("SOME_VALUE", "7")
+    connection = KafkaConnection(
+        bootstrap_servers="kafka-1:9092",
+        security_protocol="SASL_SSL",
+        sasl_mechanism="PLAIN",
+        username="ann",
+        client_settings={"socket.send.buffer.bytes": "env:SOME_VALUE"},
+        **{name: str(tmp_path / name) for name in texts},
+    )
+    before = repr(connection)
+    detached = pickle.loads(pickle.dumps(connection.detached()))  # noqa: S301 - our own bytes
+    for name in texts:
+        (tmp_path / name).unlink()
+    monkeypatch.delenv("SOME_VALUE")
+
+    settings = detached.librdkafka()
+    assert {name: settings[name] for name in ("sasl.username", "sasl.password", "socket.send.buffer.bytes")} == {
+        "sasl.username": "ann",
+        "sasl.password": "let me in",
+        "socket.send.buffer.bytes": "7",
+    }
+    pems = [settings[f"ssl.{name}.pem"] for name in ("ca", "certificate", "key")]
+    assert [pem.strip() for pem in pems] == ["ca", "certificate", "key"]
+    assert not [name for name in settings if name.endswith(".location")]
+    assert "let me in" not in repr(detached)
+    assert repr(connection) == before

@@ -38,7 +38,7 @@ from marshal_dagster.sinks.conformance import Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
 from marshal_dagster.sinks.kafka.notes import PositionNote
 from marshal_dagster.sinks.kafka.records import Record, check_record_columns
-from marshal_dagster.sinks.kafka.sink import _Place
+from marshal_dagster.sinks.kafka.sink import Place
 from tests.kafka_outputs import FakeKafkaSink, FakeRecords
 from tests.sink_conformance import shared
 from tests.sink_kit import ALL_CASES, GROUP_CHECKS, following
@@ -171,8 +171,8 @@ class FakeSink(FakeKafkaSink):
         self.topic_id = "first"
 
     @contextmanager
-    def _place(self) -> Iterator[_Place]:
-        yield _Place(self.topic_id, cast("Any", FakeNotesReader(self.broker)), cast("Any", None))
+    def _place(self) -> Iterator[Place]:
+        yield Place(self.topic_id, cast("Any", FakeNotesReader(self.broker)), cast("Any", None))
 
     def _transaction(self, wanted: ClaimedRange, *, sends_alone: bool = False) -> Transaction:  # noqa: ARG002
         return cast("Transaction", FakeTransaction(self.broker, self._key(wanted)))
@@ -241,14 +241,14 @@ class JudgesBefore(FakeSink):
         self.known: dict[str, bytes] | None = None
 
     @contextmanager
-    def _place(self) -> Iterator[_Place]:
+    def _place(self) -> Iterator[Place]:
         known = FakeNotesReader(self.broker).newest(2)
 
         class Known:
             def newest(self, _: float) -> Mapping[str, bytes]:
                 return known
 
-        yield _Place(self.topic_id, cast("Any", Known()), cast("Any", None))
+        yield Place(self.topic_id, cast("Any", Known()), cast("Any", None))
 
 
 class FencesNobody(FakeSink):

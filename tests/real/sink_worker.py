@@ -25,6 +25,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, GroupSettings, Heartbeat, RuleSet, parse
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
+from marshal_dagster.sinks.kafka.sink import RowWriter
 from marshal_dagster.spark import job_control
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.kafka_outputs import FakeKafkaSink
@@ -109,7 +110,8 @@ def open_sink(orders: Orders, spark: "SparkSession | None") -> DeltaSink | FileS
     session = None if spark is None else lambda: spark
     if orders.is_topic:
         kind = KafkaSink if orders.with_spark else FakeKafkaSink
-        sink = kind(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), orders.place)
+        writer = RowWriter.EXECUTORS if orders.halt_at_step is None else RowWriter.DRIVER  # steps of this process
+        sink = kind(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), orders.place, written_by=writer)
     elif orders.is_delta:
         sink = DeltaSink(orders.place, session=session)
     elif orders.dsn is None:
@@ -123,7 +125,7 @@ def open_sink(orders: Orders, spark: "SparkSession | None") -> DeltaSink | FileS
         if step == orders.halt_at_step and next(times) == orders.halt_at_count:
             orders.halt(step)
 
-    hook(sink, reached)
+    hook(sink, reached if orders.halt_at_step else None)
     return sink
 
 

@@ -24,6 +24,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, Sink
 from marshal_dagster.sinks.kafka.records import FrameRecords
+from marshal_dagster.sinks.kafka.sink import RowWriter
 from tests.conditions import WITHIN_S
 from tests.kafka_outputs import KafkaOutput
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
@@ -144,8 +145,9 @@ class KafkaTopic(KafkaOutput):
     """A topic, read as a read_committed consumer reads it."""
 
     def open(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
-        """Open the output."""
-        sink = Keyed(self.connection, self.topic)
+        """Open the output. With `reached` the steps are those of this process."""
+        writer = RowWriter.EXECUTORS if reached is None else RowWriter.DRIVER
+        sink = Keyed(self.connection, self.topic, **{"written_by": writer, **self.options})
         hook(sink, reached)
         return sink
 

@@ -20,7 +20,7 @@ from marshal_dagster.sinks import KafkaSink
 from marshal_dagster.sinks.conformance import CASES, Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
 from marshal_dagster.sinks.kafka.records import Record
-from tests.conditions import WITHIN_S
+from tests.conditions import WITHIN_S, wait_until
 from tests.kafka_outputs import FakeRecords, KafkaOutput, committed
 from tests.real import sink_worker
 from tests.real.conftest import MakeTopic
@@ -225,16 +225,21 @@ def test_notes_behind_an_open_transaction_are_waited_for(output: KafkaOutput, to
             mine.begin()
             mine.send(notes, b"mine's", b"mine", name="note", partition=0)
             mine.commit()
-        with pytest.raises(TransactionStillOpenError, match="has an open transaction at offset 0"):
-            reader.newest(5)
+        wait_until(lambda: "has an open transaction at offset 0" in _why_not_read(reader), "the reader is at the end")
         if ends == "commits":
             other.commit()
         else:
             with transaction(output, "other"):
                 pass
         expected = {"mine": b"mine's"} | ({"other": b"another's"} if ends == "commits" else {})
-        assert reader.newest(10) == expected
+        assert reader.newest(WITHIN_S) == expected
         assert reader.newest(0) == expected
+
+
+def _why_not_read(reader: NotesReader) -> str:
+    with pytest.raises(TransactionStillOpenError) as error:
+        reader.newest(1)
+    return str(error.value)
 
 
 def test_topics_that_are_missing_or_wrong(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> None:

@@ -65,7 +65,7 @@ class PositionNote:
     If there are more than 50 intervals, the nearest ones are merged, so some offsets between them are included.
     """
     attempt: str
-    """A random id of the transaction, by which the writer recognises its own note."""
+    """A random id of the write, by which the writer recognises its own note."""
 
     def to_json(self) -> bytes:
         """Return the note as JSON."""
@@ -106,15 +106,21 @@ class PositionNote:
 
     @classmethod
     def after(
-        cls, before: "PositionNote | None", taken: ClaimedRange, output_topic_id: str, *, has_rows: bool
+        cls,
+        before: "PositionNote | None",
+        taken: ClaimedRange,
+        output_topic_id: str,
+        *,
+        has_rows: bool,
+        attempt: str | None = None,
     ) -> "PositionNote":
-        """Return the note to be written with a range that follows the note `before`."""
+        """Return the note to be written with a range that follows the note `before`; `attempt` is random by default."""
         covered: tuple[tuple[int, int], ...] = ()
         if before is not None and before.is_of(taken, output_topic_id):
             covered = before.covered
         if has_rows and taken.first_readable < taken.end:
             covered = _fewest([*covered, (taken.first_readable, taken.end)])
-        return cls(output_topic_id, position_after(taken), covered, secrets.token_hex(16))
+        return cls(output_topic_id, position_after(taken), covered, attempt or new_attempt())
 
     def is_of(self, wanted: ClaimedRange, output_topic_id: str) -> bool:
         """Return whether `covered` refers to the data topic of `wanted` and to the current output topic."""
@@ -125,6 +131,11 @@ class PositionNote:
         return self.is_of(wanted, output_topic_id) and any(
             start < wanted.end and end > wanted.first_readable for start, end in self.covered
         )
+
+
+def new_attempt() -> str:
+    """Return the random id of a write."""
+    return secrets.token_hex(16)
 
 
 def _read(parse: Callable[[bytes], T | int], text: bytes, where: str) -> T:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
@@ -14,7 +14,7 @@ from marshal_dagster.spark.column_names import check_names
 from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
     from pyspark.sql.types import StructType
 
 VALUE, KEY, HEADERS, TIMESTAMP, OUTPUT_PARTITION = "value", "key", "headers", "timestamp", "output_partition"
@@ -25,13 +25,13 @@ _TYPES: Final = {
     TIMESTAMP: ("timestamp",),
     OUTPUT_PARTITION: ("int",),
 }
-_REPLACED_TIMES: Final = {
+REPLACED_TIMES: Final = {
     0: "and for 0 the client sends the current time",
     -1: "and Kafka stores a record with the time -1 as one without a time",
 }
 _BYTES_AT_ONCE: Final = 8_000_000
 _ROW_BYTES: Final = 50
-_SEQUENCE = "marshal_sequence"
+_SEQUENCE, _HELD_BY = "marshal_sequence", "marshal_held_by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Record:
         """Why the client would send another record than this one; None if it sends this one."""
         if self.partition is not None and self.partition < 0:
             return f"column {OUTPUT_PARTITION!r} is {self.partition}, which is not the number of a partition"
-        if self.timestamp_ms in _REPLACED_TIMES:
-            return f"column {TIMESTAMP!r} is {self.timestamp_ms} ms after 1970, {_REPLACED_TIMES[self.timestamp_ms]}"
+        if self.timestamp_ms in REPLACED_TIMES:
+            return f"column {TIMESTAMP!r} is {self.timestamp_ms} ms after 1970, {REPLACED_TIMES[self.timestamp_ms]}"
         return None
 
 
@@ -94,8 +94,12 @@ class FrameRecords:
     """The number of rows, by source partition."""
     rejected: RejectedRow | None
     """The first row with a header whose name is not UTF-8, or None."""
+    largest: int
+    """The size of the largest row, in bytes."""
     _rows: "DataFrame"
     _size: int
+    _has_whole_partitions: bool
+    """Whether all rows of each source partition are in one partition of the frame."""
 
     def __iter__(self) -> Iterator[Record]:
         """Yield all records by source partition and offset; this process holds about 8 MB of them at a time."""
@@ -115,6 +119,46 @@ class FrameRecords:
                 output_partition,
             )
 
+    @property
+    def session(self) -> "SparkSession":
+        """The session that has evaluated the frame."""
+        return self._rows.sparkSession
+
+    def of(self, partition: int) -> "FrameRecords":
+        """Return the records of one source partition."""
+        return replace(self, _rows=self._rows.where(f.col(PARTITION_COLUMN) == partition))
+
+    def by_range(self, most_tasks: int) -> "DataFrame":
+        """Return the rows, all of a source partition in one partition of the frame, in the order of their messages.
+
+        Args:
+            most_tasks: The maximum number of partitions of the frame, if the rows must be moved.
+        """
+        order = [PARTITION_COLUMN, OFFSET_COLUMN, _SEQUENCE]
+        if self._has_whole_partitions:
+            return self._rows.sortWithinPartitions(*order).drop(_SEQUENCE)
+        tasks = max(1, min(most_tasks, len(self.counts)))
+        salts = _salts(self.session, tasks)
+        numbered = {
+            partition: salts[index % len(salts)] for index, partition in enumerate(sorted(map(_number, self.counts)))
+        }
+        entries = [f.lit(value).cast("bigint") for entry in numbered.items() for value in entry]
+        spread = self._rows.repartition(tasks, f.create_map(*entries)[f.col(PARTITION_COLUMN)])
+        return spread.sortWithinPartitions(*order).drop(_SEQUENCE)
+
+
+def _number(partition: int | None) -> int:
+    """Return a partition that is not null; rows without a partition were refused before."""
+    assert partition is not None  # noqa: S101
+    return partition
+
+
+def _salts(spark: "SparkSession", tasks: int) -> list[int]:
+    """Return numbers such that `repartition(tasks, number)` puts each into a partition of its own."""
+    number = f.col("id")
+    rows = spark.range(16 * tasks).select(f.pmod(f.hash(number), f.lit(tasks)), number).collect()
+    return list({row[0]: row[1] for row in rows}.values())
+
 
 @contextmanager
 def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]:
@@ -129,12 +173,19 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
     with persisted(wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE))) as rows:
         # Keys and values are binary here, so the only strings are names of headers.
         texts = text_check(rows.schema, refuse_nul=False)
-        totals = rows.groupBy(PARTITION_COLUMN).agg(f.count("*"), f.sum(size), f.min(texts.problem)).collect()
+        totals = (
+            rows.withColumn(_HELD_BY, f.spark_partition_id())
+            .groupBy(PARTITION_COLUMN)
+            .agg(f.count("*"), f.sum(size), f.min(texts.problem), f.max(size), f.min(_HELD_BY), f.max(_HELD_BY))
+            .collect()
+        )
         yield FrameRecords(
             counts={row[0]: row[1] for row in totals},
             rejected=texts.first((row[0], row[3]) for row in totals),
+            largest=max((row[4] for row in totals), default=0),
             _rows=rows,
             _size=sum(row[2] for row in totals),
+            _has_whole_partitions=all(row[5] == row[6] for row in totals),
         )
 
 

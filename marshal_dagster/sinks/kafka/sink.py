@@ -12,13 +12,13 @@ Kafka client.
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.errors import (
@@ -50,9 +50,10 @@ from marshal_dagster.sinks.sink import (
     session_of,
 )
 from marshal_dagster.spark.column_names import is_case_sensitive
+from marshal_dagster.spark.executor_check import check_executors
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from marshal_dagster.kafka.admin_client import Topics
     from marshal_dagster.kafka.transactions import NotesReader, Transaction
@@ -99,7 +100,7 @@ class NewGeneration(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """The id of the output topic, a reader of its notes, and an admin client of its cluster."""
 
     topic_id: str
@@ -107,18 +108,59 @@ class _Place:
     topics: "Topics"
 
 
-class _Step(Enum):
-    TAKEN = auto()
-    APPENDED = auto()
+class Step(StrEnum):
+    """What a writer has done with a range that it wrote."""
+
+    TAKEN = "taken"
+    APPENDED = "appended"
+    """The records follow those of an older generation."""
+
+
+class RowWriter(StrEnum):
+    """The processes that send the records to Kafka."""
+
+    EXECUTORS = "executors"
+    """The tasks of Spark, each with the ranges that it has."""
+    DRIVER = "driver"
+    """The process of the run. All records pass through it."""
+
+
+class RecordQueue(Protocol):
+    """The records of one or more ranges."""
+
+    def send(self, transaction: "Transaction", topic: str, wanted: ClaimedRange) -> int:
+        """Send the records of a range, and return their number."""
+        ...
 
 
 class _Queue:
     """The records of one `write` call, in ascending order of their source partitions."""
 
-    def __init__(self, records: FrameRecords) -> None:
+    def __init__(self, records: Iterable[Record]) -> None:
         self._records = records
         self._groups = itertools.groupby(records, key=attrgetter("source_partition"))
         self._next: tuple[int, Iterator[Record]] | None = None
+
+    def send(self, transaction: "Transaction", topic: str, wanted: ClaimedRange) -> int:
+        """Send the records of a range, and return their number."""
+        from marshal_dagster.kafka.transactions import RecordRejectedError
+
+        sent = 0
+        for row in self.of(wanted.partition):
+            name = f"{wanted.topic}/{wanted.partition}{_OFFSET}{row.source_offset}"
+            if row.problem is not None:
+                raise RecordRejectedError(name, row.problem, is_too_large=False, is_sure=True)
+            transaction.send(
+                topic,
+                row.value,
+                row.key,
+                name=name,
+                partition=row.partition,
+                headers=row.headers,
+                timestamp_ms=row.timestamp_ms,
+            )
+            sent += 1
+        return sent
 
     def again(self) -> "_Queue":
         """Return a new queue that starts at the first record again."""
@@ -140,9 +182,9 @@ class KafkaSink(Steps):
     binary), `headers` and `timestamp`. `partition` and `offset` remain those of the source message. The optional
     column `output_partition` (int) selects the partition of the output topic.
 
-    The records pass through this process. The records of one range are written in one transaction, in the order of
-    their offsets. A batch of several ranges uses one transaction after another, and each is atomic on its own. Call
-    `create_notes` once to create the topic in which the sink records the ranges that it has taken.
+    The records of one range are written in one transaction, in the order of their offsets. Each range of a batch is
+    atomic on its own. By default Spark's tasks send the records, several ranges at the same time. Call `create_notes`
+    once to create the topic in which the sink records the ranges that it has taken.
 
     Example:
         ```python
@@ -167,6 +209,7 @@ class KafkaSink(Steps):
         on_new_generation: NewGeneration | str = NewGeneration.REFUSE,
         shared_by_groups: bool = False,
         previous_group: str | None = None,
+        written_by: RowWriter | str = RowWriter.EXECUTORS,
     ) -> None:
         """Configure the output; the sink does not connect to Kafka before its first use.
 
@@ -183,6 +226,8 @@ class KafkaSink(Steps):
                 is refused if another group has ranges in the output.
             previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
                 "Another group").
+            written_by: Whether Spark's tasks send the records, or the process of the run. Tasks need the packages
+                marshal-dagster, pandas and pyarrow on each executor.
 
         Raises:
             ConfigurationError: If a value is not valid.
@@ -206,6 +251,8 @@ class KafkaSink(Steps):
         """The librdkafka partitioner that selects the partition of a key."""
         self.on_new_generation = enum_member(NewGeneration, "on_new_generation", on_new_generation)
         """Whether records of a new generation are refused, or appended after older ones."""
+        self.written_by = enum_member(RowWriter, "written_by", written_by)
+        """The processes that send the records."""
         self._groups = OutputGroups(f"Kafka topic {topic}", shared_by_groups, previous_group)
         self._connection = connection
         self._id_prefix = f"{ID_PREFIX}{topic}/"
@@ -304,9 +351,9 @@ class KafkaSink(Steps):
     ) -> WriteResult:
         """Write the records of each range that the topic does not have, each range in one transaction (`Sink.write`).
 
-        The executors evaluate the frame once, before the first transaction begins. `before_commit` is called then, and
-        again at the end of each transaction. After an error, the ranges committed before it remain, and nothing of the
-        other ranges is visible to `read_committed` readers.
+        The executors evaluate the frame once, before the first transaction begins, and `before_commit` is called then.
+        If this process writes, it is called again at the end of each transaction. After an error, the ranges that were
+        committed remain, and nothing of the other ranges is visible to `read_committed` readers.
 
         Args:
             frame: The rows, with the columns that the class describes.
@@ -322,10 +369,14 @@ class KafkaSink(Steps):
             ConfigurationError: If the columns are not those of Kafka records.
             UnavailableError: If Kafka cannot be reached, or sending took longer than the transaction timeout.
         """
-        case_sensitive = is_case_sensitive(session_of(frame))
+        session = session_of(frame)
+        spark = session if self.written_by is RowWriter.EXECUTORS else None
+        case_sensitive = is_case_sensitive(session)
         check_columns(frame.schema, (), case_sensitive=case_sensitive)
         check_record_columns(frame.schema, self.topic, case_sensitive=case_sensitive)
         check_ranges(ranges)
+        if spark is not None:
+            check_executors(spark, ("marshal_dagster", "confluent_kafka"), f"use written_by={RowWriter.DRIVER.value!r}")
         with self._place() as place:
             if TIMESTAMP in frame.columns:
                 self._require_create_time(place.topics)
@@ -345,15 +396,38 @@ class KafkaSink(Steps):
                 self._reached("evaluated")
                 before_commit()
                 self._enter_group(place, wanted[0])
-                queue = _Queue(records)
-                steps = {range_: self._take(place, range_, counts[range_], queue, before_commit) for range_ in wanted}
+                steps = self._write_all(place, counts, records, before_commit, spark)
         taken = tuple(range_ for range_ in ranges if steps.get(range_))
         return WriteResult(
             taken=taken,
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
             rows={range_.partition: counts[range_] for range_ in taken},
-            note=self._note_to_readers([range_ for range_ in taken if steps[range_] is _Step.APPENDED]),
+            note=self._note_to_readers([range_ for range_ in taken if steps[range_] is Step.APPENDED]),
         )
+
+    def _write_all(
+        self,
+        place: Place,
+        counts: Mapping[ClaimedRange, int],
+        records: FrameRecords,
+        before_commit: BeforeCommit,
+        spark: "SparkSession | None",
+    ) -> dict[ClaimedRange, Step | None]:
+        """Write the records of each range: by the tasks of `spark`, or by this process.
+
+        This process notes the ranges without records, and writes those again of which the brokers reject a record.
+        """
+        if spark is None:
+            queue = _Queue(records)
+            return {range_: self._take(place, range_, counts[range_], queue, before_commit) for range_ in counts}
+        from marshal_dagster.sinks.kafka.tasks import write_in_tasks
+
+        written = write_in_tasks(self, place, {range_: count for range_, count in counts.items() if count}, records)
+        for range_, count in counts.items():
+            if range_ not in written:
+                queue = _Queue(records.of(range_.partition) if count else ())
+                written[range_] = self._take(place, range_, count, queue, before_commit)
+        return written
 
     def _note_to_readers(self, appended: Sequence[ClaimedRange]) -> str:
         note = f"Kafka topic {self.topic}: read it with isolation.level=read_committed"
@@ -363,8 +437,8 @@ class KafkaSink(Steps):
         return f"{note}. Records of an older generation remain before the new records of: {listed}"
 
     def _take(
-        self, place: _Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
-    ) -> _Step | None:
+        self, place: Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
+    ) -> Step | None:
         """Write the records of a range in one transaction; return None if another writer has taken it meanwhile.
 
         A broker that rejects a record rejects all records of the same request. If it is not known which record it was,
@@ -398,7 +472,7 @@ class KafkaSink(Steps):
                 f"{refused.reason}; nothing of {wanted} was written{hint if refused.is_too_large else ''}"
                 f"{_how_to_skip(refused.name, wanted)}"
             ) from None
-        if step is _Step.APPENDED:
+        if step is Step.APPENDED:
             logger.warning(
                 "%s of group %r: topic %s keeps its records of an older generation of these offsets; those of "
                 "generation %d were appended after them",
@@ -411,15 +485,19 @@ class KafkaSink(Steps):
 
     def _write(
         self,
-        place: _Place,
+        place: Place,
         wanted: ClaimedRange,
         count: int,
-        queue: "_Queue",
+        queue: "RecordQueue",
         before_commit: BeforeCommit,
         *,
         sends_alone: bool = False,
-    ) -> _Step | None:
-        """Write a range in one transaction; return None if another writer has taken it."""
+        attempt: str | None = None,
+    ) -> Step | None:
+        """Write a range in one transaction; return None if another writer has taken it.
+
+        Another writer with the same `attempt` is a process that executes the same task of this batch.
+        """
         with self._transaction(wanted, sends_alone=sends_alone) as transaction:
             self._reached("fenced")
             notes = place.notes.newest(self._patience_s)
@@ -427,38 +505,22 @@ class KafkaSink(Steps):
                 # Each group aborts the open transaction of the other one, so the later one sees the earlier one's note.
                 self._end_open([replace(wanted, group=other) for other in others])
                 notes = place.notes.newest(self._patience_s)
-            if self._judge_by(place, notes, [wanted])[wanted] is Verdict.SKIP:
-                return None
             before = self._found(notes, wanted)
-            note = PositionNote.after(before, wanted, place.topic_id, has_rows=count > 0)
+            if self._judge_by(place, notes, [wanted])[wanted] is Verdict.SKIP:
+                return Step.TAKEN if before is not None and before.attempt == attempt else None
+            note = PositionNote.after(before, wanted, place.topic_id, has_rows=count > 0, attempt=attempt)
             transaction.begin()
-            self._send(transaction, queue.of(wanted.partition), wanted, count)
+            self._send(transaction, queue, wanted, count)
             self._reached("sent")
             before_commit()
             self._send_note(transaction, wanted, note)
             self._reached("noted")
             self._commit(transaction, place, wanted, note)
             self._reached("committed")
-        return _Step.APPENDED if before is not None and before.covers(wanted, place.topic_id) else _Step.TAKEN
+        return Step.APPENDED if before is not None and before.covers(wanted, place.topic_id) else Step.TAKEN
 
-    def _send(self, transaction: "Transaction", rows: Iterator[Record], wanted: ClaimedRange, count: int) -> None:
-        from marshal_dagster.kafka.transactions import RecordRejectedError
-
-        sent = 0
-        for row in rows:
-            name = f"{wanted.topic}/{wanted.partition}{_OFFSET}{row.source_offset}"
-            if row.problem is not None:
-                raise RecordRejectedError(name, row.problem, is_too_large=False, is_sure=True)
-            transaction.send(
-                self.topic,
-                row.value,
-                row.key,
-                name=name,
-                partition=row.partition,
-                headers=row.headers,
-                timestamp_ms=row.timestamp_ms,
-            )
-            sent += 1
+    def _send(self, transaction: "Transaction", queue: "RecordQueue", wanted: ClaimedRange, count: int) -> None:
+        sent = queue.send(transaction, self.topic, wanted)
         transaction.flush()
         if sent != count:
             raise changed_result(f"{wanted} of group {wanted.group!r}", count, sent)
@@ -472,7 +534,7 @@ class KafkaSink(Steps):
             self.notes_topic, note.to_json(), key.encode(), name=f"the note of {key}", partition=NOTES_PARTITION
         )
 
-    def _commit(self, transaction: "Transaction", place: _Place, wanted: ClaimedRange, note: PositionNote) -> None:
+    def _commit(self, transaction: "Transaction", place: Place, wanted: ClaimedRange, note: PositionNote) -> None:
         """Commit the transaction. After an error, read the topic of notes to find out whether it was committed."""
         from marshal_dagster.kafka.transactions import ProducerFencedError
 
@@ -500,7 +562,7 @@ class KafkaSink(Steps):
             )
         return SinkRejectedError(f"{nothing}, because another run has taken the partition over; this run must stop")
 
-    def _judge_all(self, place: _Place, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+    def _judge_all(self, place: Place, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Judge all ranges by the newest notes, and abort transactions that dead writers of their partitions left."""
         from marshal_dagster.kafka.transactions import TransactionStillOpenError
 
@@ -512,7 +574,7 @@ class KafkaSink(Steps):
         return self._judge_by(place, notes, ranges)
 
     def _judge_by(
-        self, place: _Place, notes: Mapping[str, bytes], ranges: Sequence[ClaimedRange]
+        self, place: Place, notes: Mapping[str, bytes], ranges: Sequence[ClaimedRange]
     ) -> dict[ClaimedRange, Verdict]:
         verdicts = {range_: self._judge(place, range_, self._found(notes, range_)) for range_ in ranges}
         undone = [range_ for range_, verdict in verdicts.items() if verdict is not Verdict.SKIP]
@@ -530,12 +592,12 @@ class KafkaSink(Steps):
             groups.update(GroupsNote.from_json(notes[entry], self._note_name(entry)).groups)
         return groups
 
-    def _covered(self, place: _Place, notes: Mapping[str, bytes], ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
+    def _covered(self, place: Place, notes: Mapping[str, bytes], ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
         """Return the ranges at which the output may have records of their group."""
         found = ((range_, self._found(notes, range_)) for range_ in ranges)
         return [range_ for range_, note in found if note is not None and note.covers(range_, place.topic_id)]
 
-    def _enter_group(self, place: _Place, wanted: ClaimedRange) -> None:
+    def _enter_group(self, place: Place, wanted: ClaimedRange) -> None:
         """Note the group before its first range of the topic. Only one writer of all groups can do so at a time."""
         from marshal_dagster.kafka.transactions import NOTES_PARTITION, ProducerFencedError
 
@@ -562,7 +624,7 @@ class KafkaSink(Steps):
                     "same time, so nothing was written. Run the batch again"
                 ) from None
 
-    def _is_entered(self, place: _Place, wanted: ClaimedRange) -> bool:
+    def _is_entered(self, place: Place, wanted: ClaimedRange) -> bool:
         return wanted.group in self._groups_in(place.notes.newest(self._patience_s), [wanted])
 
     def _end_open(self, ranges: Sequence[ClaimedRange]) -> None:
@@ -570,7 +632,7 @@ class KafkaSink(Steps):
             with self._transaction(range_):
                 pass
 
-    def _judge(self, place: _Place, wanted: ClaimedRange, note: PositionNote | None) -> Verdict:
+    def _judge(self, place: Place, wanted: ClaimedRange, note: PositionNote | None) -> Verdict:
         verdict = judge(note.position if note else None, wanted)
         if note is None:
             return verdict
@@ -622,20 +684,35 @@ class KafkaSink(Steps):
         )
 
     @contextmanager
-    def _place(self) -> Iterator[_Place]:
+    def _place(self) -> Iterator[Place]:
         """Describe the topics and yield them with a reader of the notes; close the connections after the block."""
-        from marshal_dagster.kafka.transactions import NotesReader
-
-        with (
-            self._topics() as topics,
-            NotesReader(self._connection, self.notes_topic, topics, is_note=_is_note) as notes,
-        ):
+        with self._notes_reader() as (topics, notes):
             described = topics.describe(self.topic)
             if not self._is_checked:
                 topics.require(on_topic(self.topic, Right.WRITE))
                 self._check_notes(topics)
                 self._is_checked = True
-            yield _Place(described.topic_id, notes, topics)
+            yield Place(described.topic_id, notes, topics)
+
+    @contextmanager
+    def _notes_reader(self) -> Iterator[tuple["Topics", "NotesReader"]]:
+        """Yield an admin client and a reader of the notes; close both after the block."""
+        from marshal_dagster.kafka.transactions import NotesReader
+
+        with (
+            self._topics() as topics,
+            NotesReader(self._connection, self.notes_topic, topics, is_note=is_note) as notes,
+        ):
+            yield topics, notes
+
+    def _with_connection(self, connection: KafkaConnection | None) -> "KafkaSink":
+        """Return a copy with another connection. Without one it contains no secret, and cannot write.
+
+        A copy of a subclass is a `KafkaSink`, because executors may not have the module of the subclass.
+        """
+        other = object.__new__(KafkaSink)
+        vars(other).update(vars(self), _connection=connection)
+        return other
 
     def _require_create_time(self, topics: "Topics") -> None:
         """Raise `ConfigurationError` if brokers replace the timestamps of the topic's records by their own."""
@@ -679,6 +756,7 @@ def _entry_of(wanted: ClaimedRange) -> ClaimedRange:
     return replace(wanted, group="", partition=-1)
 
 
-def _is_note(key: str, text: bytes | None) -> bool:
+def is_note(key: str, text: bytes | None) -> bool:
+    """Return whether a record of the topic of notes is a note of this sink."""
     kind = GroupsNote if key.endswith("/-1") else PositionNote
     return kind.is_note(text)

@@ -1,0 +1,288 @@
+"""Write the ranges of a batch from Spark's tasks: each range is a transaction of the task that has its rows.
+
+The driver evaluates the rows, and checks the claims and the data topic. A task then fences all earlier writers of its
+range's partition, reads the newest note, and judges the range by it, as the driver would. So a claim that is lost in
+between adds nothing: the next owner writes the same range, and whichever writer is later finds it done
+(docs/decisions/0017-written-by-executors.md).
+"""
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
+
+from marshal_dagster import errors
+from marshal_dagster.errors import MarshalError, UnavailableError
+from marshal_dagster.kafka.transactions import (
+    Header,
+    ProducerFencedError,
+    RecordRejectedError,
+    Transaction,
+    UnnamedRecord,
+)
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.kafka.notes import new_attempt
+from marshal_dagster.sinks.kafka.records import REPLACED_TIMES, FrameRecords
+from marshal_dagster.sinks.kafka.sink import KafkaSink, Place, Step
+from marshal_dagster.spark.error_text import first_line
+from marshal_dagster.spark.task_secret import TaskSecret, task_secret
+
+if TYPE_CHECKING:
+    from pyarrow import Array, RecordBatch
+    from pyspark.sql import SparkSession
+
+_RESULTS: Final = "partition bigint, outcome string, text string, took_s double"
+_ARROW_BYTES: Final = 32_000_000
+"""The maximum size of a batch of rows that Spark passes to Python."""
+_BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_NO_LIMIT: Final = 0
+_TASKS: Final = "spark.sql.shuffle.partitions"
+
+
+class _Outcome(StrEnum):
+    TAKEN = Step.TAKEN.value
+    APPENDED = Step.APPENDED.value
+    SKIPPED = "skipped"
+    REJECTED = "rejected"
+    """A record was rejected, and nothing was written."""
+    FENCED = "fenced"
+    FAILED = "failed"
+    """The text is the name of an error's class, a blank, and its message."""
+
+
+_STEPS: Final[Mapping[_Outcome, Step | None]] = {
+    _Outcome.TAKEN: Step.TAKEN,
+    _Outcome.APPENDED: Step.APPENDED,
+    _Outcome.SKIPPED: None,
+}
+
+
+def write_in_tasks(
+    sink: KafkaSink, place: Place, counts: Mapping[ClaimedRange, int], records: FrameRecords
+) -> dict[ClaimedRange, Step | None]:
+    """Write the ranges from Spark's tasks.
+
+    Args:
+        sink: The sink.
+        place: The output.
+        counts: The ranges and their numbers of records.
+        records: The evaluated records.
+
+    Returns:
+        What was done with each range, None if another writer has taken it. Ranges of which a record was rejected are
+        missing.
+
+    Raises:
+        MarshalError: A range cannot be written; nothing of it is visible.
+        UnavailableError: Kafka cannot be reached, or a task has died.
+    """
+    if not counts:
+        return {}
+    spark = records.session
+    notes = place.notes.newest(sink._patience_s)
+    with (
+        task_secret(spark, pickle.dumps(sink._connection.detached())) as secret,
+        _arrow_batches(spark, records.largest),
+    ):
+        task = _RangeTask(
+            sink._with_connection(None), place.topic_id, dict(notes), place.notes.next_offset, counts, secret
+        )
+        rows = records.by_range(int(spark.conf.get(_TASKS) or 1))
+        try:
+            found = rows.mapInArrow(task, _RESULTS).collect()
+        except Exception as error:
+            raise UnavailableError(
+                f"topic {sink.topic}: a Spark task that wrote to it has died ({first_line(error)}). The next attempt "
+                "of the batch finds out which ranges were written"
+            ) from error
+    ranges = {range_.partition: range_ for range_ in counts}
+    results = [_Result(ranges[row.partition], _Outcome(row.outcome), row.text, row.took_s) for row in found]
+    for result in results:
+        result.check(sink)
+    return {result.range_: _STEPS[result.outcome] for result in results if result.outcome in _STEPS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """The result of a task for one range."""
+
+    range_: ClaimedRange
+    outcome: _Outcome
+    text: str = ""
+    took_s: float = 0.0
+
+    def to_arrow(self) -> "RecordBatch":
+        """Return the result as a row of Spark's."""
+        import pyarrow as pa
+
+        return pa.RecordBatch.from_pydict(
+            {
+                "partition": pa.array([self.range_.partition], pa.int64()),
+                "outcome": pa.array([self.outcome.value], pa.string()),
+                "text": pa.array([self.text], pa.string()),
+                "took_s": pa.array([self.took_s], pa.float64()),
+            }
+        )
+
+    def check(self, sink: KafkaSink) -> None:
+        """Raise the error that the task had."""
+        if self.outcome is _Outcome.FENCED:
+            raise sink._fenced_error(self.range_, self.took_s)
+        if self.outcome is _Outcome.FAILED:
+            kind, _, text = self.text.partition(" ")
+            raise getattr(errors, kind)(text)
+
+
+@contextmanager
+def _arrow_batches(spark: "SparkSession", largest: int) -> Iterator[None]:
+    """Limit the rows of an Arrow batch, so that a batch of large rows fits into memory."""
+    before = int(spark.conf.get(_BATCH_ROWS) or _NO_LIMIT)
+    limit = max(1, _ARROW_BYTES // max(1, largest))
+    if 0 < before <= limit:
+        yield
+        return
+    spark.conf.set(_BATCH_ROWS, limit)
+    try:
+        yield
+    finally:
+        spark.conf.set(_BATCH_ROWS, before)
+
+
+@dataclass(frozen=True, slots=True)
+class _RangeTask:
+    """The function that each Spark task runs on the rows of its ranges. It yields a result for each range."""
+
+    sink: KafkaSink
+    topic_id: str
+    notes: Mapping[str, bytes]
+    next_offset: int
+    """The offset up to which the driver has read the topic of notes."""
+    counts: Mapping[ClaimedRange, int]
+    connection: TaskSecret
+    attempt: str = field(default_factory=new_attempt)
+
+    def __call__(self, batches: Iterable["RecordBatch"]) -> Iterator["RecordBatch"]:
+        rows = _ArrowRows(batches)
+        if rows.partition is None:
+            return
+        with self._place() as (sink, place):
+            for result in self._results(sink, place, rows):
+                yield result.to_arrow()
+
+    @contextmanager
+    def _place(self) -> Iterator[tuple[KafkaSink, Place]]:
+        sink = self.sink._with_connection(pickle.loads(self.connection.value()))  # noqa: S301 - the driver's own bytes
+        with sink._notes_reader() as (topics, notes):
+            notes.resume(self.notes, self.next_offset)
+            yield sink, Place(self.topic_id, notes, topics)
+
+    def _results(self, sink: KafkaSink, place: Place, rows: "_ArrowRows") -> Iterator[_Result]:
+        ranges = {range_.partition: range_ for range_ in self.counts}
+        while rows.partition is not None:
+            wanted = ranges[rows.partition]
+            result = self._write(sink, place, wanted, rows)
+            yield result
+            if result.outcome in {_Outcome.FENCED, _Outcome.FAILED}:
+                return
+            rows.skip(wanted.partition)
+
+    def _write(self, sink: KafkaSink, place: Place, wanted: ClaimedRange, rows: "_ArrowRows") -> _Result:
+        try:
+            step = sink._write(place, wanted, self.counts[wanted], rows, lambda: None, attempt=self.attempt)
+        except ProducerFencedError as fenced:
+            return _Result(wanted, _Outcome.FENCED, took_s=fenced.took_s)
+        except RecordRejectedError as rejected:
+            return _Result(wanted, _Outcome.REJECTED, str(rejected))
+        except MarshalError as error:
+            kind = next(kind for kind in type(error).__mro__ if vars(errors).get(kind.__name__) is kind)
+            return _Result(wanted, _Outcome.FAILED, f"{kind.__name__} {error}")
+        return _Result(wanted, _Outcome.SKIPPED if step is None else _Outcome(step.value))
+
+
+class _ArrowRows:
+    """The rows of a task, in ascending order of source partition and offset."""
+
+    def __init__(self, batches: Iterable["RecordBatch"]) -> None:
+        self._batches = iter(batches)
+        self._batch: RecordBatch | None = None
+        self._next()
+
+    @property
+    def partition(self) -> int | None:
+        """The source partition of the next row, None at the end."""
+        return None if self._batch is None else self._batch.column(0)[0].as_py()
+
+    def send(self, transaction: Transaction, topic: str, wanted: ClaimedRange) -> int:
+        """Send the records of a range, and return their number."""
+        return sum(transaction.send_many(topic, _records(rows)) for rows in self._of(wanted.partition))
+
+    def skip(self, partition: int) -> None:
+        """Skip the remaining rows of a partition."""
+        for _ in self._of(partition):
+            pass
+
+    def _of(self, partition: int) -> Iterator["RecordBatch"]:
+        while self._batch is not None and self.partition == partition:
+            batch, partitions = self._batch, self._batch.column(0)
+            end = len(batch)
+            if partitions[end - 1].as_py() != partition:
+                end = int(partitions.to_numpy().searchsorted(partition, side="right"))
+            if end == len(batch):
+                self._next()
+            else:
+                self._batch = batch.slice(end)
+            yield batch.slice(0, end)
+
+    def _next(self) -> None:
+        self._batch = next((batch for batch in self._batches if len(batch)), None)
+
+
+def _records(rows: "RecordBatch") -> Iterable[UnnamedRecord]:
+    """Return the records of rows. Raises `RecordRejectedError` if the client would send another record than one."""
+    _, _, values, keys, headers, timestamps, partitions = rows.columns
+    return zip(
+        values.to_pylist(),
+        keys.to_pylist() if keys.null_count < len(rows) else repeat(None),
+        _numbers(partitions, -1, _is_negative),
+        _numbers(timestamps, 0, _is_replaced),
+        _headers(headers) if headers.null_count < len(rows) else repeat(None),
+        strict=False,
+    )
+
+
+def _is_negative(partitions: "Array") -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.any(pc.less(partitions, 0)).as_py())
+
+
+def _is_replaced(timestamps: "Array") -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return bool(pc.any(pc.is_in(timestamps, value_set=pa.array(list(REPLACED_TIMES), pa.int64()))).as_py())
+
+
+def _numbers(column: "Array", default: int, is_wrong: Callable[["Array"], bool]) -> Iterable[int]:
+    if column.null_count == len(column):
+        return repeat(default)
+    if is_wrong(column):
+        raise RecordRejectedError("", "a partition or a timestamp is not valid", is_too_large=False)
+    return column.fill_null(default).to_pylist()  # type: ignore[no-any-return]
+
+
+def _headers(column: "Array") -> Iterator[list[Header] | None]:
+    names, values = (fields.to_pylist() for fields in column.flatten().flatten())
+    if None in names:
+        raise RecordRejectedError("", "a header has no name", is_too_large=False)
+    headers: list[Header] = list(zip(names, values, strict=True))
+    start = 0
+    for length in column.value_lengths().to_pylist():
+        if length is None:
+            yield None
+            continue
+        yield headers[start : start + length]
+        start += length

@@ -1,0 +1,112 @@
+"""The rows of a task of the Kafka sink: how they become the records of one range after another."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from marshal_dagster.kafka.transactions import RecordRejectedError, UnnamedRecord
+from marshal_dagster.sinks.conformance.target import part
+from marshal_dagster.sinks.kafka.tasks import _ArrowRows
+
+SCHEMA = pa.schema(
+    [
+        ("partition", pa.int64()),
+        ("offset", pa.int64()),
+        ("value", pa.binary()),
+        ("key", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("timestamp", pa.int64()),
+        ("output_partition", pa.int32()),
+    ]
+)
+
+
+class Transaction:
+    """Keeps the records that are sent."""
+
+    def __init__(self) -> None:
+        self.records: list[UnnamedRecord] = []
+
+    def send_many(self, _: str, records: Iterable[UnnamedRecord]) -> int:
+        """Keep records."""
+        before = len(self.records)
+        self.records += records
+        return len(self.records) - before
+
+
+def batch(*rows: Sequence[Any]) -> pa.RecordBatch:
+    """Return a batch of rows; the columns that they lack are null."""
+    full = [(*row, *([None] * (len(SCHEMA) - len(row)))) for row in rows]
+    return pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in full], SCHEMA)
+
+
+def sent(rows: _ArrowRows, partition: int) -> list[UnnamedRecord]:
+    """Return the records of a partition."""
+    transaction: Any = Transaction()
+    assert rows.send(transaction, "t", part(partition, 0, 1)) == len(transaction.records)
+    return transaction.records  # type: ignore[no-any-return]
+
+
+def test_batches_are_cut_where_a_range_ends() -> None:
+    """A range may take several batches, and a batch may have several ranges. Empty batches are passed over."""
+    rows = _ArrowRows(
+        [
+            batch(),
+            batch((0, 0, b"a"), (0, 1, b"b")),
+            batch((0, 2, b"c"), (3, 0, b"d"), (7, 0, b"e")),
+            batch(),
+            batch((7, 1, b"f")),
+        ]
+    )
+    assert rows.partition == 0
+    assert [record[0] for record in sent(rows, 0)] == [b"a", b"b", b"c"]
+    assert rows.partition == 3
+    rows.skip(3)
+    assert rows.partition == 7
+    assert [record[0] for record in sent(rows, 7)] == [b"e", b"f"]
+    assert rows.partition is None
+    assert sent(rows, 9) == []
+
+
+def test_a_batch_without_rows_is_none() -> None:
+    """A task without rows has nothing to do."""
+    assert _ArrowRows([]).partition is None
+    assert _ArrowRows([batch(), batch()]).partition is None
+
+
+def test_nulls_are_the_clients_own_values() -> None:
+    """A record without partition and time gets those of the client. Headers stay apart from those of other records."""
+    rows = _ArrowRows(
+        [
+            batch(
+                (0, 0, b"a", b"k", [{"key": "h", "value": b"1"}, {"key": "h", "value": None}], 5, 2),
+                (0, 1, None, None, None, None, None),
+                (0, 2, b"", b"", [], 6, 0),
+                (1, 3, b"b", None, [{"key": "", "value": b"2"}], None, 1),
+            ),
+            batch((1, 4, b"c")),
+        ]
+    )
+    assert sent(rows, 0) == [
+        (b"a", b"k", 2, 5, [("h", b"1"), ("h", None)]),
+        (None, None, -1, 0, None),
+        (b"", b"", 0, 6, []),
+    ]
+    assert sent(rows, 1) == [(b"b", None, 1, 0, [("", b"2")]), (b"c", None, -1, 0, None)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (0, 0, b"a", None, [{"key": "h", "value": b"1"}, {"key": None, "value": b"1"}]),
+        (0, 0, b"a", None, None, 0),
+        (0, 0, b"a", None, None, -1),
+        (0, 0, b"a", None, None, None, -1),
+    ],
+)
+def test_what_the_client_would_change_is_refused(row: Sequence[Any]) -> None:
+    """The driver then finds the record and names it."""
+    with pytest.raises(RecordRejectedError):
+        sent(_ArrowRows([batch((0, 0, b"fine", None, None, 7, 0)), batch((0, 0, b"fine"), row)]), 0)
