@@ -46,7 +46,16 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "pipes",
         "record_search",
     ),
-    "spark": ("avro_*", "decoding*", "executors", "failing_records", "record_search", "session_settings", "spark_*"),
+    "spark": (
+        "avro_*",
+        "decoding*",
+        "executor*",
+        "failing_records",
+        "record_search",
+        "session_settings",
+        "spark_*",
+        "task_secret",
+    ),
     "sinks": (
         "column_names",
         "file_formats",

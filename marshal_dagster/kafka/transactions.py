@@ -239,7 +239,7 @@ class Transaction:
             self._poll(0)
 
     def send_many(self, topic: str, records: Iterable[UnnamedRecord]) -> int:
-        """Send many records fast. They have no names, so an error does not tell which record was rejected.
+        """Send many records fast. They have no names, so an error does not name the rejected record.
 
         Args:
             topic: The topic.

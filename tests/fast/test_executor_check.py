@@ -60,7 +60,7 @@ def test_packages_that_are_there_are_looked_for_once() -> None:
     ],
 )
 def test_what_is_missing_is_one_line(error: Exception | None, expected: str) -> None:
-    """The line says what to do. The next batch is checked again."""
+    """The line names a remedy. The next batch is checked again."""
     session: Any = Session(error)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=expected):

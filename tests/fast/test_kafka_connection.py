@@ -416,14 +416,15 @@ def test_a_detached_connection_needs_no_file_and_no_variable(tmp_path: Path, mon
     for name, text in texts.items():
         (tmp_path / name).write_text(f"{text}\n")
     monkeypatch.setenv("SOME_VALUE", "7")
-    connection = KafkaConnection(
-        bootstrap_servers="kafka-1:9092",
-        security_protocol="SASL_SSL",
-        sasl_mechanism="PLAIN",
-        username="ann",
-        client_settings={"socket.send.buffer.bytes": "env:SOME_VALUE"},
+    settings: dict[str, Any] = {
+        "bootstrap_servers": "kafka-1:9092",
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "PLAIN",
+        "username": "ann",
+        "client_settings": {"socket.send.buffer.bytes": "env:SOME_VALUE"},
         **{name: str(tmp_path / name) for name in texts},
-    )
+    }
+    connection = KafkaConnection.from_settings(settings)
     before = repr(connection)
     detached = pickle.loads(pickle.dumps(connection.detached()))  # noqa: S301 - our own bytes
     for name in texts:

@@ -37,8 +37,8 @@ from marshal_dagster.sinks import KafkaSink, NewGeneration, WriteResult
 from marshal_dagster.sinks.conformance import Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
 from marshal_dagster.sinks.kafka.notes import PositionNote
+from marshal_dagster.sinks.kafka.range_write import Place
 from marshal_dagster.sinks.kafka.records import Record, check_record_columns
-from marshal_dagster.sinks.kafka.sink import Place
 from tests.kafka_outputs import FakeKafkaSink, FakeRecords
 from tests.sink_conformance import shared
 from tests.sink_kit import ALL_CASES, GROUP_CHECKS, following

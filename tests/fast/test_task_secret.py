@@ -37,7 +37,7 @@ class Session:
 
 
 def test_a_broadcast_has_one_share_and_the_function_the_other() -> None:
-    """Neither contains a word of the secret, and together they give it. The broadcast is deleted afterwards."""
+    """Neither contains a part of the secret, and together they give it. The broadcast is deleted afterwards."""
     session: Any = Session()
     with task_secret(session, SECRET) as secret:
         (broadcast,) = session.made

@@ -14,11 +14,11 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.errors import (
@@ -36,6 +36,7 @@ from marshal_dagster.kafka.topic_creation import create_and_warn
 from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.kafka.notes import GroupsNote, PositionNote
+from marshal_dagster.sinks.kafka.range_write import Place, RecordQueue, Step
 from marshal_dagster.sinks.kafka.records import TIMESTAMP, FrameRecords, Record, check_record_columns, evaluated
 from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.sink import (
@@ -99,23 +100,6 @@ class NewGeneration(StrEnum):
     """Append the new records after the old ones, which stay in the topic."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The id of the output topic, a reader of its notes, and an admin client of its cluster."""
-
-    topic_id: str
-    notes: "NotesReader"
-    topics: "Topics"
-
-
-class Step(StrEnum):
-    """What a writer has done with a range that it wrote."""
-
-    TAKEN = "taken"
-    APPENDED = "appended"
-    """The records follow those of an older generation."""
-
-
 class RowWriter(StrEnum):
     """The processes that send the records to Kafka."""
 
@@ -123,14 +107,6 @@ class RowWriter(StrEnum):
     """The tasks of Spark, each with the ranges that it has."""
     DRIVER = "driver"
     """The process of the run. All records pass through it."""
-
-
-class RecordQueue(Protocol):
-    """The records of one or more ranges."""
-
-    def send(self, transaction: "Transaction", topic: str, wanted: ClaimedRange) -> int:
-        """Send the records of a range, and return their number."""
-        ...
 
 
 class _Queue:
@@ -488,7 +464,7 @@ class KafkaSink(Steps):
         place: Place,
         wanted: ClaimedRange,
         count: int,
-        queue: "RecordQueue",
+        queue: RecordQueue,
         before_commit: BeforeCommit,
         *,
         sends_alone: bool = False,
@@ -519,7 +495,7 @@ class KafkaSink(Steps):
             self._reached("committed")
         return Step.APPENDED if before is not None and before.covers(wanted, place.topic_id) else Step.TAKEN
 
-    def _send(self, transaction: "Transaction", queue: "RecordQueue", wanted: ClaimedRange, count: int) -> None:
+    def _send(self, transaction: "Transaction", queue: RecordQueue, wanted: ClaimedRange, count: int) -> None:
         sent = queue.send(transaction, self.topic, wanted)
         transaction.flush()
         if sent != count:

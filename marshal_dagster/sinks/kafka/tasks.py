@@ -3,7 +3,7 @@
 The driver evaluates the rows, and checks the claims and the data topic. A task then fences all earlier writers of its
 range's partition, reads the newest note, and judges the range by it, as the driver would. So a claim that is lost in
 between adds nothing: the next owner writes the same range, and whichever writer is later finds it done
-(docs/decisions/0017-written-by-executors.md).
+(docs/decisions/0017-kafka-records-from-tasks.md).
 """
 
 import pickle
@@ -25,8 +25,8 @@ from marshal_dagster.kafka.transactions import (
 )
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.kafka.notes import new_attempt
+from marshal_dagster.sinks.kafka.range_write import Place, RangeSink, Step
 from marshal_dagster.sinks.kafka.records import REPLACED_TIMES, FrameRecords
-from marshal_dagster.sinks.kafka.sink import KafkaSink, Place, Step
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
 
@@ -61,7 +61,7 @@ _STEPS: Final[Mapping[_Outcome, Step | None]] = {
 
 
 def write_in_tasks(
-    sink: KafkaSink, place: Place, counts: Mapping[ClaimedRange, int], records: FrameRecords
+    sink: RangeSink, place: Place, counts: Mapping[ClaimedRange, int], records: FrameRecords
 ) -> dict[ClaimedRange, Step | None]:
     """Write the ranges from Spark's tasks.
 
@@ -127,7 +127,7 @@ class _Result:
             }
         )
 
-    def check(self, sink: KafkaSink) -> None:
+    def check(self, sink: RangeSink) -> None:
         """Raise the error that the task had."""
         if self.outcome is _Outcome.FENCED:
             raise sink._fenced_error(self.range_, self.took_s)
@@ -155,7 +155,7 @@ def _arrow_batches(spark: "SparkSession", largest: int) -> Iterator[None]:
 class _RangeTask:
     """The function that each Spark task runs on the rows of its ranges. It yields a result for each range."""
 
-    sink: KafkaSink
+    sink: RangeSink
     topic_id: str
     notes: Mapping[str, bytes]
     next_offset: int
@@ -173,13 +173,13 @@ class _RangeTask:
                 yield result.to_arrow()
 
     @contextmanager
-    def _place(self) -> Iterator[tuple[KafkaSink, Place]]:
+    def _place(self) -> Iterator[tuple[RangeSink, Place]]:
         sink = self.sink._with_connection(pickle.loads(self.connection.value()))  # noqa: S301 - the driver's own bytes
         with sink._notes_reader() as (topics, notes):
             notes.resume(self.notes, self.next_offset)
             yield sink, Place(self.topic_id, notes, topics)
 
-    def _results(self, sink: KafkaSink, place: Place, rows: "_ArrowRows") -> Iterator[_Result]:
+    def _results(self, sink: RangeSink, place: Place, rows: "_ArrowRows") -> Iterator[_Result]:
         ranges = {range_.partition: range_ for range_ in self.counts}
         while rows.partition is not None:
             wanted = ranges[rows.partition]
@@ -189,7 +189,7 @@ class _RangeTask:
                 return
             rows.skip(wanted.partition)
 
-    def _write(self, sink: KafkaSink, place: Place, wanted: ClaimedRange, rows: "_ArrowRows") -> _Result:
+    def _write(self, sink: RangeSink, place: Place, wanted: ClaimedRange, rows: "_ArrowRows") -> _Result:
         try:
             step = sink._write(place, wanted, self.counts[wanted], rows, lambda: None, attempt=self.attempt)
         except ProducerFencedError as fenced:
