@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import psycopg
+import pymysql
 from psycopg import sql
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink
+from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, MariaDBSink, PostgresSink
 from tests.sink_conformance import Frame, Output, Row, intervals
 
 TYPES = {"partition": IntegerType(), "offset": LongType(), "value": StringType()}
@@ -235,6 +237,74 @@ class PostgresOutput(FakeOutput):
                 )
             )
             return sorted(found.fetchall())
+
+    def sweep(self) -> None:
+        """Do nothing, because the server rolls back what was not committed."""
+
+
+class FakeLiteralRows(FakeCopyRows):
+    """Rows as lists of SQL literals, without Spark."""
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        for row in self.rows:
+            yield row["partition"], ",".join(map(literal, row.values()))
+
+
+def literal(value: object) -> str:
+    """Return a value as an SQL literal."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'").replace("\0", "\\0")
+    return f"'{escaped}'"
+
+
+class FakeMariaDBSink(MariaDBSink):
+    """A MariaDB sink that gets its rows without Spark."""
+
+    @contextmanager
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeLiteralRows]:
+        yield FakeLiteralRows([row for row in frame.rows if row["partition"] not in done])
+
+
+class MariaDBOutput(FakeOutput):
+    """A table in a database of its own that is written without Spark."""
+
+    steps: ClassVar[Sequence[str]] = POSTGRES_STEPS
+    racing_step: ClassVar[str] = "copied"
+
+    def __init__(self, server: str, schema: str, *, create: bool = True) -> None:
+        self.server, self.schema = server, schema
+        self.dsn = f"{server}/{schema}"
+        if create:
+            self.execute(f"CREATE DATABASE {schema}", database=None)
+            MariaDBSink(self.dsn, TABLE).create_tables(self.frame([]).schema)
+
+    def execute(self, *statements: str, database: str | None = "") -> list[tuple[Any, ...]]:
+        """Run statements in the output's database, and return the rows of the last one."""
+        place = urlsplit(self.server)
+        connection = pymysql.connect(
+            host=place.hostname,
+            port=place.port,
+            user=place.username,
+            database=self.schema if database == "" else database,
+            autocommit=True,
+        )
+        with connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def sink(self, reached: Callable[[str], None] | None = None) -> MariaDBSink:
+        """Return a sink as another process would have it."""
+        sink = FakeMariaDBSink(self.dsn, TABLE, lock_timeout_s=30)
+        hook(sink, reached)
+        return sink
+
+    def rows(self) -> list[Row]:
+        """Return the rows of the table."""
+        return sorted(self.execute(f"SELECT kafka_partition, coalesce(kafka_offset, -1), value FROM {TABLE}"))  # noqa: S608
 
     def sweep(self) -> None:
         """Do nothing, because the server rolls back what was not committed."""

@@ -1,7 +1,7 @@
 """A writer in a process of its own that kills itself at a step, so that none of its code runs afterwards.
 
-Usage: python -m tests.sink_process files|postgres PLACE STEP VALUE RANGES. RANGES is JSON. PLACE is a folder, or a
-connection string and a schema joined by a line feed.
+Usage: python -m tests.sink_process files|postgres|mariadb PLACE STEP VALUE RANGES. RANGES is JSON. PLACE is a
+folder, or a connection string and a schema (for MariaDB a server and a database) joined by a line feed.
 """
 
 import json
@@ -16,15 +16,19 @@ from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.files.commit_log import range_from, range_to
 from tests.conditions import WITHIN_S
 from tests.sink_conformance import deliver
-from tests.sink_outputs import FileOutput, PostgresOutput
+from tests.sink_outputs import FileOutput, MariaDBOutput, PostgresOutput
 
 KILLED = -signal.SIGKILL
 
 
-def write_and_die(output: FileOutput | PostgresOutput, step: str, value: str, ranges: Sequence[ClaimedRange]) -> int:
+def write_and_die(
+    output: FileOutput | PostgresOutput | MariaDBOutput, step: str, value: str, ranges: Sequence[ClaimedRange]
+) -> int:
     """Deliver in another process that dies at `step`, or does not die without one; return its exit code."""
     if isinstance(output, FileOutput):
         kind, place = "files", str(output.path)
+    elif isinstance(output, MariaDBOutput):
+        kind, place = "mariadb", f"{output.server}\n{output.schema}"
     else:
         kind, place = "postgres", f"{output.dsn}\n{output.schema}"
     told = json.dumps([range_to(range_) for range_ in ranges])
@@ -46,12 +50,12 @@ def main(kind: str, place: str, step: str, value: str, told: str) -> None:
         if at == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    output: FileOutput | PostgresOutput
+    output: FileOutput | PostgresOutput | MariaDBOutput
     if kind == "files":
         output = FileOutput(Path(place))
     else:
         dsn, schema = place.split("\n")
-        output = PostgresOutput(dsn, schema, create=False)
+        output = {"postgres": PostgresOutput, "mariadb": MariaDBOutput}[kind](dsn, schema, create=False)
     ranges = [range_from(each) for each in json.loads(told)]
     deliver(output, value, *ranges, sink=output.sink(reached))
 

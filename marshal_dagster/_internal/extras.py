@@ -13,6 +13,7 @@ class Extra(StrEnum):
     SPARK = "spark"
     CONNECT = "connect"
     POSTGRES = "postgres"
+    MARIADB = "mariadb"
     PROTOBUF = "protobuf"
     METRICS = "metrics"
     MSK = "msk"
@@ -27,6 +28,7 @@ MODULES: Final = {
     Extra.SPARK: "pyspark",
     Extra.CONNECT: "grpc_status",
     Extra.POSTGRES: "psycopg",
+    Extra.MARIADB: "pymysql",
     Extra.PROTOBUF: "google.protobuf",
     Extra.METRICS: "opentelemetry.metrics",
     Extra.MSK: "aws_msk_iam_sasl_signer",

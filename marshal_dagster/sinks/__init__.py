@@ -4,7 +4,7 @@
 
 - `sink`: the `Sink` protocol and helpers that all sinks share.
 - `output_groups`: the rule which consumer groups may write to an output.
-- `files.sink`, `database.postgres`, `delta.sink`, `kafka.sink`: the sinks of this library.
+- `files.sink`, `database.postgres`, `database.mariadb`, `delta.sink`, `kafka.sink`: the sinks of this library.
 - `remote`: the sink of a run whose script alone reaches the output.
 - `conformance`: test cases that every sink must pass.
 - `files.commit_log`: the commit log of a file output, which does not need Spark.
@@ -26,6 +26,7 @@ from marshal_dagster.protocol.idempotence import TakenRanges as TakenRanges
 from marshal_dagster.protocol.idempotence import Verdict as Verdict
 from marshal_dagster.protocol.idempotence import judge as judge
 from marshal_dagster.protocol.idempotence import judge_ranges as judge_ranges
+from marshal_dagster.sinks.database.mariadb import MariaDBSink as MariaDBSink
 from marshal_dagster.sinks.database.postgres import PostgresSink as PostgresSink
 from marshal_dagster.sinks.delta.sink import DeltaSink as DeltaSink
 from marshal_dagster.sinks.delta.table import delta_settings as delta_settings

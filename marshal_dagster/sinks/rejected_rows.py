@@ -74,17 +74,19 @@ def text_check(schema: "StructType", *, refuse_nul: bool) -> RowCheck:
         schema: The schema of the rows.
         refuse_nul: Whether strings with a NUL character are refused, as PostgreSQL does.
     """
+    return row_check(schema, text_problems(schema, refuse_nul=refuse_nul))
+
+
+def text_problems(schema: "StructType", *, refuse_nul: bool) -> "list[tuple[str, str, Column]]":
+    """Return the problems of strings for `row_check` (`text_check`)."""
     texts = text_kinds()
     reasons = ((NOT_UTF8, is_not_utf8), (NUL, has_nul)) if refuse_nul else ((NOT_UTF8, is_not_utf8),)
-    return row_check(
-        schema,
-        [
-            (column.name, reason, any_value(f.col(quoted(column.name)), column.dataType, texts, is_bad))
-            for column in schema.fields
-            if holds(column.dataType, texts)
-            for reason, is_bad in reasons
-        ],
-    )
+    return [
+        (column.name, reason, any_value(f.col(quoted(column.name)), column.dataType, texts, is_bad))
+        for column in schema.fields
+        if holds(column.dataType, texts)
+        for reason, is_bad in reasons
+    ]
 
 
 def row_check(schema: "StructType", problems: "Sequence[tuple[str, str, Column]]") -> RowCheck:

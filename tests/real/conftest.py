@@ -19,7 +19,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import WITHIN_S
 from tests.real.services import ended_services, stop_left_running, watched
-from tests.real.spark_fixtures import driver, filled, hdfs, interpreted, postgres, spark  # noqa: F401 - fixtures
+from tests.real.spark_fixtures import driver, filled, hdfs, interpreted, mariadb, postgres, spark  # noqa: F401 - fixtures
 from tests.spark_archive import start_spark_quickly
 
 FOLDER = Path(__file__).parent

@@ -132,3 +132,15 @@ def postgres() -> Iterator[str]:
             pid = int((data / "postmaster.pid").read_text().partition("\n")[0])
             with watched("PostgreSQL", pid, data / "log"):
                 yield server.get_uri()
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[str]:
+    """The URL of the suite's MariaDB, which is stopped and removed at the end."""
+    from tests.real.mariadb_server import running_mariadb
+
+    with (
+        tempfile.TemporaryDirectory(prefix="marshal-mariadb-", ignore_cleanup_errors=True) as folder,
+        running_mariadb(Path(folder)) as url,
+    ):
+        yield url

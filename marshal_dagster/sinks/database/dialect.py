@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
+from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.rejected_rows import RejectedRow
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals
@@ -37,6 +38,10 @@ Connection = TypeVar("Connection")
 
 class LocksOutdatedError(Exception):
     """The transaction is to begin again, because another writer has changed the state that it started from."""
+
+
+class TransactionConflictError(UnavailableError):
+    """The database ended the transaction because of another one, such as by a deadlock; it can begin again at once."""
 
 
 class LockMode(Enum):
@@ -252,6 +257,8 @@ class Dialect(ABC, Generic[Connection]):
     """What an INSERT of positions ends with, so that existing ones are kept."""
     delete_statement: str = f"DELETE FROM {{rows}} WHERE {IS_OLDER}"
     """Deletes the rows of older generations at the offsets in `marshal_offsets`."""
+    count_statement: str = f"SELECT count(*) FROM {{rows}} WHERE {IS_OLDER}"
+    """Counts these rows."""
 
     def __init__(self, schema: str, table: str) -> None:
         """Store the names.
@@ -301,9 +308,13 @@ class Dialect(ABC, Generic[Connection]):
         listed = ", ".join(str(int(number)) for number in numbers)
         return Fragment(f"({expression} IN ({listed}))" if listed else "(1 = 0)")
 
-    def update_from(self, table: str, alias: str, given: str, assignments: str, condition: str) -> str:
-        """Return the UPDATE of the rows of `table` that match a row of the relation `given`."""
-        return f"UPDATE {table} AS {alias} SET {assignments} FROM {given} WHERE {condition}"
+    def update_from(self, table: str, alias: str, given: str, assignments: Mapping[str, str], condition: str) -> str:
+        """Return the UPDATE of the rows of `table` that match a row of the relation `given`.
+
+        The expressions of `assignments`, by column, all see the values from before the update.
+        """
+        assigned = ", ".join(f"{column} = {expression}" for column, expression in assignments.items())
+        return f"UPDATE {table} AS {alias} SET {assigned} FROM {given} WHERE {condition}"
 
     @abstractmethod
     def lock_topic(self, connection: Connection, topic: str, *, shared: bool) -> None:
@@ -404,10 +415,7 @@ class Dialect(ABC, Generic[Connection]):
             )
         given = self.ranges("w", wanted, "partition", "data_topic_id", "generation")
         self.execute(connection, self.delete_statement, key, wanted=given)
-        ((left,),) = self.execute(
-            connection, f"SELECT count(*) FROM {{rows}} WHERE {IS_OLDER}", key, wanted=given
-        ).fetchall()
-        self.execute(connection, "DROP TABLE marshal_offsets")
+        ((left,),) = self.execute(connection, self.count_statement, key, wanted=given).fetchall()
         return int(left)
 
     # Statements

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.caching import persisted, without_partitions
-from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
+from marshal_dagster.sinks.rejected_rows import RejectedRow, RowCheck, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.column_names import check_nested_names
 from marshal_dagster.spark.lazy_pyspark import functions as f
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CHARACTERS_AT_ONCE = 4 * 1024 * 1024
 NULL = "\\N"
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
-_JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}  # the time zone is for times in variants
+JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}  # the time zone is for times in variants
 _SECOND_US = 1_000_000
 _DAY_US = 86_400 * _SECOND_US
 
@@ -61,11 +61,11 @@ def postgres_type(name: str, data_type: "DataType") -> str:
         )
     if target == "jsonb":
         check_nested_names(name, data_type, case_sensitive=True)
-        _check_keys(name, data_type)
+        check_keys(name, data_type)
     return target
 
 
-def _check_keys(name: str, data_type: "DataType") -> None:
+def check_keys(name: str, data_type: "DataType") -> None:
     """Raise `ConfigurationError` for maps whose keys cannot be converted to JSON strings unchanged."""
     if isinstance(data_type, t.MapType):
         key = data_type.keyType
@@ -74,12 +74,12 @@ def _check_keys(name: str, data_type: "DataType") -> None:
                 f"column {name!r} has maps with keys of type {key.simpleString()}, which cannot be keys in JSON. Cast "
                 "the keys to string"
             )
-        _check_keys(name, data_type.valueType)
+        check_keys(name, data_type.valueType)
     elif isinstance(data_type, t.ArrayType):
-        _check_keys(name, data_type.elementType)
+        check_keys(name, data_type.elementType)
     elif isinstance(data_type, t.StructType):
         for column in data_type.fields:
-            _check_keys(f"{name}.{column.name}", column.dataType)
+            check_keys(f"{name}.{column.name}", column.dataType)
 
 
 def copy_line(schema: "StructType", names: Sequence[str]) -> "Column":
@@ -95,15 +95,15 @@ def _text(name: str, data_type: "DataType") -> Callable[["Column"], "Column"]:
     if target == "bytea":
         return lambda column: f.concat(f.lit("\\\\x"), f.hex(column))
     if target == "jsonb":
-        return lambda column: _escaped(f.to_json(_with_times_as_text(column, data_type), _JSON_OPTIONS))
-    return _decimal_text if isinstance(data_type, t.DecimalType) else _TIMES.get(target, _plain_text)
+        return lambda column: _escaped(f.to_json(with_times_as_text(column, data_type), JSON_OPTIONS))
+    return decimal_text if isinstance(data_type, t.DecimalType) else _TIMES.get(target, _plain_text)
 
 
 def _plain_text(column: "Column") -> "Column":
     return column.cast("string")
 
 
-def _decimal_text(number: "Column") -> "Column":
+def decimal_text(number: "Column") -> "Column":
     """Render a number with all its digits. Without ANSI mode, a cast would render small numbers and zeros as `0E-7`."""
     text = number.cast("string")
     digits = f.translate(f.substring_index(text, "E-", 1), "-.", "")
@@ -121,18 +121,18 @@ def _escaped(column: "Column") -> "Column":
 
 def _date_text(date: "Column") -> "Column":
     """Render a date as PostgreSQL parses it, independent of the Spark session's settings."""
-    return f.concat(_day(date), _era(date))
+    return f.concat(day_text(date), _era(date))
 
 
 def _timestamp_text(instant: "Column") -> "Column":
     """Render an instant in UTC from its number of microseconds, independent of the session's time zone."""
-    date, time = _in_utc(instant)
-    return f.concat(_day(date), f.lit(" "), _time(time), f.lit("+00"), _era(date))
+    date, time = in_utc(instant)
+    return f.concat(day_text(date), f.lit(" "), time_text(time), f.lit("+00"), _era(date))
 
 
 def _local_timestamp_text(local: "Column") -> "Column":
-    date, time = _parts(local)
-    return f.concat(_day(date), f.lit(" "), _time(time), _era(date))
+    date, time = parts_of(local)
+    return f.concat(day_text(date), f.lit(" "), time_text(time), _era(date))
 
 
 _TIMES: "Mapping[str, Callable[[Column], Column]]" = {
@@ -142,21 +142,22 @@ _TIMES: "Mapping[str, Callable[[Column], Column]]" = {
 }
 
 
-def _in_utc(instant: "Column") -> "tuple[Column, Column]":
+def in_utc(instant: "Column") -> "tuple[Column, Column]":
     """Return the date in UTC and the microseconds since that day's midnight."""
     micros = f.unix_micros(instant)
     days = f.call_function("div", micros, f.lit(_DAY_US)) - (micros % _DAY_US < 0).cast("bigint")
     return f.date_from_unix_date(days.cast("int")), f.pmod(micros, f.lit(_DAY_US))
 
 
-def _parts(local: "Column") -> "tuple[Column, Column]":
+def parts_of(local: "Column") -> "tuple[Column, Column]":
     """Return the date and the microseconds since that day's midnight."""
     second_us = (f.extract(f.lit("SECOND"), local) * _SECOND_US).cast("bigint")
     minutes = (f.hour(local) * 60 + f.minute(local)).cast("bigint")
     return local.cast("date"), minutes * (60 * _SECOND_US) + second_us
 
 
-def _day(date: "Column") -> "Column":
+def day_text(date: "Column") -> "Column":
+    """Render a date with the year of its era, of four digits or more."""
     year = f.year(date)
     of_era = f.when(year > 0, year).otherwise(1 - year)
     return _with_month_and_day(of_era, date)
@@ -172,7 +173,9 @@ def _era(date: "Column") -> "Column":
     return f.when(f.year(date) > 0, f.lit("")).otherwise(f.lit(" BC"))
 
 
-def _time(micros: "Column") -> "Column":
+def time_text(micros: "Column") -> "Column":
+    """Render a time of day, given in microseconds since midnight."""
+
     def digits(unit_us: int, many: int, width: int) -> "Column":
         return _padded(f.call_function("div", micros, f.lit(unit_us)) % many, width)
 
@@ -185,7 +188,7 @@ def _padded(number: "Column", width: int) -> "Column":
     return f.lpad(number.cast("string"), width, "0")
 
 
-def _with_times_as_text(value: "Column", data_type: "DataType") -> "Column":
+def with_times_as_text(value: "Column", data_type: "DataType") -> "Column":
     """Return `value` with its dates and times as ISO 8601 strings for `to_json`, instants in UTC.
 
     What `to_json` itself renders depends on the session's time zone and settings, and has no microseconds.
@@ -193,20 +196,20 @@ def _with_times_as_text(value: "Column", data_type: "DataType") -> "Column":
     if isinstance(data_type, t.DateType):
         return _iso_date(value)
     if isinstance(data_type, t.TimestampType):
-        date, time = _in_utc(value)
-        return f.concat(_iso_date(date), f.lit("T"), _time(time), f.lit("Z"))
+        date, time = in_utc(value)
+        return f.concat(_iso_date(date), f.lit("T"), time_text(time), f.lit("Z"))
     if isinstance(data_type, t.TimestampNTZType):
-        date, time = _parts(value)
-        return f.concat(_iso_date(date), f.lit("T"), _time(time))
+        date, time = parts_of(value)
+        return f.concat(_iso_date(date), f.lit("T"), time_text(time))
     if not _has_time(data_type):
         return value
     if isinstance(data_type, t.ArrayType):
-        return f.transform(value, lambda item: _with_times_as_text(item, data_type.elementType))
+        return f.transform(value, lambda item: with_times_as_text(item, data_type.elementType))
     if isinstance(data_type, t.MapType):
-        keys = f.transform_keys(value, lambda key, _: _with_times_as_text(key, data_type.keyType))
-        return f.transform_values(keys, lambda _, item: _with_times_as_text(item, data_type.valueType))
+        keys = f.transform_keys(value, lambda key, _: with_times_as_text(key, data_type.keyType))
+        return f.transform_values(keys, lambda _, item: with_times_as_text(item, data_type.valueType))
     fields = [
-        _with_times_as_text(value.getField(column.name), column.dataType).alias(column.name)
+        with_times_as_text(value.getField(column.name), column.dataType).alias(column.name)
         for column in data_type.fields  # type: ignore[attr-defined] # a struct
     ]
     return f.when(value.isNotNull(), f.struct(*fields))
@@ -255,14 +258,21 @@ class FrameLines:
 @contextmanager
 def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
     """Evaluate `frame` once on the executors, without the rows of the partitions `done`, and yield its lines."""
+    line, check = copy_line(frame.schema, frame.columns), text_check(frame.schema, refuse_nul=True)
+    with evaluated_lines(frame, done, line, check) as lines:
+        yield lines
+
+
+@contextmanager
+def evaluated_lines(frame: "DataFrame", done: Sequence[int], line: "Column", check: RowCheck) -> Iterator[FrameLines]:
+    """Evaluate `frame` once, with each row as `line`, and yield the lines and the first row that fails `check`."""
     partition = f.col(PARTITION_COLUMN)
     has_offset = f.col(OFFSET_COLUMN).isNotNull() if OFFSET_COLUMN in frame.columns else f.lit(False)  # noqa: FBT003
-    texts = text_check(frame.schema, refuse_nul=True)
     rendered = without_partitions(frame, done).select(
         partition.alias("partition"),
-        copy_line(frame.schema, frame.columns).alias("line"),
+        line.alias("line"),
         has_offset.alias("has_offset"),
-        texts.problem.alias("problem"),
+        check.problem.alias("problem"),
     )
     with persisted(rendered) as lines:
         totals = (
@@ -273,7 +283,7 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
         yield FrameLines(
             counts={row[0]: row[1] for row in totals},
             all_have_offsets=all(row[3] for row in totals),
-            rejected=texts.first((row[0], row[4]) for row in totals),
+            rejected=check.first((row[0], row[4]) for row in totals),
             _lines=lines.select("partition", "line"),
             _size=sum(row[2] for row in totals),
         )

@@ -306,13 +306,17 @@ class RangeTables(Generic[Connection]):
         """Set the position, the generation and the fencing token of each range's partition."""
         if not taken:
             return
-        assignments = (
-            "coordination_topic_id = w.coordination_topic_id, data_topic_id = w.data_topic_id, epoch = w.epoch, "
-            "position = CASE WHEN NOT w.in_any_order THEN w.end_offset "
-            "WHEN p.generation = w.generation THEN p.position END, "
-            "version = CASE WHEN w.in_any_order THEN %(version)s WHEN p.generation = w.generation THEN p.version "
-            "ELSE %(in_order)s END, generation = w.generation, changed_at = CURRENT_TIMESTAMP"
-        )
+        assignments = {
+            "coordination_topic_id": "w.coordination_topic_id",
+            "data_topic_id": "w.data_topic_id",
+            "generation": "w.generation",
+            "epoch": "w.epoch",
+            "position": "CASE WHEN NOT w.in_any_order THEN w.end_offset "
+            "WHEN p.generation = w.generation THEN p.position END",
+            "version": "CASE WHEN w.in_any_order THEN %(version)s WHEN p.generation = w.generation THEN p.version "
+            "ELSE %(in_order)s END",
+            "changed_at": "CURRENT_TIMESTAMP",
+        }
         condition = (
             "p.output = %(output)s AND p.member_group = %(member_group)s AND p.topic = %(topic)s "
             'AND p."partition" = w."partition"'

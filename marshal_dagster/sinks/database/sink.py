@@ -27,6 +27,7 @@ from marshal_dagster.sinks.database.dialect import (
     EvaluatedRows,
     LockMode,
     LocksOutdatedError,
+    TransactionConflictError,
     column_names,
 )
 from marshal_dagster.sinks.database.ranges import RangeTables, may_share_lock
@@ -48,6 +49,9 @@ from marshal_dagster.spark.lazy_pyspark import types as t
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+_MOST_CONFLICTS = 10
+"""How often a write begins again after a conflict with another transaction."""
 
 _Connection_contra = TypeVar("_Connection_contra", contravariant=True)
 
@@ -261,6 +265,7 @@ class DatabaseSink(Steps, Generic[Connection]):
     ) -> tuple[ClaimedRange, ...]:
         """Write, in one transaction, those of `wanted` that no other writer has written meanwhile."""
         read: Mapping[int, Intervals] | None = None
+        conflicts = 0
         while True:
             try:
                 with self._transaction() as connection:
@@ -269,6 +274,10 @@ class DatabaseSink(Steps, Generic[Connection]):
                 read = offsets_read()
             except LocksOutdatedError:
                 continue
+            except TransactionConflictError:
+                conflicts += 1
+                if conflicts > _MOST_CONFLICTS:
+                    raise
 
     def _take_in(
         self,
