@@ -67,6 +67,15 @@ chromium:
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >build/chromium.log; } || { \
 		echo "Chromium is needed, but was not found: install it, or set CHROMIUM=..." >&2; exit 1; }
 
+# Installs MariaDB's server in the same way. Debian's small package has no service, so nothing is started.
+.PHONY: mariadb
+mariadb:
+	@mkdir -p build
+	@[ -x "$${MARIADBD:-/nowhere}" ] || command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing MariaDB" && apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends mariadb-server-core >build/mariadb.log; } || { \
+		echo "MariaDB's server is needed, but was not found: install mariadb-server-core, or set MARIADBD=..." >&2; exit 1; }
+
 # Each worker starts its own Kafka and Spark once, for all files that it runs. There are three workers for the two cores of a
 # small machine, because tests often wait for leases. tests/real/conftest.py sets the order of the files: sorted by their number
 # of tests, files with a single long test would run last. A worker that crashes ends the run, because pytest-xdist 3.8 would wait
@@ -87,7 +96,7 @@ TESTED_OUTBOX_SEEDS := 2500
 TESTED_FUZZ_SECONDS := 20
 
 .PHONY: test
-test: java $(READY) ## runs all tests, or those of a part: PART=sinks (the fast ones, then those with real services)
+test: java mariadb $(READY) ## runs all tests, or those of a part: PART=sinks (the fast ones, then those with real services)
 	$(BIN)/pytest -n auto --dist worksteal --junitxml build/fast-tests.xml $(call tests_in,fast)
 	$(if $(call in_part,coordination batches),$(BIN)/python -m tests.simulator --seeds $(TESTED_SEEDS))
 	$(if $(call in_part,outbox),$(BIN)/python -m tests.outbox_simulator --seeds $(TESTED_OUTBOX_SEEDS))
@@ -99,7 +108,7 @@ test-fast: $(READY) ## runs the tests that need neither Java nor a service, exce
 	$(BIN)/pytest -n auto --dist worksteal -m "not thorough" $(call tests_in,fast)
 
 .PHONY: test-real
-test-real: java $(READY) ## runs the tests with real services, which they start and stop themselves
+test-real: java mariadb $(READY) ## runs the tests with real services, which they start and stop themselves
 	$(REAL_TESTS)
 
 ROUNDS ?= 20

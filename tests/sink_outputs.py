@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import psycopg
-import pymysql
 from psycopg import sql
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
@@ -93,7 +92,9 @@ class FakeFileSink(FileSink):
         return intervals({(row["partition"], row["offset"]) for row in rows if row["offset"] is not None})
 
 
-def hook(sink: DeltaSink | FileSink | PostgresSink | KafkaSink, reached: Callable[[str], None] | None) -> None:
+def hook(
+    sink: DeltaSink | FileSink | PostgresSink | MariaDBSink | KafkaSink, reached: Callable[[str], None] | None
+) -> None:
     """Make the sink call `reached` at each step."""
     if reached is not None:
         sink._reached = reached  # type: ignore[method-assign,assignment]
@@ -202,7 +203,7 @@ class FakePostgresSink(PostgresSink):
     """A Postgres sink that gets its rows without Spark."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:  # type: ignore[override]
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:
         yield FakeCopyRows([row for row in frame.rows if row["partition"] not in done])
 
 
@@ -283,6 +284,8 @@ class MariaDBOutput(FakeOutput):
 
     def execute(self, *statements: str, database: str | None = "") -> list[tuple[Any, ...]]:
         """Run statements in the output's database, and return the rows of the last one."""
+        import pymysql
+
         place = urlsplit(self.server)
         connection = pymysql.connect(
             host=place.hostname,

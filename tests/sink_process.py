@@ -55,7 +55,8 @@ def main(kind: str, place: str, step: str, value: str, told: str) -> None:
         output = FileOutput(Path(place))
     else:
         dsn, schema = place.split("\n")
-        output = {"postgres": PostgresOutput, "mariadb": MariaDBOutput}[kind](dsn, schema, create=False)
+        database = MariaDBOutput if kind == "mariadb" else PostgresOutput
+        output = database(dsn, schema, create=False)
     ranges = [range_from(each) for each in json.loads(told)]
     deliver(output, value, *ranges, sink=output.sink(reached))
 

@@ -14,6 +14,8 @@ from marshal_dagster._internal.extras import MODULES, Extra, has_extra
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.token_callbacks import aws_msk_iam_callback
+from marshal_dagster.sinks import MariaDBSink
+from marshal_dagster.sinks.conformance.target import part
 from marshal_dagster.spark.connect_session import connect
 from marshal_dagster.spark.decoding import SchemaFiles, decode_protobuf
 from marshal_dagster.spark.session import start_session
@@ -59,6 +61,7 @@ USES: dict[Extra, Callable[[], object]] = {
     Extra.SPARK: lambda: start_session({"spark.master": "local"}),
     Extra.CONNECT: lambda: connect("sc://127.0.0.1:1"),
     Extra.POSTGRES: lambda: Database("postgresql://127.0.0.1:1/none").connect(),
+    Extra.MARIADB: lambda: MariaDBSink("mariadb://127.0.0.1:1/none", "t").verdicts([part(0, 0, 1)]),
     Extra.PROTOBUF: _decode,
     Extra.MSK: lambda: aws_msk_iam_callback("eu-central-1", None, None),
 }

@@ -12,11 +12,8 @@ from tests.conditions import WITHIN_S, wait_until
 from tests.sink_conformance import (
     AnyOrderConformance,
     CrashConformance,
-    HistoryConformance,
     KillConformance,
     Output,
-    ReplacingConformance,
-    SinkConformance,
     deliver,
     part,
     rows_of,
@@ -85,14 +82,6 @@ def is_waiting(output: MariaDBOutput) -> bool:
     return output.execute("SELECT count(*) FROM information_schema.innodb_lock_waits") != [(0,)]
 
 
-class TestTaking(SinkConformance):
-    """Taking, skipping and rejecting ranges."""
-
-
-class TestReplacing(ReplacingConformance):
-    """New generations."""
-
-
 class TestCrashes(CrashConformance):
     """Crashes and races."""
 
@@ -103,7 +92,3 @@ class TestAnyOrder(AnyOrderConformance):
 
 class TestKills(KillConformance):
     """Writers killed by SIGKILL."""
-
-
-class TestHistories(HistoryConformance):
-    """Random histories against a model."""

@@ -9,8 +9,9 @@ from the judgement of their ranges until they commit, also if their ranges come 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.postgres import Secret, check_name
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.sinks.database.dialect import (
@@ -27,7 +28,7 @@ from marshal_dagster.sinks.database.dialect import (
     OwnTable,
     TransactionConflictError,
 )
-from marshal_dagster.sinks.database.mariadb_connection import Server, Timeouts
+from marshal_dagster.sinks.database.mariadb_connection import Connection, Server, Timeouts
 from marshal_dagster.sinks.database.mariadb_rows import InsertedRows, evaluated, is_value_error
 from marshal_dagster.sinks.database.mariadb_types import (
     COLUMNS,
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     import pymysql
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
-
-    Connection = pymysql.connections.Connection[Any]
 
 _LONGEST_TIMEOUT_S: Final = 31_536_000
 _LONGEST_NAME: Final = 64
@@ -89,7 +88,7 @@ _OLDER: Final = """FROM {wanted} STRAIGHT_JOIN {taken} AS t ON t."partition" = w
 """The rows of older generations. The tables are joined in this order, so that an index finds the rows to lock."""
 
 
-class MariaDBSink(DatabaseSink["Connection"]):
+class MariaDBSink(DatabaseSink[Connection]):
     """A sink that writes rows to the table `table` of MariaDB 10.6 or newer, which InnoDB stores.
 
     The table has the frame's columns, with `partition` and `offset` renamed to `kafka_partition` (int) and
@@ -112,7 +111,7 @@ class MariaDBSink(DatabaseSink["Connection"]):
         dsn: str | Secret,
         table: str,
         *,
-        companion: TransactionHook["Connection"] | None = None,
+        companion: TransactionHook[Connection] | None = None,
         connect_timeout_s: float = 10,
         lock_timeout_s: float = 60.0,
         statement_timeout_s: float = 600.0,
@@ -160,7 +159,7 @@ class MariaDBSink(DatabaseSink["Connection"]):
         )
 
 
-class MariaDBDialect(Dialect["Connection"]):
+class MariaDBDialect(Dialect[Connection]):
     """MariaDB 10.6 or newer, with InnoDB."""
 
     # The INSERT of positions has locked each of their rows, also those that exist.
@@ -175,8 +174,9 @@ class MariaDBDialect(Dialect["Connection"]):
         self._server = server
 
     @contextmanager
-    def transaction(self, reached: Callable[[str], None]) -> "Iterator[Connection]":
+    def transaction(self, reached: Callable[[str], None]) -> Iterator[Connection]:
         """Yield a connection with one transaction, which is committed at the end and rolled back after any error."""
+        require_extra(Extra.MARIADB, "MariaDB")
         import pymysql
 
         try:
@@ -232,7 +232,7 @@ class MariaDBDialect(Dialect["Connection"]):
             )
         return ConfigurationError(f"table {self.output}: {said}")
 
-    def run(self, connection: "Connection", statement: str, parameters: Mapping[str, object]) -> Cursor:
+    def run(self, connection: Connection, statement: str, parameters: Mapping[str, object]) -> Cursor:
         """Execute a statement."""
         cursor = connection.cursor()
         cursor.execute(statement, dict(parameters))
@@ -260,7 +260,7 @@ class MariaDBDialect(Dialect["Connection"]):
         assigned = ", ".join(f"{alias}.{column} = {expression}" for column, expression in assignments.items())
         return f"UPDATE {given} STRAIGHT_JOIN {table} AS {alias} ON {condition} SET {assigned}"
 
-    def lock_topic(self, connection: "Connection", topic: str, *, shared: bool) -> None:
+    def lock_topic(self, connection: Connection, topic: str, *, shared: bool) -> None:
         """Lock the topic's row in `marshal_topic_locks`, which is inserted if it is missing."""
         key = {"output": self.output, "topic": topic}
         table = Fragment(self.quoted(self.schema, _LOCKS))
@@ -280,7 +280,7 @@ class MariaDBDialect(Dialect["Connection"]):
             locks=table,
         )
 
-    def create_own_tables(self, connection: "Connection") -> None:
+    def create_own_tables(self, connection: Connection) -> None:
         """Create the sink's own tables. Each statement commits by itself."""
         for name, table in {**OWN_TABLES, _LOCKS: _LOCK_TABLE}.items():
             parts = [
@@ -300,7 +300,7 @@ class MariaDBDialect(Dialect["Connection"]):
         declared = _DECLARED[kind]
         return declared.replace("255", str(_LENGTHS[column])) if column in _LENGTHS else declared
 
-    def _create(self, connection: "Connection", name: str, parts: Sequence[str]) -> None:
+    def _create(self, connection: Connection, name: str, parts: Sequence[str]) -> None:
         self.execute(
             connection,
             f"CREATE TABLE IF NOT EXISTS {{place}} ({', '.join(parts)}) ENGINE = InnoDB ROW_FORMAT = DYNAMIC "
@@ -308,7 +308,7 @@ class MariaDBDialect(Dialect["Connection"]):
             place=Fragment(self.quoted(self.schema, name)),
         )
 
-    def create_output(self, connection: "Connection", rows: "StructType") -> None:
+    def create_output(self, connection: Connection, rows: "StructType") -> None:
         """Create the table for the rows. The statement commits by itself."""
         kinds = {RANGE_COLUMN: "bigint NOT NULL"} | {
             RENAMED.get(column.name, column.name): f"{mariadb_type(column.name, column.dataType)} NULL"
@@ -324,15 +324,15 @@ class MariaDBDialect(Dialect["Connection"]):
         """Return the type of a column for a Spark type."""
         return mariadb_type(name, data_type)
 
-    def columns(self, connection: "Connection") -> Collection[str]:
+    def columns(self, connection: Connection) -> Collection[str]:
         """Return the names of the output's columns."""
         return self._columns(connection)
 
-    def _columns(self, connection: "Connection") -> dict[str, Column]:
+    def _columns(self, connection: Connection) -> dict[str, Column]:
         found = self.execute(connection, COLUMNS, {"schema": self.schema, "table": self.table})
         return {name: Column(*described) for name, *described in found.fetchall()}
 
-    def check_output(self, connection: "Connection", types: "Mapping[str, DataType]") -> None:
+    def check_output(self, connection: Connection, types: "Mapping[str, DataType]") -> None:
         """Check the columns' types, the tables' engine, the index of the ranges, and that commits last."""
         tables = [self.table, POSITIONS, TAKEN, _LOCKS]
         found = self.execute(
@@ -351,7 +351,7 @@ class MariaDBDialect(Dialect["Connection"]):
                 "undo a commit whose offsets are processed. Set it to 1"
             )
 
-    def _check_index(self, connection: "Connection") -> None:
+    def _check_index(self, connection: Connection) -> None:
         found = self.execute(
             connection,
             "SELECT 1 FROM information_schema.statistics WHERE table_schema = %(schema)s AND table_name = %(table)s "
@@ -369,7 +369,7 @@ class MariaDBDialect(Dialect["Connection"]):
         return evaluated(frame, done)
 
     def staged_rows(
-        self, connection: "Connection", ids: Mapping[int, int], columns: Sequence[str], rows: FrameLines
+        self, connection: Connection, ids: Mapping[int, int], columns: Sequence[str], rows: FrameLines
     ) -> InsertedRows:
         """Return the temporary table of a batch."""
         return InsertedRows(self, self._server.error_text, ids, columns, rows, there=self._columns(connection))

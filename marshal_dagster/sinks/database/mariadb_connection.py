@@ -3,20 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.postgres import Secret
 from marshal_dagster.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    import pymysql
+Connection = Any
+"""A connection of PyMySQL, which has no types."""
 
 _PORT: Final = 3306
 _TLS: Final = ("ssl_ca", "ssl_cert", "ssl_key")
 _THIS_MACHINE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Hosts to which connections are not encrypted unless the URL asks for it."""
+"""Hosts to which connections are not encrypted unless the URL names certificates."""
 _NETWORK_S: Final = 30.0
 """How many seconds an answer may take beyond the longest statement."""
 
@@ -79,14 +78,12 @@ class Server:
         self._given = _given(text)
         self.database = str(self._given["database"])
 
-    def connect(self) -> "pymysql.connections.Connection[Any]":
+    def connect(self) -> Connection:
         """Open a connection with the session's settings and isolation level read committed.
 
         Raises:
-            ConfigurationError: The extra `mariadb` is not installed.
             pymysql.Error: The database cannot be reached, or refuses the connection.
         """
-        require_extra(Extra.MARIADB, "MariaDB")
         import pymysql
         from pymysql.constants import CLIENT
 

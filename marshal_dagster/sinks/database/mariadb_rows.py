@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.database.dialect import RENAMED, Cursor, Dialect, Fragment, StagedRows, column_names
+from marshal_dagster.sinks.database.mariadb_connection import Connection
 from marshal_dagster.sinks.database.mariadb_types import Column, mariadb_type
 from marshal_dagster.sinks.database.pg_copy import (
     JSON_OPTIONS,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
-
-    Connection = pymysql.connections.Connection[Any]
 
 NULL: Final = "NULL"
 _ESCAPES: Final = (("\\", "\\\\"), ("'", "\\'"), ("\0", "\\0"))
@@ -121,14 +120,14 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
         yield lines
 
 
-class InsertedRows(StagedRows["Connection"]):
+class InsertedRows(StagedRows[Connection]):
     """The rows in the temporary table `marshal_rows`, which ends with the connection."""
 
     name = "marshal_rows"
 
     def __init__(
         self,
-        dialect: "Dialect[Connection]",
+        dialect: Dialect[Connection],
         error_text: Callable[[Exception], str],
         ids: Mapping[int, int],
         columns: Sequence[str],
@@ -151,7 +150,7 @@ class InsertedRows(StagedRows["Connection"]):
         self._there = {name: there[name] for name in column_names(columns)}
         self.has_offsets = OFFSET_COLUMN in columns
 
-    def stage(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
+    def stage(self, connection: Connection, wanted: Sequence[ClaimedRange]) -> None:
         """Insert all rows into the temporary table, whose columns have the output's types.
 
         Raises:
@@ -172,7 +171,7 @@ class InsertedRows(StagedRows["Connection"]):
             raise changed_result(f"table {self._output}", expected, count)
         self._check_kept(connection, wanted)
 
-    def move(self, connection: "Connection", wanted: Sequence[ClaimedRange], counts: Mapping[int | None, int]) -> None:
+    def move(self, connection: Connection, wanted: Sequence[ClaimedRange], counts: Mapping[int | None, int]) -> None:
         """Move the rows of `wanted` to the output.
 
         Raises:
@@ -191,7 +190,7 @@ class InsertedRows(StagedRows["Connection"]):
             raise rejected.error(f"table {self._output}", wanted) from None
         check_row_count(moved, sum(counts.get(partition, 0) for partition in taken.values()), self._output)
 
-    def _pieces(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> Iterator[list[tuple[int, bytes]]]:
+    def _pieces(self, connection: Connection, wanted: Sequence[ClaimedRange]) -> Iterator[list[tuple[int, bytes]]]:
         """Yield rows, each with its partition and its literals, as many as one INSERT takes."""
         ((allowed,),) = self._dialect.execute(connection, "SELECT @@max_allowed_packet").fetchall()
         most = min(_STATEMENT_BYTES, allowed - _OVERHEAD_BYTES)
@@ -211,7 +210,7 @@ class InsertedRows(StagedRows["Connection"]):
             yield rows
 
     def _insert(
-        self, connection: "Connection", wanted: Sequence[ClaimedRange], rows: Sequence[tuple[int, bytes]]
+        self, connection: Connection, wanted: Sequence[ClaimedRange], rows: Sequence[tuple[int, bytes]]
     ) -> None:
         names = self._names().text.replace("%%", "%")
         statement = f"INSERT INTO marshal_rows ({names}) VALUES (".encode() + b"),(".join(row for _, row in rows) + b")"
@@ -236,7 +235,7 @@ class InsertedRows(StagedRows["Connection"]):
         named = found["quoted"] or found["name"]
         raise self._rejection(wanted, partition, self._offset_in(connection, row), named, reason) from None
 
-    def _offset_in(self, connection: "Connection", row: bytes) -> int | None:
+    def _offset_in(self, connection: Connection, row: bytes) -> int | None:
         if not self.has_offsets:
             return None
         with connection.cursor() as cursor:
@@ -244,7 +243,7 @@ class InsertedRows(StagedRows["Connection"]):
             value = cursor.fetchall()[0][1 + self._columns.index(OFFSET_COLUMN)]
         return None if value is None else int(value)
 
-    def _check_kept(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
+    def _check_kept(self, connection: Connection, wanted: Sequence[ClaimedRange]) -> None:
         """Raise `SinkRejectedError` for a null or for spaces that the output would replace without an error."""
         for name, column in self._there.items():
             place = self._dialect.quoted(name)
@@ -255,7 +254,7 @@ class InsertedRows(StagedRows["Connection"]):
                 self._check_none(connection, wanted, name, f"{place} LIKE '%% '", reason)
 
     def _check_none(
-        self, connection: "Connection", wanted: Sequence[ClaimedRange], name: str, condition: str, reason: str
+        self, connection: Connection, wanted: Sequence[ClaimedRange], name: str, condition: str, reason: str
     ) -> None:
         found = self._find(connection, f"WHERE {condition} ORDER BY {_ROW} LIMIT 1")
         partitions = {taken: partition for partition, taken in self._ids.items()}
@@ -272,13 +271,13 @@ class InsertedRows(StagedRows["Connection"]):
         renamed = {RENAMED.get(column, column): column for column in self._columns}
         return None if name is None else renamed.get(name, name)
 
-    def _find(self, connection: "Connection", where: str) -> Sequence[tuple[int, int, int | None]]:
+    def _find(self, connection: Connection, where: str) -> Sequence[tuple[int, int, int | None]]:
         """Return the number, the range's id and the offset of staged rows."""
         offset = "kafka_offset" if self.has_offsets else "NULL"
         statement = f"SELECT {_ROW}, marshal_range, {offset} FROM marshal_rows {where}"
         return list(self._dialect.execute(connection, statement).fetchall())
 
-    def _move(self, connection: "Connection", ids: Iterable[int], condition: str) -> Cursor:
+    def _move(self, connection: Connection, ids: Iterable[int], condition: str) -> Cursor:
         return self._dialect.execute(
             connection,
             "INSERT INTO {rows} ({columns}) SELECT {columns} FROM marshal_rows "
@@ -288,7 +287,7 @@ class InsertedRows(StagedRows["Connection"]):
         )
 
     def _rejected_row(
-        self, connection: "Connection", taken: Mapping[int, int], error: "pymysql.Error"
+        self, connection: Connection, taken: Mapping[int, int], error: "pymysql.Error"
     ) -> RejectedRow | None:
         """Return the first row that the table rejects, found by a binary search that moves parts of the rows.
 
