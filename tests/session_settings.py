@@ -9,12 +9,15 @@ if TYPE_CHECKING:
 
 SMALL_DELTA = {"spark.databricks.delta.snapshotPartitions": "1"}
 """Without this setting Delta reads the log of a table with 50 tasks."""
-QUICK_PLANS = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-}
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Spark interprets its plans, which for a few rows takes less time than to compile them."""
+QUICK_PLANS = INTERPRETED | {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "1"}
 """Spark interprets its plans and runs each as one job. For a few rows that takes half the time of the defaults."""
+WITHOUT_STATISTICS = {
+    "spark.databricks.delta.stats.collect": "false",
+    "spark.databricks.delta.stats.skipping": "false",
+}
+"""Delta does not look for files that a query can leave out, which saves it a Spark job for each query."""
 QUICK_HDFS = {"spark.hadoop.dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10"}
 """HDFS closes a file once a DataNode has reported its block. Without this setting a client asks again after 400 ms."""
 

@@ -11,9 +11,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def values(frame: "DataFrame", slow_ms: int = 0) -> "DataFrame":
-    """Return partition, offset and the message as text. Each message takes `slow_ms` milliseconds."""
+def values(frame: "DataFrame", slow_ms: int = 0, slow_below: str | None = None) -> "DataFrame":
+    """Return partition, offset and the message as text. Each message takes `slow_ms` milliseconds.
+
+    If `slow_below` is given, messages are slow only on executors that work below a folder of this name.
+    """
     slow = f"left(java_method('java.lang.Thread', 'sleep', {slow_ms}L), 0)" if slow_ms else "''"
+    if slow_below is not None:
+        folder = "java_method('java.lang.System', 'getProperty', 'user.dir')"
+        slow = f"IF(contains({folder}, '/{slow_below}/'), {slow}, '')"
     return frame.selectExpr("partition", "offset", f"concat(CAST(value AS STRING), {slow}) AS value")
 
 

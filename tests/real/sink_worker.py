@@ -48,10 +48,10 @@ class Orders(BaseModel):
     """A member's parameters.
 
     Each line that it reports begins with `name`. `place` is the folder of the files or of a Delta table, the schema of
-    the table in the PostgreSQL at `dsn`, or a topic (`is_topic`). It halts at the `halt_at_count`th time that the sink
-    reaches the step `halt_at_step`. With `halt_in_commit` it halts between two records of its first commit, with
-    `halt_when_written` before that commit. With `slow_ms` each message takes that long in Spark, and the member reports
-    when Spark has started.
+    the table in the PostgreSQL at `dsn`, or a topic (`is_topic`). With `lacks_delta` the Delta table is in a session
+    without Delta Lake. The member halts at the `halt_at_count`th time that the sink reaches the step `halt_at_step`.
+    With `halt_in_commit` it halts between two records of its first commit, with `halt_when_written` before that commit.
+    With `slow_ms` each message takes that long in Spark, and the member reports when Spark has started.
     """
 
     name: str = ""
@@ -65,6 +65,7 @@ class Orders(BaseModel):
     dsn: str | None = None
     is_topic: bool = False
     is_delta: bool = False
+    lacks_delta: bool = False
     with_spark: bool = True
     heartbeat_interval_ms: int
     max_records: int | None = None
@@ -233,7 +234,11 @@ def main() -> int:
         slots = len(members) * TASKS if len(members) > 1 else 1
         extra = {"spark.master": f"local[{slots}]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
         extra |= QUICK_PLANS | QUICK_HDFS
-        extra |= SMALL_DELTA | delta_settings() if any(orders.is_delta for orders in members) else {}
+        extra |= (
+            SMALL_DELTA | delta_settings()
+            if any(orders.is_delta and not orders.lacks_delta for orders in members)
+            else {}
+        )
         spark = start_session(spark_settings(app_name="sink worker", extra=extra))
         spark.sparkContext.setLogLevel("OFF")
     with ThreadPoolExecutor(len(members)) as threads:

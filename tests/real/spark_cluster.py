@@ -56,7 +56,8 @@ class SparkCluster:
     folder: Path
     port: int = field(default_factory=free_port)
     page: int = field(default_factory=free_port)
-    workers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+    workers: "dict[subprocess.Popen[bytes], str]" = field(default_factory=dict)
+    """The names of the workers' folders."""
     stack: ExitStack = field(default_factory=ExitStack)
     _added: int = 0
 
@@ -78,19 +79,26 @@ class SparkCluster:
         place = self.folder / f"worker {self._added}"
         place.mkdir()
         size = ("--cores", "1", "--memory", "1g", "--work-dir", str(place))
-        self.workers.append(
-            self._spawn("worker.Worker", "--host", HOST, "--webui-port", str(free_port()), *size, self.master)
-        )
+        worker = self._spawn("worker.Worker", "--host", HOST, "--webui-port", str(free_port()), *size, self.master)
+        self.workers[worker] = place.name
 
     def kill_worker(self) -> None:
-        """Kill a worker that has an executor, together with the executor, as if its machine was switched off."""
-        found = [(each, psutil.Process(each.pid).children(recursive=True)) for each in self.workers if not each.poll()]
-        worker, executors = next((each, below) for each, below in found if below)
+        """Kill the worker `worker_to_kill` and its executor, as if its machine was switched off."""
+        worker = self._worker_to_kill()
+        executors = psutil.Process(worker.pid).children(recursive=True)
         worker.kill()
         for executor in executors:
             _signal(executor, psutil.Process.kill)
         worker.wait()
-        self.workers.remove(worker)
+        del self.workers[worker]
+
+    @property
+    def worker_to_kill(self) -> str:
+        """The name of the folder of the next worker to be killed: the first one that has an executor."""
+        return self.workers[self._worker_to_kill()]
+
+    def _worker_to_kill(self) -> "subprocess.Popen[bytes]":
+        return next(each for each in self.workers if each.poll() is None and psutil.Process(each.pid).children())
 
     def alive_workers(self) -> int:
         """Return the number of workers that the master reports, or 0 if it does not answer yet."""

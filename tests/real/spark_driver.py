@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import dagster as dg
 import pytest
@@ -51,6 +52,7 @@ WITHIN_S = 200.0
 _STACK_S = 2.0
 """The time that a process gets to write its stack."""
 PARTITIONS, MESSAGES = 4, 80
+_ENDLESS_MS = 60_000
 _current: "list[tuple[Where, SparkSession]]" = []
 
 
@@ -197,19 +199,20 @@ def rows_in(paths: Iterable[Path]) -> list[Row]:
     return sorted((row["partition"], row["offset"], row["value"]) for row in lines)
 
 
-def write_through_the_sink(work: Work, slow_ms: int = 0, table: tuple[str, str] | None = None) -> None:
+def write_through_the_sink(work: Work, endless_below: str | None = None, table: tuple[str, str] | None = None) -> None:
     """Process one batch in effectively-once mode, into files or into PostgreSQL.
 
-    `table` holds the connection string and the schema of the PostgreSQL table.
+    Tasks do not end on the worker whose folder is `endless_below`. `table` holds the connection string and the schema
+    of the PostgreSQL table.
     """
     spark = session(work.where)
     sink: Sink = FileSink(work.output, format="json")
     if table is not None:
         sink = PostgresSink(table[0], TABLE, schema=table[1])
     with claimed(work, sink) as batch:
-        if slow_ms:
+        if endless_below:
             mark_when_at_work(spark, batch.batch_id, work.mark)
-        batch.write(values(batch.read(spark), slow_ms))
+        batch.write(values(batch.read(spark), _ENDLESS_MS if endless_below else 0, endless_below))
 
 
 def write_into(work: Work, sink: Sink) -> None:
@@ -242,7 +245,10 @@ def write_oneself(work: Work) -> None:
 
 
 def fail_in_a_task(work: Work) -> list[str]:
-    """Process a batch whose task records that it ran and then fails. Return the states in the batch's report."""
+    """Process a batch whose task records that it ran and then fails. Return the states in the batch's report.
+
+    The failing record is not searched for, because each part would fail as often as the session retries.
+    """
     from pyspark.sql import functions as f
 
     spark, noted = session(work.where), str(work.output)
@@ -261,7 +267,7 @@ def fail_in_a_task(work: Work) -> list[str]:
             frame = batch.read(spark).where("partition = 0 AND offset = 0")
             frame.coalesce(1).select(note_and_fail("value")).collect()
 
-    with pytest.raises(Exception, match="this record is poison"):
+    with pytest.raises(Exception, match="this record is poison"), patch.object(failing_record, "SEARCH_S", 0.0):
         process()
     return [each.state for each in batches[0].report()]
 
@@ -323,7 +329,7 @@ def run_op(work: Work, spark: dg.ConfigurableResource[Any], slow_ms: int = 0) ->
 
 def run_with_dagsters_session(work: Work) -> tuple[bool, str]:
     """Execute a run with the session of a `LazyPySparkResource`, and stop that session."""
-    settings = spark_settings(app_name="dagster", extra=_small(work.where.master))
+    settings = spark_settings(app_name="dagster", extra=_small(work.where.master) | {"spark.cores.max": "1"})
     spark = LazyPySparkResource(spark_config=settings)
     try:
         return run_op(work, spark)

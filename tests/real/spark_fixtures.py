@@ -79,7 +79,7 @@ def keep_java_names(jvm: Any) -> None:  # noqa: ANN401 - py4j has no types
 def interpreted(spark: "SparkSession") -> Iterator[None]:
     """Let Spark interpret its plans (`QUICK_PLANS`).
 
-    Tests of values, and the sessions of a cluster and of a Connect server, use compiled and adaptive plans.
+    Tests of values use compiled and adaptive plans, the sessions of a cluster and of a Connect server adaptive ones.
     """
     with session_settings(spark, QUICK_PLANS):
         yield

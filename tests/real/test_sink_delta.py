@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from marshal_dagster.sinks.conformance.target import COLUMNS, deliver, intervals
 from marshal_dagster.sinks.delta.commit import APPLICATION, Commit
 from marshal_dagster.sinks.delta.table import alone_on_this_machine
 from tests.conditions import WITHIN_S, wait_until
+from tests.session_settings import WITHOUT_STATISTICS, session_settings
 from tests.sink_conformance import shared
 from tests.sink_kit import a_renamed_group_takes_over
 from tests.sink_outputs import DELTA_STEPS, TYPES
@@ -84,9 +85,16 @@ class DeltaTarget(Target):
 
 
 @pytest.fixture
-def target(spark: "SparkSession", tmp_path: Path) -> DeltaTarget:
-    """A table that does not exist yet."""
+def target_with_statistics(spark: "SparkSession", tmp_path: Path) -> DeltaTarget:
+    """A table that does not exist yet, in whose files Delta leaves out what a query does not need."""
     return DeltaTarget(spark, tmp_path / "a `table`'s folder")
+
+
+@pytest.fixture
+def target(spark: "SparkSession", target_with_statistics: DeltaTarget) -> Iterator[DeltaTarget]:
+    """A table that does not exist yet."""
+    with session_settings(spark, WITHOUT_STATISTICS):
+        yield target_with_statistics
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if str(case) in ON_A_TABLE], ids=str)
@@ -164,11 +172,12 @@ def test_dying_at_each_step(target: DeltaTarget) -> None:
     assert target.found() == after
 
 
-def test_a_writer_that_was_overtaken_adds_nothing(target: DeltaTarget) -> None:
+def test_a_writer_that_was_overtaken_adds_nothing(target_with_statistics: DeltaTarget) -> None:
     """A writer that stalls before its commit is checked against the table's state at the commit.
 
     This includes writers that replace rows of an older generation.
     """
+    target = target_with_statistics
     deliver(target, "old", part(0, 0, 6))
     late = part(0, 2, 4, generation=20, epoch=21)
     sink = target.sink()
@@ -186,8 +195,9 @@ def test_a_writer_that_was_overtaken_adds_nothing(target: DeltaTarget) -> None:
     assert target.found() == sorted(rows_of("old", part(0, 0, 2), part(0, 4, 6)) + rows_of("new", late))
 
 
-def test_a_new_generation_over_gaps(target: DeltaTarget) -> None:
+def test_a_new_generation_over_gaps(target_with_statistics: DeltaTarget) -> None:
     """Rows at offsets that were not read again remain. Gaps without rows are skipped."""
+    target = target_with_statistics
     deliver(target, "old", part(0, 0, 6))
     target.sink().write(target.frame([(0, 10, "old"), (0, 20, "old")]), [part(0, 6, 30)], never)
     read = [(0, offset, "new") for offset in (1, 3, 10, 15, 20)]

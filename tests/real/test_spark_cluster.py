@@ -35,7 +35,6 @@ from tests.real.spark_driver import (
     rows_in,
     rows_of_table,
     run_with_dagsters_session,
-    running_driver,
     session,
     write_into,
     write_oneself,
@@ -43,7 +42,7 @@ from tests.real.spark_driver import (
 )
 from tests.real.spark_fixtures import has_delta
 from tests.real.test_kill_points_sinks import KafkaTopic, Table
-from tests.session_settings import SMALL_DELTA
+from tests.session_settings import INTERPRETED, SMALL_DELTA
 
 SINGLE = tuple(SINGLE_EXECUTION.items())
 
@@ -60,7 +59,8 @@ def work(cluster: SparkCluster, kafka: str, filled: str, shared_coordination_top
     """A group at the start of a filled topic, and a session with Delta Lake if this Spark has one."""
     if has_delta():
         fetch_connector(delta_package())
-    where = Where(cluster.master, tuple((SMALL_DELTA | delta_settings()).items()) if has_delta() else ())
+    delta = SMALL_DELTA | delta_settings() if has_delta() else {}
+    where = Where(cluster.master, tuple((INTERPRETED | delta).items()))
     return Work(where, kafka, shared_coordination_topic, filled, tmp_path / "output")
 
 
@@ -123,15 +123,19 @@ def test_a_revoked_batch_ends_its_tasks_on_the_cluster(driver: Driver, work: Wor
 def test_a_killed_worker_costs_no_record(
     driver: Driver, cluster: SparkCluster, work: Work, into: str, request: pytest.FixtureRequest
 ) -> None:
-    """A worker and its executor die during a batch. The other worker runs the tasks again, and each row exists once."""
+    """A worker and its executor die during a batch. Others run its tasks again, and each row exists once.
+
+    The tasks of this executor would not end.
+    """
     table = Table(request.getfixturevalue("postgres")) if into == "table" else None
-    result = driver.start(write_through_the_sink, work, 100, table and (table.dsn, table.schema))
+    wait_until(lambda: driver.call(executors, work) == WORKERS, "both workers have an executor", pause_s=0.1)
+    result = driver.start(write_through_the_sink, work, cluster.worker_to_kill, table and (table.dsn, table.schema))
     wait_until(work.mark.exists, "the batch is at work")
     cluster.kill_worker()
+    cluster.add_worker()
     result()
     found = table.rows() if table else rows_in(FileSink(work.output).committed_files())
     assert found == messages()
-    cluster.add_worker()
     cluster.wait_for(WORKERS)
 
 
@@ -155,11 +159,11 @@ def test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once(
     result = driver.start(note_each, once)
     wait_until(lambda: work.output.exists() and work.output.read_text().count("\n") > 2, "three messages are noted")
     cluster.kill_worker()
+    cluster.add_worker()
     states = result()
     noted = work.output.read_text().splitlines()
     assert sorted(noted) == sorted(set(noted))
     assert states == ["possibly dropped"] * PARTITIONS
-    cluster.add_worker()
     cluster.wait_for(WORKERS)
 
 
@@ -177,16 +181,3 @@ def test_in_the_session_of_dagsters_resource(driver: Driver, cluster: SparkClust
     where = Where(cluster.master if master == "cluster" else "local[2]")
     assert driver.call(run_with_dagsters_session, replace(work, where=where)) == (True, "")
     assert rows_in(FileSink(work.output).committed_files()) == messages()
-
-
-def test_a_session_without_delta_lake_is_refused(work: Work) -> None:
-    """The error states what to do, before anything is processed. The next run takes over the plan.
-
-    The test uses a new process, because a JVM that has loaded Delta Lake keeps it.
-    """
-    without = replace(work, where=Where("local[2]"))
-    match = "does not have Delta Lake: start it with `delta_settings`"
-    with running_driver() as fresh, pytest.raises(ConfigurationError, match=match):
-        fresh.call(write_into, without, DeltaSink(str(work.output)))
-    key = key_of(work)
-    assert (key.owner, key.offset, key.plan_end) == (None, 0, MESSAGES // PARTITIONS)

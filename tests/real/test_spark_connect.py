@@ -57,9 +57,9 @@ from tests.real.test_decoding import JSONS, MISFIT, ORDER_1, ORDER_2, batch, out
 from tests.real.test_decoding import messages as read_letters
 from tests.real.test_kill_points_sinks import KafkaTopic
 from tests.registry import running_registry
-from tests.session_settings import SMALL_DELTA
+from tests.session_settings import INTERPRETED, SMALL_DELTA
 
-SMALL = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
+SMALL = INTERPRETED | {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
 PAGE = free_port()
 
 

@@ -185,9 +185,13 @@ class Worker:
         self._reported: list[str] = []
 
     def wait_until_reported(self, what: str) -> str:
-        """Wait until the process has printed a line that starts with `what`, and return the line."""
+        """Wait until the process has printed a line that starts with `what`, and return the line.
+
+        A member that fails would keep the others waiting, so its report is an error unless it is the wanted one.
+        """
         while not (found := [line for line in self._reported if line.startswith(what)]):
             self._reported.append(wait_for_line(self.process, ""))
+            assert self._reported[-1].startswith(what) or "failed " not in self._reported[-1], self._reported
         self._reported.remove(found[0])
         return found[0]
 
@@ -291,17 +295,19 @@ def make_output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @dataclass
 class Scene:
-    """A group with its output, and the process of its killed or stopped member."""
+    """A group with its output, and the process of its member."""
 
     site: Site
     output: Output
     worker: Worker | None = None
     claimed: str = ""
     """What the member reported when it had claimed its batch."""
+    failed: str = ""
+    """What the member reported when its batch failed."""
 
     @property
-    def stopped(self) -> Worker:
-        """The process, which is stopped."""
+    def process(self) -> Worker:
+        """The process of the member."""
         assert self.worker is not None
         return self.worker
 
@@ -435,9 +441,9 @@ def stopped_before_write(selected: Selected, make_scene: MakeScene) -> Scenes:
     for name, scene in scenes.items():
         scene.worker = scene.site.start(scene.output, with_spark=False, halt_at_step=STEPS[name][1])
     for name, scene in scenes.items():
-        scene.claimed = scene.stopped.wait_until_reported("claimed")
-        scene.stopped.wait_until_reported(f"halted {STEPS[name][1]}")
-        scene.stopped.signal(signal.SIGSTOP)
+        scene.claimed = scene.process.wait_until_reported("claimed")
+        scene.process.wait_until_reported(f"halted {STEPS[name][1]}")
+        scene.process.signal(signal.SIGSTOP)
     return scenes
 
 
@@ -445,7 +451,7 @@ def stopped_before_write(selected: Selected, make_scene: MakeScene) -> Scenes:
 def test_a_member_stopped_before_its_write(stopped_before_write: Scenes, name: str) -> None:
     """The write with the old fencing token is rejected and the batch fails. The output is that of the successor."""
     scene = stopped_before_write[name]
-    site, output, stopped = scene.site, scene.output, scene.stopped
+    site, output, stopped = scene.site, scene.output, scene.process
     site.wait_until_claimable(output)
 
     successor = site.start(output, with_spark=False)
@@ -473,8 +479,8 @@ def stopped_before_commit(selected: Selected, make_scene: MakeScene) -> Scenes:
     for scene in scenes.values():
         scene.worker = scene.site.start(scene.output, with_spark=False, halt_when_written=True)
     for scene in scenes.values():
-        scene.stopped.wait_until_reported("halted when written")
-        scene.stopped.signal(signal.SIGSTOP)
+        scene.process.wait_until_reported("halted when written")
+        scene.process.signal(signal.SIGSTOP)
     return scenes
 
 
@@ -485,7 +491,7 @@ def test_a_member_stopped_before_its_commit(stopped_before_commit: Scenes, kind:
     The member's own commit is rejected, and the error names the successor.
     """
     scene = stopped_before_commit[kind]
-    site, output, stopped = scene.site, scene.output, scene.stopped
+    site, output, stopped = scene.site, scene.output, scene.process
     assert output.rows() == input_rows()
     site.wait_until_claimable(output)
 
@@ -600,29 +606,50 @@ def test_a_spark_process_killed_at_work(killed_at_work: Scenes, quick_spark: "Sp
     assert written.rows() == input_rows()
 
 
-def test_a_session_whose_jvm_is_killed(make_scene: MakeScene, quick_spark: "SparkSession") -> None:
-    """SIGKILL only to the JVM, during a Spark action: the run releases at once, and the next one repeats the batch."""
-    scenes = {kind: make_scene(kind) for kind in AT_WORK}
-    worker = scenes["files"].site.start_together(
-        *(scene.site.orders(scene.output, name=kind, slow_ms=ENDLESS_MS) for kind, scene in scenes.items())
-    )
-    claimed = {kind: worker.wait_until_reported(f"{kind}claimed") for kind in scenes}
-    for kind in scenes:
+@pytest.fixture(scope="module")
+def jvm_killed(selected: Selected, make_scene: MakeScene) -> Scenes:
+    """Members of a process whose JVM was killed during Spark actions, and of which one lacked Delta Lake."""
+    at_work = AT_WORK if selected(test_a_session_whose_jvm_is_killed) else ()
+    lacking = ("delta",) if selected(test_a_session_without_delta_lake_is_refused) else ()
+    scenes = {kind: make_scene(kind) for kind in (*at_work, *lacking)}
+    members = [scenes[kind].site.orders(scenes[kind].output, name=kind, slow_ms=ENDLESS_MS) for kind in at_work]
+    members += [scenes[kind].site.orders(scenes[kind].output, name=kind, lacks_delta=True) for kind in lacking]
+    worker = next(iter(scenes.values())).site.start_together(*members)
+    for kind in lacking:
+        scenes[kind].failed = worker.wait_until_reported(f"{kind}failed")
+    for kind in at_work:
+        scenes[kind].worker = worker
+        scenes[kind].claimed = worker.wait_until_reported(f"{kind}claimed")
         worker.wait_until_reported(f"{kind}Spark is at work")
-    (jvm,) = [each for each in children(worker.process.pid) if each.name() == "java"]
-    jvm.kill()
-    assert worker.wait() not in {0, -signal.SIGKILL}
-    for kind, scene in scenes.items():
+    if at_work:
+        (jvm,) = [each for each in children(worker.process.pid) if each.name() == "java"]
+        jvm.kill()
+    return scenes
+
+
+def test_a_session_whose_jvm_is_killed(jvm_killed: Scenes, quick_spark: "SparkSession") -> None:
+    """SIGKILL only to the JVM, during a Spark action: the run releases at once, and the next one repeats the batch."""
+    for kind in AT_WORK:
+        scene = jvm_killed[kind]
+        assert scene.process.wait() not in {0, -signal.SIGKILL}
         keys = [scene.site.key(n) for n in range(PARTITIONS)]
         assert all(key.owner is None and key.plan_end and not key.offset for key in keys), kind
         assert scene.output.rows() == [], kind
 
         done = scene.site.drain(scene.output, quick_spark)
 
-        assert claimed[kind] == f"{kind}claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
+        assert scene.claimed == f"{kind}claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
             "the next run does not take over the failed run's plan"
         )
         assert scene.output.rows() == input_rows(), kind
+
+
+def test_a_session_without_delta_lake_is_refused(jvm_killed: Scenes) -> None:
+    """The error states what to do, before anything is processed. The next run takes over the plan."""
+    scene = jvm_killed["delta"]
+    assert "does not have Delta Lake: start it with `delta_settings`" in scene.failed
+    keys = [scene.site.key(n) for n in range(PARTITIONS)]
+    assert [(key.owner, key.offset, key.plan_end) for key in keys] == [(None, 0, MESSAGES // PARTITIONS)] * PARTITIONS
 
 
 def test_a_spark_process_killed_at_each_step_of_its_sinks(killed_at_steps: Scenes, quick_spark: "SparkSession") -> None:
