@@ -36,8 +36,8 @@ def run_with_pipes(
         context: The context of the op or asset.
         batch: The batch, inside its own `with` block.
         client: Any client of Pipes, for example `PipesEMRClient`, `PipesGlueClient`, `PipesDatabricksClient` or
-            `PipesK8sClient`. Or a function that makes one, because readers of messages in an object store serve one
-            script only, and a run may process several batches.
+            `PipesK8sClient`. Or a class or function that makes one, because readers of messages in an object store
+            serve one script only, and a run may process several batches.
         extras: Further extras for the script.
         **arguments: The client's own arguments of `run`, for example `run_job_flow_params`.
 
@@ -71,7 +71,8 @@ def run_with_pipes(
     batch.plan()  # from now on a failure counts as an attempt, and a retry has the same ranges
     manifest = batch.manifest()
     # By its method, because a check of its class would import Dagster.
-    made: PipesClient = client if hasattr(client, "run") else client()  # type: ignore[assignment]
+    is_made = hasattr(client, "run") and not isinstance(client, type)
+    made: PipesClient = client if is_made else client()  # type: ignore[assignment,operator]
     invocation: PipesClientCompletedInvocation = made.run(
         context=context,
         extras={**(extras or {}), **manifest.to_extras()},

@@ -1,5 +1,6 @@
 """Check that the documentation matches the library: public names, commands and their options."""
 
+import ast
 import re
 import shlex
 from collections import Counter
@@ -16,6 +17,8 @@ from marshal_dagster.cli.main import load_command
 from marshal_dagster.telemetry.metrics import CoordinatorMetrics, Metrics, OutboxMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
+SHORT = 4
+"""Sentences of so few parts may be in several pages."""
 TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
 
 
@@ -96,6 +99,35 @@ def test_the_page_of_pipes_shows_both_sides() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for path in (Path(__file__).parents[2] / "examples" / "pipes").glob("*.py"):
         assert path.read_text() in blocks
+
+
+PLATFORMS = sorted(DOCS.glob("pipes-*.md"))
+
+
+@pytest.mark.parametrize("path", PLATFORMS, ids=lambda path: path.stem)
+def test_the_page_of_a_platform_has_code_and_what_was_tried(path: Path) -> None:
+    """Its blocks are Python and import public names only; the overview links to it."""
+    page = path.read_text()
+    assert "## What was tried\n" in page
+    assert f"]({path.name}" in (DOCS / "pipes.md").read_text()
+    blocks = [ast.parse(block) for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+    imports = [node for block in blocks for node in ast.walk(block) if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in imports if node.module == "marshal_dagster" for alias in node.names}
+    assert {"RemoteSink", "marshal_asset", "run_with_pipes"} <= names <= set(marshal_dagster.__all__)
+
+
+def test_the_pages_of_pipes_repeat_no_sentence() -> None:
+    """What holds on each platform is in the overview."""
+    pages = [re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL) for path in PLATFORMS]
+    pages.append((DOCS / "pipes.md").read_text())
+    sentences = [
+        sentence
+        for page in pages
+        for paragraph in re.split(r"\n\n|^- |^\|", page, flags=re.MULTILINE)
+        for sentence in set(re.split(r"(?<=[.:])\s+", " ".join(paragraph.split())))
+    ]
+    repeated = {sentence: count for sentence, count in Counter(sentences).items() if count > 1}
+    assert not {sentence for sentence in repeated if len(sentence.split()) > SHORT}
 
 
 def test_each_instrument_is_in_its_table() -> None:

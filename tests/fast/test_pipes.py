@@ -198,6 +198,18 @@ def test_a_function_may_make_a_client_for_each_batch(scene: Scene) -> None:
         assert (len(made), batch.committed) == (count, True)
 
 
+def test_a_class_makes_a_client_for_each_batch(scene: Scene) -> None:
+    """A class has the method `run` too, but is no client."""
+
+    class Own(Client):
+        def __init__(self) -> None:
+            super().__init__(partial(process, scene))
+
+    with scene.batch(scene.delivery()) as batch:
+        run_with_pipes(CONTEXT, batch, cast("Any", Own))
+    assert batch.committed
+
+
 def test_the_manifest_has_the_batch_and_no_secret(scene: Scene) -> None:
     """Everything that a script needs to know, except how to connect."""
     with scene.batch(scene.delivery()) as batch:
