@@ -16,7 +16,12 @@ from tests.real.services import watched
 
 _SCRIPTS: Final = ("mysql_system_tables.sql", "mysql_performance_tables.sql", "mysql_system_tables_data.sql")
 _SHARED_FOLDERS: Final = (Path("/usr/share/mysql"), Path("/usr/share/mariadb"))
-_SMALL: Final = ("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=32M", "--key-buffer-size=1M")
+_SMALL: Final = (
+    "--innodb-buffer-pool-size=32M",
+    "--innodb-log-file-size=32M",
+    "--skip-innodb-doublewrite",
+    "--sync-frm=0",
+)
 
 
 def program() -> str:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -21,6 +20,7 @@ from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks import PostgresSink
 from tests.sink_conformance import Frame, deliver, never, part, rows_of
 from tests.sink_outputs import TABLE, FakeCopyRows, FakePostgresSink, PostgresOutput, own_schema
+from tests.sink_typed_frames import TypedFrame, frame_of
 
 
 @pytest.fixture
@@ -37,32 +37,6 @@ def execute(output: PostgresOutput, *statements: str) -> list[tuple[Any, ...]]:
             connection.execute(statement.encode())
         cursor = connection.execute(last.encode())
         return cursor.fetchall() if cursor.description else []
-
-
-@dataclass(frozen=True)
-class TypedFrame:
-    """The parts of a DataFrame that a sink uses, with given types and rows."""
-
-    schema: t.StructType
-    given: Sequence[dict[str, Any]] | None
-
-    @property
-    def rows(self) -> Sequence[dict[str, Any]]:
-        """Return the rows. Evaluating a frame without rows fails."""
-        assert self.given is not None, "the frame was evaluated"
-        return self.given
-
-    @property
-    def columns(self) -> list[str]:
-        """Return the names of the columns."""
-        return list(self.schema.names)
-
-
-def frame_of(name: str, kind: t.DataType, *values: object) -> TypedFrame:
-    """Return a frame with rows of partition 0 from offset 0 on, whose column `name` has these values."""
-    fields = [t.StructField("partition", t.IntegerType()), t.StructField("offset", t.LongType())]
-    rows = [{"partition": 0, "offset": number, name: value} for number, value in enumerate(values)]
-    return TypedFrame(t.StructType([*fields, t.StructField(name, kind)]), rows)
 
 
 def write(output: PostgresOutput, frame: TypedFrame, sink: PostgresSink | None = None) -> None:

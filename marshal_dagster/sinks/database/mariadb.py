@@ -303,9 +303,9 @@ class MariaDBDialect(Dialect[Connection]):
     def _create(self, connection: Connection, name: str, parts: Sequence[str]) -> None:
         self.execute(
             connection,
-            f"CREATE TABLE IF NOT EXISTS {{place}} ({', '.join(parts)}) ENGINE = InnoDB ROW_FORMAT = DYNAMIC "
-            f"DEFAULT {_EXACT}",
+            f"CREATE TABLE IF NOT EXISTS {{place}} ({{parts}}) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT {_EXACT}",
             place=Fragment(self.quoted(self.schema, name)),
+            parts=Fragment(", ".join(parts)),
         )
 
     def create_output(self, connection: Connection, rows: "StructType") -> None:
