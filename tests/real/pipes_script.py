@@ -70,7 +70,9 @@ class SteppedSink(SqliteSink):
 
 def messages(connection: KafkaConnection, batch: SubmittedBatch) -> list[tuple[int, int, str]]:
     """Read exactly the ranges of the batch."""
-    consumer = Consumer({**connection.librdkafka(), "group.id": "not used", "enable.auto.commit": False})
+    # Until a fetch has ended, the next one waits for it.
+    quick = {"fetch.wait.max.ms": 10, "group.id": "not used", "enable.auto.commit": False}
+    consumer = Consumer({**connection.librdkafka(), **quick})
     rows: list[tuple[int, int, str]] = []
     for part in batch.ranges:
         consumer.assign([TopicPartition(batch.topic, part.partition, part.first_readable)])

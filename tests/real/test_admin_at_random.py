@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 GROUP = "etl"
-PARTITIONS, MESSAGES = 3, 300
+PARTITIONS, MESSAGES = 3, 150
 MAX_RECORDS = 30
 ROUNDS = 10
 FAILS_EVERY = 3

@@ -1,6 +1,7 @@
 """Reading exact offset ranges, whatever lies between the messages in the log."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -56,9 +57,14 @@ class Writer:
     def __init__(self, kafka: str, topic: str, partitions: int) -> None:
         self.kafka, self.topic, self.partitions = kafka, topic, partitions
         self.reported: Offsets = {}
-        self._transactional = Producer({"bootstrap.servers": kafka, "transactional.id": topic, "linger.ms": 5})
-        self._transactional.init_transactions(WITHIN_S)
         self._plain = Producer({"bootstrap.servers": kafka, "linger.ms": 5})
+
+    @cached_property
+    def _transactional(self) -> Producer:
+        """The producer of transactions, whose start takes half a second."""
+        producer = Producer({"bootstrap.servers": self.kafka, "transactional.id": self.topic, "linger.ms": 5})
+        producer.init_transactions(WITHIN_S)
+        return producer
 
     def _report(self, error: object, message: Message) -> None:
         assert error is None, error
@@ -201,7 +207,7 @@ def test_every_range_over_compacted_gaps(spark: "SparkSession", kafka: str, topi
         left.update({partition: remaining(kafka, name, partition) for partition in (0, len(ranges) - 1)})
         return all(within(offsets, (0, 10)) == [3, 6, 7, 8, 9] for offsets in left.values())
 
-    wait_until(is_compacted, lambda: f"compaction has left the newest messages, not {left}", pause_s=1)
+    wait_until(is_compacted, lambda: f"compaction has left the newest messages, not {left}", pause_s=0.2)
     frame = read_ranges(spark, options(kafka), name, dict(enumerate(ranges)))
     found = offsets_of(frame)
     for partition, bounds in enumerate(ranges):
