@@ -85,6 +85,27 @@ def test_the_locks_versions_are_read(tmp_path: Path) -> None:
     assert "pyspark" in environments.pinned(environments.TOP / "requirements.lock")
 
 
+def test_only_files_with_failures_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row joins their results with those of the files that did not fail."""
+    ran: list[str] = []
+
+    def run_tests(_: Path, tests: list[str], __: object) -> dict[str, runner.Counts]:
+        ran.extend(tests)
+        return {"tests/real/test_decoding.py": runner.Counts(34, (), 40.0)}
+
+    for name in ("run_tests", "prepare", "_spark_of", "_installed", "_python_version"):
+        monkeypatch.setattr(runner, name, run_tests if name == "run_tests" else lambda *_: "")
+    (target,) = targets_of(Kind.SPARK, ["4.2"])
+    target = replace(target, tests=("tests/real/test_decoding.py", "tests/real/test_spark_reader.py::test_a"))
+    files = {
+        "tests/real/test_decoding.py": asdict(runner.Counts(33, ("a.b",), 50.0)),
+        "tests/real/test_spark_reader.py": asdict(runner.Counts(1, (), 2.0)),
+    }
+    row = runner.run(target, before=replace(ROW, files=files))
+    assert ran == ["tests/real/test_decoding.py"]
+    assert (row.passed, row.failed, row.seconds) == (35, 0, 42.0)
+
+
 def test_an_interpreter_that_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The version is reported as not run, and the others still run."""
     monkeypatch.setattr(runner, "interpreter", lambda _: None)

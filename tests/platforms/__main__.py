@@ -5,10 +5,16 @@ import sys
 from dataclasses import asdict
 
 from tests.platforms.page import write_page
-from tests.platforms.results import RESULTS, PlatformRow
+from tests.platforms.results import RESULTS, PlatformRow, newest_rows
 from tests.platforms.runner import NotThereError, prepare, run
-from tests.platforms.targets import Kind, targets_of
-from tests.soak_results import add_row
+from tests.platforms.targets import Kind, Target, targets_of
+from tests.soak_results import ALL_CODE, add_row, code_version
+
+
+def row_of_this_code(target: Target, *, is_short: bool) -> PlatformRow | None:
+    """Return the last row of a version and of this code, from the same list of tests."""
+    row = newest_rows().get((target.kind, target.version))
+    return row if row and (row.commit, row.is_short) == (code_version(ALL_CODE), is_short) else None
 
 
 def main() -> int:
@@ -20,6 +26,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="TEST", help="run these tests instead")
     parser.add_argument("--prepare", action="store_true", help="only make the environments")
     parser.add_argument("--keep-results", action="store_true", help="add no row to the results")
+    parser.add_argument("--again", action="store_true", help="run only files in which tests of the same code failed")
     options = parser.parse_args()
     if options.what == "page":
         write_page()
@@ -30,7 +37,8 @@ def main() -> int:
             if options.prepare:
                 print(f"{target.kind} {target.version}: {prepare(target)}")
                 continue
-            row = run(target, is_short=options.short, only=options.only)
+            before = row_of_this_code(target, is_short=options.short) if options.again else None
+            row = run(target, is_short=options.short, only=options.only, before=before)
         except NotThereError as error:
             print(f"{target.kind} {target.version}: not run, {error}")
             continue

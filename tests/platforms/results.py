@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.soak_results import rows_of
 
@@ -31,6 +31,8 @@ class PlatformRow:
     """The names of the tests that failed."""
     left_out: dict[str, str] = field(default_factory=dict)
     """What was not tested, with the reason."""
+    files: dict[str, Any] = field(default_factory=dict)
+    """The fields of `Counts` for each file that was a run of its own."""
 
 
 def newest_rows(results: Path = RESULTS) -> dict[tuple[str, str], PlatformRow]:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -41,13 +41,16 @@ class Counts:
     seconds: float
 
 
-def run(target: Target, *, is_short: bool = False, only: Sequence[str] = ()) -> PlatformRow:
+def run(
+    target: Target, *, is_short: bool = False, only: Sequence[str] = (), before: PlatformRow | None = None
+) -> PlatformRow:
     """Run a version's tests.
 
     Args:
         target: The version.
         is_short: Whether to run only its short list.
         only: Tests that run instead.
+        before: A row of the same code, whose files without failures do not run again.
 
     Returns:
         The row of the result.
@@ -55,7 +58,10 @@ def run(target: Target, *, is_short: bool = False, only: Sequence[str] = ()) -> 
     Raises:
         NotThereError: The machine lacks the interpreter.
     """
-    tests = [*(only or (target.short if is_short and target.short else target.tests)), *target.selection]
+    wanted = only or (target.short if is_short and target.short else target.tests)
+    kept = {file: Counts(**fields) for file, fields in (before.files if before else {}).items()}
+    kept = {file: counts for file, counts in kept.items() if not counts.failures}
+    tests = [*(test for test in wanted if test.partition("::")[0] not in kept), *target.selection]
     python = prepare(target)
     build = _spark_of(python)
     if target.kind is Kind.BROKER:
@@ -63,11 +69,13 @@ def run(target: Target, *, is_short: bool = False, only: Sequence[str] = ()) -> 
             tempfile.TemporaryDirectory(prefix="marshal-broker-") as folder,
             running_broker(target.version, Path(folder)) as servers,
         ):
-            counts = run_tests(python, tests, {BROKER_VARIABLE: servers})
+            results = run_tests(python, tests, {BROKER_VARIABLE: servers})
         installed = target.version
     else:
-        counts = run_tests(python, tests, {})
+        results = run_tests(python, tests, {})
         installed = _installed(target, python, build)
+    results = kept | results
+    counts = total(results.values())
     return PlatformRow(
         kind=target.kind,
         version=target.version,
@@ -81,6 +89,7 @@ def run(target: Target, *, is_short: bool = False, only: Sequence[str] = ()) -> 
         is_short=is_short or bool(only),
         failures=counts.failures,
         left_out=target.not_tested,
+        files={file: asdict(found) for file, found in results.items() if file},
     )
 
 
@@ -104,21 +113,29 @@ def prepare(target: Target) -> Path:
     )
 
 
-def run_tests(python: Path, tests: Sequence[str], variables: Mapping[str, str]) -> Counts:
+def run_tests(python: Path, tests: Sequence[str], variables: Mapping[str, str]) -> dict[str, Counts]:
     """Run pytest in an environment; its output goes to the terminal.
 
     With a command in `RUN_WITH`, each file of real tests is a run of its own.
+
+    Returns:
+        The result of each file that was a run of its own, else that of all tests under the name of none.
     """
     if "tests/fast" in tests:
         arguments = ("-n", os.environ.get("WORKERS", "auto"), "-W", "ignore::DeprecationWarning", *tests)
-        return _run_pytest(python, arguments, variables)
+        return {"": _run_pytest(python, arguments, variables)}
     if PREFIX not in os.environ:
-        return _run_pytest(python, tests, variables)
+        return {"": _run_pytest(python, tests, variables)}
     options = tuple(tests[tests.index("-k") :]) if "-k" in tests else ()
     files: dict[str, list[str]] = {}
     for test in tests[: len(tests) - len(options)]:
         files.setdefault(test.partition("::")[0], []).append(test)
-    found = [_run_pytest(python, (*names, *options), variables) for names in files.values()]
+    return {file: _run_pytest(python, (*names, *options), variables) for file, names in files.items()}
+
+
+def total(results: Iterable[Counts]) -> Counts:
+    """Return the result of several runs together."""
+    found = list(results)
     failures = tuple(name for counts in found for name in counts.failures)
     return Counts(sum(counts.passed for counts in found), failures, sum(counts.seconds for counts in found))
 
