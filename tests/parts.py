@@ -58,6 +58,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "sinks": (
         "column_names",
+        "database_dialect",
         "file_formats",
         "full_disk",
         "kill_points_sinks",
