@@ -22,7 +22,7 @@ from marshal_dagster.errors import DataTopicChangedError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, Sink
+from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, MariaDBSink, PostgresSink, Sink
 from marshal_dagster.sinks.kafka.records import FrameRecords
 from marshal_dagster.sinks.kafka.sink import RowWriter
 from tests.conditions import WITHIN_S
@@ -35,6 +35,7 @@ from tests.sink_outputs import (
     FILE_STEPS,
     POSTGRES_STEPS,
     TABLE,
+    MariaDBOutput,
     PostgresOutput,
     counting_files,
     hook,
@@ -168,6 +169,29 @@ class Table:
     def rows(self) -> list[Row]:
         """Read the table."""
         return self._output.rows()
+
+
+class MariaDBTable:
+    """A table in its own database of MariaDB."""
+
+    def __init__(self, server: str) -> None:
+        self._output = MariaDBOutput(server, own_schema())
+
+    def open(self, reached: Callable[[str], None] | None = None) -> MariaDBSink:
+        """Open the output."""
+        sink = MariaDBSink(self._output.dsn, TABLE)
+        hook(sink, reached)
+        return sink
+
+    def rows(self) -> list[Row]:
+        """Read the table."""
+        return self._output.rows()
+
+
+@pytest.fixture
+def mariadb_table(mariadb: str) -> MariaDBTable:
+    """An empty table."""
+    return MariaDBTable(mariadb)
 
 
 @pytest.fixture
@@ -387,6 +411,16 @@ def test_a_member_that_dies_at_a_step_of_the_postgres_sink(
     die_at_step(members, table, spark, step)
     members.drain(table.open(), spark)
     assert table.rows() == input_rows()
+
+
+@pytest.mark.parametrize("step", ["moved", "committing", "committed"])
+def test_a_member_that_dies_at_a_step_of_the_mariadb_sink(
+    members: Members, mariadb_table: MariaDBTable, spark: "SparkSession", step: str
+) -> None:
+    """Whether or not the dead member's transaction was committed, the output equals the input."""
+    die_at_step(members, mariadb_table, spark, step)
+    members.drain(mariadb_table.open(), spark)
+    assert mariadb_table.rows() == input_rows()
 
 
 @pytest.mark.parametrize("step", DELTA_STEPS)
