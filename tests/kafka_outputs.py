@@ -13,7 +13,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.sinks import KafkaSink
 from marshal_dagster.sinks.kafka.records import Record
-from marshal_dagster.sinks.kafka.sink import RowWriter
+from marshal_dagster.sinks.row_writer import RowWriter
 from tests.sink_conformance import Frame, Row
 from tests.sink_outputs import hook
 

@@ -3,6 +3,7 @@
 `marshal_dagster.batches` passes a DataFrame and its offset ranges to a sink (protocol.md, section 6).
 
 - `sink`: the `Sink` protocol and helpers that all sinks share.
+- `row_writer`: whether Spark's tasks or the run's process write the rows.
 - `output_groups`: the rule which consumer groups may write to an output.
 - `files.sink`, `database.postgres`, `database.mariadb`, `delta.sink`, `kafka.sink`: the sinks of this library.
 - `remote`: the sink of a run whose script alone reaches the output.
@@ -13,6 +14,7 @@
 - `delta.table`: access to a Delta table through Spark.
 - `kafka.notes`: the notes that each transaction to an output topic writes.
 - `kafka.records`: conversion of DataFrame rows to Kafka records.
+- `kafka.tasks`, `database.task_rows`: writing from Spark's tasks, to Kafka and to PostgreSQL.
 - `source_headers`: headers for output topics that are written at least once.
 
 At module level this package imports the standard library, `marshal_dagster.errors`, `marshal_dagster.protocol` and
@@ -35,6 +37,7 @@ from marshal_dagster.sinks.kafka.sink import KafkaSink as KafkaSink
 from marshal_dagster.sinks.kafka.sink import NewGeneration as NewGeneration
 from marshal_dagster.sinks.output_groups import OutputGroups as OutputGroups
 from marshal_dagster.sinks.remote import RemoteSink as RemoteSink
+from marshal_dagster.sinks.row_writer import RowWriter as RowWriter
 from marshal_dagster.sinks.sink import BeforeCommit as BeforeCommit
 from marshal_dagster.sinks.sink import Intervals as Intervals
 from marshal_dagster.sinks.sink import OffsetsRead as OffsetsRead

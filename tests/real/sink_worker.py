@@ -25,7 +25,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, GroupSettings, Heartbeat, RuleSet, parse
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
-from marshal_dagster.sinks.kafka.sink import RowWriter
+from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.spark import job_control
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.kafka_outputs import FakeKafkaSink

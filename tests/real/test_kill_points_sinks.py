@@ -24,7 +24,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, MariaDBSink, PostgresSink, Sink
 from marshal_dagster.sinks.kafka.records import FrameRecords
-from marshal_dagster.sinks.kafka.sink import RowWriter
+from marshal_dagster.sinks.row_writer import RowWriter
 from tests.conditions import WITHIN_S
 from tests.kafka_outputs import KafkaOutput
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side

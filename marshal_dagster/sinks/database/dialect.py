@@ -9,8 +9,8 @@ accept are written once, here and in `ranges`, with these conventions:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
@@ -207,8 +207,8 @@ class StagedRows(ABC, Generic[Connection]):
     """The rows of a batch in a staging table, where they wait until the sink moves them to the output.
 
     The sink calls `stage` before it locks its ranges, and `move` after it has judged them. A staging table that ends
-    with the transaction, as a temporary table does, leaves nothing. One that executors fill is created before, and
-    `drop_abandoned` drops those of attempts that have died.
+    with the transaction, as a temporary table does, leaves nothing. One that executors fill is created before, by
+    `Dialect.evaluated_by_tasks`.
     """
 
     name: str
@@ -241,8 +241,8 @@ class StagedRows(ABC, Generic[Connection]):
             SinkRejectedError: If the table rejects a row, or the number of moved rows differs from `counts`.
         """
 
-    def drop_abandoned(self, connection: Connection) -> None:
-        """Drop what attempts that have died left. By default nothing is left."""
+    def clear(self, connection: Connection) -> None:
+        """Remove what the transaction's end would not remove. By default nothing is left."""
 
 
 class Dialect(ABC, Generic[Connection]):
@@ -358,6 +358,28 @@ class Dialect(ABC, Generic[Connection]):
     @abstractmethod
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[EvaluatedRows]:
         """Evaluate a frame once on the executors, without the rows of the partitions `done`."""
+
+    @contextmanager
+    def evaluated_by_tasks(
+        self,
+        frame: "DataFrame",
+        done: Sequence[int],
+        *,
+        is_read_by_hook: bool,
+    ) -> Iterator[EvaluatedRows | None]:
+        """Evaluate a frame once in tasks that stage its rows, without the rows of the partitions `done`.
+
+        Args:
+            frame: The frame.
+            done: The partitions whose rows are left out.
+            is_read_by_hook: Whether a hook reads the staged rows.
+
+        Yields:
+            The staged rows, or None if the driver must write the batch: a row may be rejected, or the dialect has no
+            staging by tasks.
+        """
+        del frame, done, is_read_by_hook
+        yield None
 
     @abstractmethod
     def staged_rows(

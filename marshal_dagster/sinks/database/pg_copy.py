@@ -84,19 +84,26 @@ def check_keys(name: str, data_type: "DataType") -> None:
 
 def copy_line(schema: "StructType", names: Sequence[str]) -> "Column":
     """Return one line of COPY text, without the line end, for the columns `names`."""
-    fields = [f.coalesce(_text(name, schema[name].dataType)(f.col(quoted(name))), f.lit(NULL)) for name in names]
+    fields = [f.coalesce(_field(name, schema[name].dataType), f.lit(NULL)) for name in names]
     return f.concat_ws("\t", *fields)
 
 
-def _text(name: str, data_type: "DataType") -> Callable[["Column"], "Column"]:
-    target = postgres_type(name, data_type)
+def _field(name: str, data_type: "DataType") -> "Column":
+    text = column_text(name, data_type)
+    return _escaped(text) if postgres_type(name, data_type) in {"text", "jsonb", "bytea"} else text
+
+
+def column_text(name: str, data_type: "DataType") -> "Column":
+    """Return a column's values as PostgreSQL parses them, whatever the settings of the Spark session."""
+    column, target = f.col(quoted(name)), postgres_type(name, data_type)
     if target == "text":
-        return _escaped
+        return column
     if target == "bytea":
-        return lambda column: f.concat(f.lit("\\\\x"), f.hex(column))
+        return f.concat(f.lit("\\x"), f.hex(column))
     if target == "jsonb":
-        return lambda column: _escaped(f.to_json(with_times_as_text(column, data_type), JSON_OPTIONS))
-    return decimal_text if isinstance(data_type, t.DecimalType) else _TIMES.get(target, _plain_text)
+        return f.to_json(with_times_as_text(column, data_type), JSON_OPTIONS)
+    render = decimal_text if isinstance(data_type, t.DecimalType) else _TIMES.get(target, _plain_text)
+    return render(column)
 
 
 def _plain_text(column: "Column") -> "Column":

@@ -35,8 +35,11 @@ from marshal_dagster.sinks.database.dialect import (
 )
 from marshal_dagster.sinks.database.pg_copy import FrameLines, evaluated, postgres_type
 from marshal_dagster.sinks.database.sink import DatabaseSink, TransactionHook
-from marshal_dagster.sinks.database.staged_rows import CopiedRows
+from marshal_dagster.sinks.database.staged_rows import CopiedRows, PostgresRows
+from marshal_dagster.sinks.database.task_rows import TaskRows, TaskStagedRows, rows_of_tasks
+from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, Intervals
+from marshal_dagster.spark.executor_check import check_executors
 
 if TYPE_CHECKING:
     import psycopg
@@ -104,6 +107,7 @@ class PostgresSink(DatabaseSink["Connection"]):
         statement_timeout_s: float = 600.0,
         shared_by_groups: bool = False,
         previous_group: str | None = None,
+        written_by: RowWriter | str = RowWriter.EXECUTORS,
     ) -> None:
         """Configure the output; the sink does not connect before its first use.
 
@@ -119,6 +123,9 @@ class PostgresSink(DatabaseSink["Connection"]):
                 is refused if another group has ranges in the output.
             previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
                 "Another group").
+            written_by: Whether Spark's tasks copy the rows into a staging table, or the process of the run copies them.
+                Tasks need the packages marshal-dagster, psycopg, pandas and pyarrow on each executor, and the role
+                needs the right to create tables in the schema.
 
         Raises:
             ConfigurationError: If a value is not valid.
@@ -145,6 +152,7 @@ class PostgresSink(DatabaseSink["Connection"]):
             companion=companion,
             shared_by_groups=shared_by_groups,
             previous_group=previous_group,
+            written_by=written_by,
         )
 
 
@@ -283,10 +291,25 @@ class PostgresDialect(Dialect["Connection"]):
         """Evaluate a frame as lines of COPY text."""
         return evaluated(frame, done)
 
+    @contextmanager
+    def evaluated_by_tasks(
+        self, frame: "DataFrame", done: Sequence[int], *, is_read_by_hook: bool
+    ) -> Iterator[TaskRows | None]:
+        """Evaluate a frame in tasks that copy its rows into an unlogged table."""
+        check_executors(
+            frame.sparkSession, ("marshal_dagster", "psycopg"), f"use written_by={RowWriter.DRIVER.value!r}"
+        )
+        with self.transaction(lambda _: None) as connection:
+            there = table_columns(connection, self.schema, self.table)
+        with rows_of_tasks(self, frame, done, there, is_read_by_hook=is_read_by_hook) as rows:
+            yield rows
+
     def staged_rows(
-        self, connection: "Connection", ids: Mapping[int, int], columns: Sequence[str], rows: FrameLines
-    ) -> CopiedRows:
-        """Return the temporary table of a batch."""
+        self, connection: "Connection", ids: Mapping[int, int], columns: Sequence[str], rows: FrameLines | TaskRows
+    ) -> PostgresRows:
+        """Return the temporary table of a batch, or the view of the table that tasks have filled."""
+        if isinstance(rows, TaskRows):
+            return TaskStagedRows(self, self._database.error_text, ids, columns, rows)
         there = table_columns(connection, self.schema, self.table)
         return CopiedRows(self, self._database.error_text, ids, columns, rows, there=there)
 

@@ -12,10 +12,11 @@ What differs between database engines is in a `Dialect`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
@@ -32,6 +33,7 @@ from marshal_dagster.sinks.database.dialect import (
 )
 from marshal_dagster.sinks.database.ranges import RangeTables, may_share_lock
 from marshal_dagster.sinks.output_groups import OutputGroups
+from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     Intervals,
@@ -125,6 +127,7 @@ class DatabaseSink(Steps, Generic[Connection]):
         companion: TransactionHook[Connection] | None = None,
         shared_by_groups: bool = False,
         previous_group: str | None = None,
+        written_by: RowWriter | str = RowWriter.DRIVER,
     ) -> None:
         """Configure the output; the sink does not connect before its first use.
 
@@ -135,10 +138,14 @@ class DatabaseSink(Steps, Generic[Connection]):
                 is refused if another group has ranges in the output.
             previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
                 "Another group").
+            written_by: The processes that load the rows. Tasks do it only if the dialect has
+                `Dialect.evaluated_by_tasks`.
 
         Raises:
             ConfigurationError: If a value is not valid.
         """
+        self.written_by = enum_member(RowWriter, "written_by", written_by)
+        """The processes that load the rows."""
         self.table, self.schema = dialect.table, dialect.schema
         self._dialect = dialect
         self._companion = companion
@@ -212,8 +219,8 @@ class DatabaseSink(Steps, Generic[Connection]):
     ) -> WriteResult:
         """Write the rows of each range that the table does not have, in one transaction (`Sink.write`).
 
-        The executors evaluate the frame once, before the transaction begins. The rows then pass through this process,
-        a few megabytes at a time.
+        The executors evaluate the frame once, before the transaction begins. Their tasks copy the rows into a staging
+        table, from which the transaction moves them. Or the rows pass through this process, a few megabytes at a time.
 
         Args:
             frame: The rows, with the column `partition` and optionally `offset`.
@@ -252,9 +259,20 @@ class DatabaseSink(Steps, Generic[Connection]):
             rows={range_.partition: rows.counts.get(range_.partition, 0) for range_ in taken},
         )
 
-    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[EvaluatedRows]:
-        """Evaluate the rows of the partitions that are not done; tests replace it."""
-        return self._dialect.evaluated(frame, done)
+    @contextmanager
+    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[EvaluatedRows]:
+        """Evaluate the rows of the partitions that are not done; tests replace it.
+
+        If a row that tasks have computed may be rejected, the driver writes the batch, and names the row.
+        """
+        if self.written_by is RowWriter.EXECUTORS:
+            is_read_by_hook = self._companion is not None
+            with self._dialect.evaluated_by_tasks(frame, done, is_read_by_hook=is_read_by_hook) as staged:
+                if staged is not None:
+                    yield staged
+                    return
+        with self._dialect.evaluated(frame, done) as rows:
+            yield rows
 
     def _take(
         self,
@@ -317,6 +335,7 @@ class DatabaseSink(Steps, Generic[Connection]):
             self._ranges.look_once_more(connection, judged.open, own=ids.values())
         else:
             self._set_positions(connection, judged.open)
+        staged.clear(connection)
         self._reached("set")
         return judged.open
 

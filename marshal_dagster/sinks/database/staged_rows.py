@@ -27,8 +27,8 @@ _ESCAPED: Final = re.compile(r"\\.")
 _COPY_LINE: Final = re.compile(r"^COPY marshal_rows, line (?P<line>\d+)(?P<rest>.*)$", re.MULTILINE)
 
 
-class CopiedRows(StagedRows["Connection"]):
-    """The rows in `pg_temp.marshal_rows`, which exist until the transaction ends."""
+class PostgresRows(StagedRows["Connection"]):
+    """Rows in `pg_temp.marshal_rows`, which `stage` creates. They exist until the transaction ends."""
 
     name = "pg_temp.marshal_rows"
 
@@ -38,57 +38,18 @@ class CopiedRows(StagedRows["Connection"]):
         error_text: "Callable[[psycopg.Error], str]",
         ids: Mapping[int, int],
         columns: Sequence[str],
-        lines: FrameLines,
-        *,
-        there: Mapping[str, TableColumn],
     ) -> None:
-        """Store the arguments; `stage` creates the table.
+        """Store the arguments.
 
         Args:
             dialect: Executes statements.
             error_text: Returns an error's text in one line without the password.
             ids: The id of each range's entry in `marshal_taken_ranges`, by partition.
             columns: The frame's columns.
-            lines: The rows as lines of COPY text.
-            there: The output's columns, by name.
         """
         self._dialect, self._error_text, self._output = dialect, error_text, dialect.output
-        self._ids, self._columns, self._lines = ids, columns, lines
+        self._ids, self._columns = ids, columns
         self.has_offsets = OFFSET_COLUMN in columns
-        self._limited = {
-            index: column
-            for index, name in enumerate(columns)
-            if (column := there.get(RENAMED.get(name, name))) and column.type in {"varchar", "bpchar"}
-        }
-
-    def stage(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
-        """Copy all rows to the temporary table, whose columns have the output's types.
-
-        Raises:
-            SinkRejectedError: If PostgreSQL rejects a row, or the number of rows has changed since they were counted.
-        """
-        lines = self._lines
-        self._dialect.execute(
-            connection,
-            "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
-            columns=self._names(),
-        )
-        prefixes = {partition: f"{taken}\t" for partition, taken in self._ids.items()}
-        kept = self._with_all_spaces(lines, wanted) if self._limited else lines
-        text = (f"{prefixes[partition]}{line}\n" for partition, line in kept)
-        with connection.cursor() as cursor:
-            try:
-                with cursor.copy(_copy_statement(self._columns)) as copy:
-                    while piece := "".join(itertools.islice(text, _LINES_AT_ONCE)):
-                        copy.write(piece)
-            except _value_errors() as error:
-                rejected = self._rejected_line(error, lines)
-                if rejected is None:
-                    raise
-                # Not chained: psycopg's error can contain the row.
-                raise rejected.error(f"table {self._output}", wanted) from None
-            if cursor.rowcount != (expected := sum(lines.counts.values())):
-                raise changed_result(f"table {self._output}", expected, cursor.rowcount)
 
     def move(self, connection: "Connection", wanted: Sequence[ClaimedRange], counts: Mapping[int | None, int]) -> None:
         """Move the rows of `wanted` to the output.
@@ -105,52 +66,13 @@ class CopiedRows(StagedRows["Connection"]):
                     is_taken=self._dialect.one_of("marshal_range", taken),
                     columns=self._names(),
                 )
-        except _value_errors() as error:
+        except value_errors() as error:
             rejected = self._rejected_row(connection, taken, error)
             if rejected is None:
                 raise
             # Not chained: psycopg's error can contain the row.
             raise rejected.error(f"table {self._output}", wanted) from None
         check_row_count(moved, sum(counts.get(partition, 0) for partition in taken.values()), self._output)
-
-    def _with_all_spaces(self, lines: FrameLines, wanted: Sequence[ClaimedRange]) -> Iterator[tuple[int, str]]:
-        """Yield the lines. Raise `SinkRejectedError` for a string at whose end a column would change the spaces.
-
-        PostgreSQL reports no error then.
-        """
-        for partition, line in lines:
-            if " \t" in line or line.endswith(" "):
-                fields = line.split("\t")
-                for index, column in self._limited.items():
-                    length = len(_ESCAPED.sub("x", fields[index]))
-                    if fields[index].endswith(" ") and column.changes_last_spaces(length):
-                        reason = f"it ends with spaces, which {column.shown} would not store unchanged"
-                        rejected = RejectedRow(partition, self._offset_in(fields), self._columns[index], reason)
-                        raise rejected.error(f"table {self._output}", wanted)
-            yield partition, line
-
-    def _offset_in(self, fields: Sequence[str]) -> int | None:
-        offset = fields[self._columns.index(OFFSET_COLUMN)] if OFFSET_COLUMN in self._columns else NULL
-        return int(offset) if offset.lstrip("-").isdigit() else None
-
-    def _rejected_line(self, error: "psycopg.Error", lines: FrameLines) -> RejectedRow | None:
-        """Return the row that COPY rejected: PostgreSQL reports its line number, and the rows are read again."""
-        if (found := _COPY_LINE.search(error.diag.context or "")) is None:
-            return None
-        row = next(itertools.islice(lines, int(found["line"]) - 1, None), None)
-        if row is None:
-            return None
-        partition, line = row
-        fields = line.split("\t")
-        # Column names can contain colons and commas, so the longest match is the right one.
-        named = [name for name in self._columns if found["rest"].startswith(f", column {RENAMED.get(name, name)}")]
-        with_nul = [name for name, field in zip(self._columns, fields, strict=False) if "\0" in field]
-        return RejectedRow(
-            partition,
-            self._offset_in(fields),
-            max(named, key=len, default=with_nul[0] if with_nul else None),
-            self._error_text(error),
-        )
 
     def _rejected_row(
         self, connection: "Connection", taken: Mapping[int, int], error: "psycopg.Error"
@@ -172,7 +94,7 @@ class CopiedRows(StagedRows["Connection"]):
                 middle = (first + end + 1) // 2
                 try:
                     self._move_part(connection, ids, first, middle - first)
-                except _value_errors() as refused:
+                except value_errors() as refused:
                     error = refused
                     if middle - first == 1:
                         break
@@ -216,6 +138,106 @@ class CopiedRows(StagedRows["Connection"]):
         return Fragment(", ".join(map(self._dialect.quoted, column_names(self._columns))))
 
 
+class CopiedRows(PostgresRows):
+    """Rows that this process copies to a temporary table."""
+
+    def __init__(
+        self,
+        dialect: "Dialect[Connection]",
+        error_text: "Callable[[psycopg.Error], str]",
+        ids: Mapping[int, int],
+        columns: Sequence[str],
+        lines: FrameLines,
+        *,
+        there: Mapping[str, TableColumn],
+    ) -> None:
+        """Store the arguments of `PostgresRows`, and two more.
+
+        Args:
+            dialect: Executes statements.
+            error_text: Returns an error's text in one line without the password.
+            ids: The id of each range's entry in `marshal_taken_ranges`, by partition.
+            columns: The frame's columns.
+            lines: The rows as lines of COPY text.
+            there: The output's columns, by name.
+        """
+        super().__init__(dialect, error_text, ids, columns)
+        self._lines = lines
+        self._limited = {
+            index: column
+            for index, name in enumerate(columns)
+            if (column := there.get(RENAMED.get(name, name))) and column.type in {"varchar", "bpchar"}
+        }
+
+    def stage(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
+        """Copy all rows to the temporary table, whose columns have the output's types.
+
+        Raises:
+            SinkRejectedError: If PostgreSQL rejects a row, or the number of rows has changed since they were counted.
+        """
+        lines = self._lines
+        self._dialect.execute(
+            connection,
+            "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
+            columns=self._names(),
+        )
+        prefixes = {partition: f"{taken}\t" for partition, taken in self._ids.items()}
+        kept = self._with_all_spaces(lines, wanted) if self._limited else lines
+        text = (f"{prefixes[partition]}{line}\n" for partition, line in kept)
+        with connection.cursor() as cursor:
+            try:
+                with cursor.copy(_copy_statement(self._columns)) as copy:
+                    while piece := "".join(itertools.islice(text, _LINES_AT_ONCE)):
+                        copy.write(piece)
+            except value_errors() as error:
+                rejected = self._rejected_line(error, lines)
+                if rejected is None:
+                    raise
+                # Not chained: psycopg's error can contain the row.
+                raise rejected.error(f"table {self._output}", wanted) from None
+            if cursor.rowcount != (expected := sum(lines.counts.values())):
+                raise changed_result(f"table {self._output}", expected, cursor.rowcount)
+
+    def _with_all_spaces(self, lines: FrameLines, wanted: Sequence[ClaimedRange]) -> Iterator[tuple[int, str]]:
+        """Yield the lines. Raise `SinkRejectedError` for a string at whose end a column would change the spaces.
+
+        PostgreSQL reports no error then.
+        """
+        for partition, line in lines:
+            if " \t" in line or line.endswith(" "):
+                fields = line.split("\t")
+                for index, column in self._limited.items():
+                    length = len(_ESCAPED.sub("x", fields[index]))
+                    if fields[index].endswith(" ") and column.changes_last_spaces(length):
+                        reason = f"it ends with spaces, which {column.shown} would not store unchanged"
+                        rejected = RejectedRow(partition, self._offset_in(fields), self._columns[index], reason)
+                        raise rejected.error(f"table {self._output}", wanted)
+            yield partition, line
+
+    def _offset_in(self, fields: Sequence[str]) -> int | None:
+        offset = fields[self._columns.index(OFFSET_COLUMN)] if OFFSET_COLUMN in self._columns else NULL
+        return int(offset) if offset.lstrip("-").isdigit() else None
+
+    def _rejected_line(self, error: "psycopg.Error", lines: FrameLines) -> RejectedRow | None:
+        """Return the row that COPY rejected: PostgreSQL reports its line number, and the rows are read again."""
+        if (found := _COPY_LINE.search(error.diag.context or "")) is None:
+            return None
+        row = next(itertools.islice(lines, int(found["line"]) - 1, None), None)
+        if row is None:
+            return None
+        partition, line = row
+        fields = line.split("\t")
+        # Column names can contain colons and commas, so the longest match is the right one.
+        named = [name for name in self._columns if found["rest"].startswith(f", column {RENAMED.get(name, name)}")]
+        with_nul = [name for name, field in zip(self._columns, fields, strict=False) if "\0" in field]
+        return RejectedRow(
+            partition,
+            self._offset_in(fields),
+            max(named, key=len, default=with_nul[0] if with_nul else None),
+            self._error_text(error),
+        )
+
+
 def _copy_statement(columns: Iterable[str]) -> "Composed":
     """Return the COPY statement for the temporary table; it has no parameters, so percent signs are not doubled."""
     from psycopg import sql
@@ -224,7 +246,7 @@ def _copy_statement(columns: Iterable[str]) -> "Composed":
     return sql.SQL("COPY pg_temp.marshal_rows ({}) FROM STDIN").format(names)
 
 
-def _value_errors() -> "tuple[type[psycopg.Error], ...]":
+def value_errors() -> "tuple[type[psycopg.Error], ...]":
     """Return the exceptions with which PostgreSQL or a trigger rejects a value."""
     import psycopg
     from psycopg import errors

@@ -39,6 +39,7 @@ from marshal_dagster.sinks.kafka.notes import GroupsNote, PositionNote
 from marshal_dagster.sinks.kafka.range_write import Place, RecordQueue, Step
 from marshal_dagster.sinks.kafka.records import TIMESTAMP, FrameRecords, Record, check_record_columns, evaluated
 from marshal_dagster.sinks.output_groups import OutputGroups
+from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     OffsetsRead,
@@ -98,15 +99,6 @@ class NewGeneration(StrEnum):
     """Refuse ranges at which the topic may have records of an older generation."""
     APPEND = "append"
     """Append the new records after the old ones, which stay in the topic."""
-
-
-class RowWriter(StrEnum):
-    """The processes that send the records to Kafka."""
-
-    EXECUTORS = "executors"
-    """The tasks of Spark, each with the ranges that it has."""
-    DRIVER = "driver"
-    """The process of the run. All records pass through it."""
 
 
 class _Queue:

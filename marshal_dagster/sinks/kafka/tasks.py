@@ -14,7 +14,6 @@ from enum import StrEnum
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
-from marshal_dagster import errors
 from marshal_dagster.errors import MarshalError, UnavailableError
 from marshal_dagster.kafka.transactions import (
     Header,
@@ -27,18 +26,16 @@ from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.kafka.notes import new_attempt
 from marshal_dagster.sinks.kafka.range_write import Place, RangeSink, Step
 from marshal_dagster.sinks.kafka.records import REPLACED_TIMES, FrameRecords
+from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
 
 if TYPE_CHECKING:
     from pyarrow import Array, RecordBatch
-    from pyspark.sql import SparkSession
 
 _RESULTS: Final = "partition bigint, outcome string, text string, took_s double"
 _ARROW_BYTES: Final = 32_000_000
 """The maximum size of a batch of rows that Spark passes to Python."""
-_BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_NO_LIMIT: Final = 0
 _TASKS: Final = "spark.sql.shuffle.partitions"
 
 
@@ -50,7 +47,7 @@ class _Outcome(StrEnum):
     """A record was rejected, and nothing was written."""
     FENCED = "fenced"
     FAILED = "failed"
-    """The text is the name of an error's class, a blank, and its message."""
+    """The text is that of `error_as_text`."""
 
 
 _STEPS: Final[Mapping[_Outcome, Step | None]] = {
@@ -85,7 +82,7 @@ def write_in_tasks(
     notes = place.notes.newest(sink._patience_s)
     with (
         task_secret(spark, pickle.dumps(sink._connection.detached())) as secret,
-        _arrow_batches(spark, records.largest),
+        limited_batches(spark, max(1, _ARROW_BYTES // max(1, records.largest))),
     ):
         task = _RangeTask(
             sink._with_connection(None), place.topic_id, dict(notes), place.notes.next_offset, counts, secret
@@ -132,23 +129,7 @@ class _Result:
         if self.outcome is _Outcome.FENCED:
             raise sink._fenced_error(self.range_, self.took_s)
         if self.outcome is _Outcome.FAILED:
-            kind, _, text = self.text.partition(" ")
-            raise getattr(errors, kind)(text)
-
-
-@contextmanager
-def _arrow_batches(spark: "SparkSession", largest: int) -> Iterator[None]:
-    """Limit the rows of an Arrow batch, so that a batch of large rows fits into memory."""
-    before = int(spark.conf.get(_BATCH_ROWS) or _NO_LIMIT)
-    limit = max(1, _ARROW_BYTES // max(1, largest))
-    if 0 < before <= limit:
-        yield
-        return
-    spark.conf.set(_BATCH_ROWS, limit)
-    try:
-        yield
-    finally:
-        spark.conf.set(_BATCH_ROWS, before)
+            raise error_from_text(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +178,7 @@ class _RangeTask:
         except RecordRejectedError as rejected:
             return _Result(wanted, _Outcome.REJECTED, str(rejected))
         except MarshalError as error:
-            kind = next(kind for kind in type(error).__mro__ if vars(errors).get(kind.__name__) is kind)
-            return _Result(wanted, _Outcome.FAILED, f"{kind.__name__} {error}")
+            return _Result(wanted, _Outcome.FAILED, error_as_text(error))
         return _Result(wanted, _Outcome.SKIPPED if step is None else _Outcome(step.value))
 
 

@@ -1,0 +1,251 @@
+"""The PostgreSQL sink, whose rows Spark's tasks copy into a staging table."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from pyspark.sql import functions as f
+
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
+from marshal_dagster.sinks import PostgresSink
+from marshal_dagster.sinks.conformance.target import never, part
+from marshal_dagster.sinks.database.task_rows import PREFIX
+from tests.sink_outputs import TABLE, hook, own_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RANGES = [part(0, 0, 10), part(1, 0, 10), part(2, 0, 10)]
+"""Three ranges, the last one without rows."""
+ROWS = sorted((partition, offset, f"message {offset}") for partition in range(2) for offset in range(10))
+
+
+class Output:
+    """A table in a schema of its own."""
+
+    def __init__(self, dsn: str, frame: "DataFrame") -> None:
+        self.dsn, self.schema = dsn, own_schema()
+        self.execute("CREATE SCHEMA {schema}")
+        self.sink().create_tables(frame.schema)
+
+    def sink(self, **options: Any) -> PostgresSink:  # noqa: ANN401 - the sink's options
+        """Return a sink, as another process opens it."""
+        return PostgresSink(self.dsn, TABLE, schema=self.schema, **options)
+
+    def execute(self, statement: str, **names: str) -> list[tuple[Any, ...]]:
+        """Execute a statement with the names of the schema and the table."""
+        given = {"schema": self.schema, "table": TABLE, **names}
+        composed = sql.SQL(statement).format(**{name: sql.Identifier(value) for name, value in given.items()})
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.execute(composed)
+            return cursor.fetchall() if cursor.description else []
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return the rows."""
+        return sorted(self.execute("SELECT kafka_partition, kafka_offset, value FROM {schema}.{table}"))
+
+    def staging_tables(self) -> list[str]:
+        """Return the names of the staging tables."""
+        found = self.execute("SELECT schemaname, tablename FROM pg_tables")
+        return [table for schema, table in found if schema == self.schema and table.startswith(PREFIX)]
+
+
+@pytest.fixture
+def frame(spark: "SparkSession") -> "DataFrame":
+    """The rows of two partitions, in four tasks."""
+    rows = spark.range(0, 20, numPartitions=4)
+    return rows.selectExpr("int(id % 2) partition", "id div 2 offset", "concat('message ', id div 2) value")
+
+
+@pytest.fixture
+def output(postgres: str, frame: "DataFrame") -> Output:
+    """An empty table."""
+    return Output(postgres, frame)
+
+
+def test_rows_come_from_tasks_and_nothing_else_is_left(output: Output, frame: "DataFrame") -> None:
+    """The driver evaluates no lines of its own. The staging table is there during the write, and gone afterwards."""
+    seen: dict[str, list[str]] = {}
+    sink = output.sink()
+    hook(sink, lambda step: seen.update({step: output.staging_tables()}))
+    sink._dialect.evaluated = never  # type: ignore[method-assign,assignment]
+
+    written = sink.write(frame, RANGES, never)
+
+    assert (set(written.taken), dict(written.rows)) == (set(RANGES), {0: 10, 1: 10, 2: 0})
+    assert [len(seen[step]) for step in ("evaluated", "copied", "moved", "committed")] == [1, 1, 1, 1]
+    assert output.staging_tables() == []
+    assert output.rows() == ROWS
+    assert set(output.sink().write(frame, RANGES, never).skipped) == set(RANGES)
+    assert output.rows() == ROWS
+
+
+def killing(column: Any, mark: Path, when: Callable[[str], bool]) -> Any:  # noqa: ANN401 - columns of either kind
+    """Return a column whose computation kills the worker process once."""
+    path = str(mark)
+
+    def compute(value: str) -> str:
+        if when(value):
+            try:
+                open(path, "x").close()  # noqa: PTH123 - the code runs without this module's imports
+            except FileExistsError:
+                return value
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
+
+    compute.__module__ = when.__module__ = "__main__"
+    return f.udf(compute, "string")(column)
+
+
+def test_a_killed_task_leaves_nothing_that_counts(output: Output, frame: "DataFrame", tmp_path: Path) -> None:
+    """The batch fails in one line, and the next one writes each row once."""
+    mark = tmp_path / "killed"
+    dying = frame.withColumn("value", killing(f.col("value"), mark, lambda value: value == "message 7"))
+    with pytest.raises(UnavailableError, match="a Spark task that copied rows has died"):
+        output.sink().write(dying, RANGES, never)
+    assert mark.exists()
+    assert (output.rows(), output.staging_tables()) == ([], [])
+
+    output.sink().write(dying, RANGES, never)
+
+    assert output.rows() == ROWS
+
+
+def test_rows_of_a_task_that_does_not_count_are_not_moved(output: Output, frame: "DataFrame") -> None:
+    """Spark ran a task twice: the rows of the other attempt are in the staging table, with another mark."""
+
+    def copy_again(step: str) -> None:
+        if step == "evaluated":
+            (table,) = output.staging_tables()
+            output.execute(
+                "INSERT INTO {schema}.{staging} (kafka_partition, kafka_offset, value, marshal_task_attempt) "
+                "SELECT kafka_partition, kafka_offset, value, 7 FROM {schema}.{staging}",
+                staging=table,
+            )
+
+    sink = output.sink()
+    hook(sink, copy_again)
+    sink.write(frame, RANGES, never)
+    assert output.rows() == ROWS
+
+
+def test_the_table_of_a_dead_run_is_dropped_by_the_next(output: Output, frame: "DataFrame") -> None:
+    """That of a living run stays: the run holds its lock."""
+    prefix = f"{PREFIX}{'0' * 8}_"
+    seen: list[str] = []
+    sink = output.sink()
+
+    def look(step: str) -> None:
+        if step == "evaluated":
+            seen.extend(output.staging_tables())
+
+    hook(sink, look)
+    sink.write(frame, RANGES, never)
+    prefix = seen[0].rpartition("_")[0]
+    dead, alive = f"{prefix}_dead", f"{prefix}_alive"
+    for name in (dead, alive):
+        output.execute("CREATE UNLOGGED TABLE {schema}.{name} (a int)", name=name)
+    with holding(output.dsn, alive):
+        output.sink().write(frame, [part(0, 10, 20), part(1, 10, 20)], never)
+    assert output.staging_tables() == [alive]
+
+
+@contextmanager
+def holding(dsn: str, table: str) -> Iterator[None]:
+    """Hold the lock of a staging table, as its run does."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (table,))
+        yield
+
+
+def test_a_batch_that_has_lost_its_claim_writes_nothing(output: Output, frame: "DataFrame") -> None:
+    """The claims are checked after the rows are staged, and before they are moved."""
+
+    def lost() -> None:
+        assert output.staging_tables()
+        raise SinkRejectedError("the claim is lost")
+
+    with pytest.raises(SinkRejectedError, match="the claim is lost"):
+        output.sink().write(frame, RANGES, never, lost)
+    assert (output.rows(), output.staging_tables()) == ([], [])
+
+
+def test_a_crash_of_the_server_that_empties_the_staging_table_is_noticed(output: Output, frame: "DataFrame") -> None:
+    """PostgreSQL empties unlogged tables after a crash. Nothing is written then."""
+
+    def crash(step: str) -> None:
+        if step == "evaluated":
+            output.execute("TRUNCATE {schema}.{staging}", staging=output.staging_tables()[0])
+
+    sink = output.sink()
+    hook(sink, crash)
+    with pytest.raises(SinkRejectedError):
+        sink.write(frame, RANGES, never)
+    assert output.rows() == []
+    output.sink().write(frame, RANGES, never)
+    assert output.rows() == ROWS
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "reason"),
+    [
+        ("varchar(9)", "if(offset = 7 and partition = 1, 'message 10', value)", "too long"),
+        ("varchar(9)", "if(offset = 7 and partition = 1, 'message 7 ', value)", "ends with spaces"),
+        ("text CHECK (value <> 'bad')", "if(offset = 7 and partition = 1, 'bad', value)", "check constraint"),
+        ("text", "if(offset = 7 and partition = 1, 'a\\0b', value)", "NUL"),
+        ("text", "if(offset = 7 and partition = 1, string(X'61FF'), value)", "not UTF-8"),
+    ],
+)
+def test_a_row_that_the_table_rejects_is_named(
+    output: Output, frame: "DataFrame", declared: str, value: str, reason: str
+) -> None:
+    """The driver finds the row, whether COPY, the move or the sink itself rejects it."""
+    output.execute("ALTER TABLE {schema}.{table} DROP COLUMN value")
+    output.execute(f"ALTER TABLE {{schema}}.{{table}} ADD COLUMN value {declared}")
+    with pytest.raises(SinkRejectedError, match=reason) as error:
+        output.sink().write(frame.withColumn("value", f.expr(value)), RANGES, never)
+    assert "partition 1, offset 7" in str(error.value)
+    assert (output.rows(), output.staging_tables()) == ([], [])
+
+
+def test_empty_texts_nulls_and_signs_of_csv_are_kept(spark: "SparkSession", postgres: str) -> None:
+    """Neither a quote nor a line break ends a field, and an empty text is not null."""
+    texts = ["", None, '"', '""', "a,b", "a\nb", "a\r\nb", "\\N", "\\.", " ", "NULL", "é\U0001f600", "a\tb", "'", "\\"]
+    rows = spark.createDataFrame(list(enumerate(texts)), "offset bigint, value string")
+    rows = rows.select(f.lit(0).alias("partition"), "offset", "value")
+    output = Output(postgres, rows)
+    output.sink().write(rows, [part(0, 0, 100)], never)
+    assert [
+        value for *_, value in output.execute("SELECT kafka_offset, value FROM {schema}.{table} ORDER BY kafka_offset")
+    ] == texts
+
+
+def test_a_role_that_may_not_create_tables_is_refused_in_one_line(
+    output: Output, frame: "DataFrame", postgres: str
+) -> None:
+    """With the driver as the writer the same role can write."""
+    role = f"writer_{output.schema}"
+    output.execute("CREATE ROLE {role} LOGIN", role=role)
+    output.execute("GRANT USAGE ON SCHEMA {schema} TO {role}", role=role)
+    output.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}", role=role)
+    dsn = psycopg.conninfo.make_conninfo(postgres, user=role)
+    with pytest.raises(ConfigurationError, match="Grant it CREATE on the schema, or use written_by='driver'"):
+        PostgresSink(dsn, TABLE, schema=output.schema).write(frame, RANGES, never)
+    assert output.rows() == []
+    PostgresSink(dsn, TABLE, schema=output.schema, written_by="driver").write(frame, RANGES, never)
+    assert output.rows() == ROWS
+
+
+def test_an_older_generation_is_replaced_from_the_staging_table(output: Output, frame: "DataFrame") -> None:
+    """Rows of the offsets that the new batch has read or that it has rows for are replaced."""
+    output.sink().write(frame, RANGES, never)
+    newer = [part(number, 0, 10, generation=1, epoch=20) for number in range(3)]
+    rows = frame.withColumn("value", f.concat(f.lit("new "), "value"))
+    output.sink().write(rows, newer, lambda: {number: [(0, 10)] for number in range(3)})
+    assert output.rows() == [(partition, offset, f"new {value}") for partition, offset, value in ROWS]
