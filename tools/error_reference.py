@@ -75,6 +75,8 @@ INTERNAL: Final = {
     "sinks.conformance.interrupts.SimulatedDeathError": "The conformance kit ends a writer with it.",
     "sinks.database.sink._OffsetsNeededError": "A database sink catches it, reads the offsets and tries again.",
     "sinks.database.dialect.LocksOutdatedError": "A database sink catches it and tries again.",
+    "sinks.database.dialect.TransactionConflictError": "A database sink catches it and begins again.",
+    "sinks.database.task_rows._DoubtfulRowError": "A task reports it, and the driver writes the batch.",
     "sinks.files.hadoop_storage.PublishOutcomeUnknownError": (
         "An `OSError` with which the file sink recognises that a file may still be published."
     ),

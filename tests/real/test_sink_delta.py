@@ -118,7 +118,7 @@ def slow_append(target: DeltaTarget, commit: Commit, marks: tuple[Path, Path], v
             time.sleep(0.05)
         return value
 
-    slow = target.frame([(0, 0, value)]).withColumn("value", f.udf(pause, "string")("value"))
+    slow = target.frame([(0, 0, value)]).withColumn("value", f.udf(pause, "string", useArrow=False)("value"))
     options = {"userMetadata": commit.to_metadata(), "txnAppId": APPLICATION, "txnVersion": str(commit.number)}
     slow.write.format("delta").mode("append").options(**options).save(str(target.path))
 
@@ -133,7 +133,8 @@ def test_delta_lets_no_two_commits_of_a_number_overlap(spark: "SparkSession", tm
     target.frame([(0, 9, "old")]).write.format("delta").save(str(table))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(slow_append, target, Commit(1, "slow"), (begun, may_continue), "slow")
-        wait_until(begun.exists, "the first writer writes its rows")
+        wait_until(lambda: begun.exists() or first.done(), "the first writer writes its rows")
+        assert begun.exists(), first.exception()
         try:
             fast = target.frame([(0, 0, "fast")])
             fast.write.format("delta").mode("append").options(txnAppId=APPLICATION, txnVersion="1").save(str(table))

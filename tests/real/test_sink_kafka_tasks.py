@@ -112,7 +112,8 @@ def test_a_task_whose_range_another_run_takes_over_adds_nothing(
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(written(stale, spark, [part(0, 0, 10, epoch=1)])))
     thread.start()
-    wait_until(at_step.exists, "the task is at the step")
+    wait_until(lambda: at_step.exists() or found, "the task is at the step")
+    assert at_step.exists(), found
     later = written(successor, spark, [part(0, 0, 10, epoch=2)])
     may_continue.touch()
     thread.join()

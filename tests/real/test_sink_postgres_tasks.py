@@ -100,7 +100,7 @@ def killing(column: Any, mark: Path, when: Callable[[str], bool]) -> Any:  # noq
         return value
 
     compute.__module__ = when.__module__ = "__main__"
-    return f.udf(compute, "string")(column)
+    return f.udf(compute, "string", useArrow=False)(column)
 
 
 def test_a_killed_task_leaves_nothing_that_counts(output: Output, frame: "DataFrame", tmp_path: Path) -> None:
