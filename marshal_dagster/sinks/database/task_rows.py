@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 
 from marshal_dagster._internal.postgres import be_only_creator
-from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import without_partitions
 from marshal_dagster.sinks.database.column_types import TableColumn
@@ -28,7 +28,6 @@ from marshal_dagster.sinks.database.staged_rows import PostgresRows, value_error
 from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches
-from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
@@ -120,7 +119,8 @@ def rows_of_tasks(
 
     Raises:
         ConfigurationError: The role may not create tables in the schema.
-        UnavailableError: A task has died, or the database cannot be reached.
+        UnavailableError: The database cannot be reached.
+        Exception: Spark's error for a task that failed or died, as it comes from the user's code too.
     """
     table = f"{_prefix(dialect)}{secrets.token_hex(8)}"
     with _held(dialect, table), _staging_table(dialect, table, frame.columns):
@@ -231,13 +231,7 @@ def _copy(
     )
     with task_secret(spark, pickle.dumps(dialect)) as secret, limited_batches(spark, _ROWS_AT_ONCE):
         task = _CopyTask(secret, table, tuple(column_names(frame.columns)[1:]))
-        try:
-            found = rows.mapInArrow(task, _RESULTS).collect()
-        except Exception as error:
-            raise UnavailableError(
-                f"table {dialect.output}: a Spark task that copied rows has died ({first_line(error)}); nothing was "
-                "written. Run the batch again"
-            ) from error
+        found = rows.mapInArrow(task, _RESULTS).collect()
     return [tuple(row) for row in found]
 
 
