@@ -1,10 +1,11 @@
 """Helpers with which sinks select the rows to write and persist them on the executors during a write."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from marshal_dagster.sinks.sink import PARTITION_COLUMN
+from marshal_dagster.spark.interrupts import unless_interrupted
 from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
@@ -31,15 +32,3 @@ def persisted(frame: "DataFrame") -> Iterator["DataFrame"]:
     rows = frame.persist(StorageLevel.MEMORY_AND_DISK)
     with unless_interrupted(rows.unpersist):
         yield rows
-
-
-@contextmanager
-def unless_interrupted(clean_up: Callable[[], object]) -> Iterator[None]:
-    """Call `clean_up` at the end of the block and after an error, but not after an interrupt."""
-    try:
-        yield
-    except Exception:
-        clean_up()
-        raise
-    else:
-        clean_up()

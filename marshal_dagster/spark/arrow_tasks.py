@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_dagster import errors
 from marshal_dagster.errors import MarshalError
+from marshal_dagster.spark.interrupts import unless_interrupted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,13 +32,8 @@ def limited_batches(spark: "SparkSession", most_rows: int) -> Iterator[None]:
         yield
         return
     spark.conf.set(_BATCH_ROWS, most_rows)
-    try:
+    with unless_interrupted(lambda: spark.conf.set(_BATCH_ROWS, before)):
         yield
-    except Exception:
-        spark.conf.set(_BATCH_ROWS, before)
-        raise
-    else:  # after an interrupt the JVM would answer only after its current job
-        spark.conf.set(_BATCH_ROWS, before)
 
 
 def error_as_text(error: MarshalError) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marshal_dagster.spark import connect
+from marshal_dagster.spark.interrupts import unless_interrupted
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -56,13 +57,8 @@ def task_secret(spark: "SparkSession", secret: bytes) -> Iterator[TaskSecret]:
         yield TaskSecret(share, _add_file(spark, other))
         return
     broadcast = spark.sparkContext.broadcast(other)
-    try:
+    with unless_interrupted(broadcast.destroy):
         yield TaskSecret(share, broadcast)
-    except Exception:
-        broadcast.destroy()
-        raise
-    else:  # after an interrupt the JVM would answer only after its current job
-        broadcast.destroy()
 
 
 def _add_file(spark: "SparkSession", content: bytes) -> str:

@@ -163,11 +163,7 @@ class CopiedRows(PostgresRows):
         """
         super().__init__(dialect, error_text, ids, columns)
         self._lines = lines
-        self._limited = {
-            index: column
-            for index, name in enumerate(columns)
-            if (column := there.get(RENAMED.get(name, name))) and column.type in {"varchar", "bpchar"}
-        }
+        self._limited = limited_columns(columns, there)
 
     def stage(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
         """Copy all rows to the temporary table, whose columns have the output's types.
@@ -236,6 +232,15 @@ class CopiedRows(PostgresRows):
             max(named, key=len, default=with_nul[0] if with_nul else None),
             self._error_text(error),
         )
+
+
+def limited_columns(columns: Iterable[str], there: Mapping[str, TableColumn]) -> dict[int, TableColumn]:
+    """Return the columns that may change spaces at the end of a string, by their place among `columns`."""
+    return {
+        index: column
+        for index, name in enumerate(columns)
+        if (column := there.get(RENAMED.get(name, name))) and column.type in {"varchar", "bpchar"}
+    }
 
 
 def _copy_statement(columns: Iterable[str]) -> "Composed":

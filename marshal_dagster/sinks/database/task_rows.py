@@ -22,9 +22,9 @@ from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import without_partitions
 from marshal_dagster.sinks.database.column_types import TableColumn
-from marshal_dagster.sinks.database.dialect import RANGE_COLUMN, RENAMED, Dialect, Fragment, column_names
+from marshal_dagster.sinks.database.dialect import RANGE_COLUMN, Dialect, Fragment, column_names
 from marshal_dagster.sinks.database.pg_copy import column_text
-from marshal_dagster.sinks.database.staged_rows import PostgresRows, value_errors
+from marshal_dagster.sinks.database.staged_rows import PostgresRows, limited_columns, value_errors
 from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches
@@ -253,10 +253,9 @@ def _is_doubtful(frame: "DataFrame", there: Mapping[str, TableColumn]) -> "Colum
     is_doubtful = f.lit(False)  # noqa: FBT003
     if nested:
         is_doubtful = text_check(t.StructType(nested), refuse_nul=True).problem.isNotNull()
-    for name in frame.columns:
-        column = there.get(RENAMED.get(name, name))
-        if column is not None and column.type in {"varchar", "bpchar"}:
-            is_doubtful = is_doubtful | f.coalesce(f.col(quoted(name)).cast("string").endswith(" "), f.lit(False))  # noqa: FBT003
+    for index in limited_columns(frame.columns, there):
+        text = f.col(quoted(frame.columns[index])).cast("string")
+        is_doubtful = is_doubtful | f.coalesce(text.endswith(" "), f.lit(False))  # noqa: FBT003
     return is_doubtful
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.caching import unless_interrupted
 from marshal_dagster.spark import connect
+from marshal_dagster.spark.interrupts import unless_interrupted
 from marshal_dagster.spark.session import is_local
 
 if TYPE_CHECKING:
