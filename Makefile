@@ -241,6 +241,11 @@ $(UV_READY): Makefile
 	@$(call in_turn,build) build/uv/bin/pip install --quiet uv==$(UV_VERSION)
 	@touch $@
 
+.PHONY: free-disk
+free-disk: $(UV_READY) ## removes what uv's cache keeps of PySpark, which is built again when it is needed
+	$(UV) cache clean pyspark
+	$(UV) cache prune
+
 .PHONY: lock
 lock: $(UV_READY) ## writes both locks from pyproject.toml (UPGRADE=1: with the newest versions)
 	$(LOCK) --group dev --output-file requirements.lock >/dev/null
