@@ -120,8 +120,9 @@ test-stress: java $(READY) ## runs each test twenty times beside four busy proce
 # Each version has an environment of its own in build/platforms. PySpark is built from source once for each version.
 PLATFORMS = UV=$(CURDIR)/$(UV) $(BIN)/python -m tests.platforms
 .PHONY: test-platforms test-pythons test-dagsters test-brokers docs-platforms
-test-platforms: java $(READY) $(UV_READY) ## runs tests on each Spark version: VERSIONS="3.5 4.2" SHORT=1
+test-platforms: java mariadb $(READY) $(UV_READY) ## runs tests on each Spark version, then the tutorial: VERSIONS="3.5 4.2" SHORT=1
 	$(PLATFORMS) spark $(VERSIONS) $(if $(SHORT),--short) $(if $(CI),--keep-results)
+	$(if $(VERSIONS)$(SHORT),,$(PLATFORMS) tutorial)
 
 test-pythons: $(READY) $(UV_READY) ## runs the fast tests on each Python from 3.11 on that is installed
 	$(PLATFORMS) python $(VERSIONS)

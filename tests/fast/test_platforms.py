@@ -46,6 +46,14 @@ def test_a_version_without_a_package_leaves_out_the_tests_that_need_it() -> None
     assert found["3.5"].not_tested.keys() == {"variants", "Spark Connect"}
 
 
+def test_the_tutorial_runs_on_the_oldest_and_the_newest_pair() -> None:
+    """Each target of the tutorial has its own Python, and no extra that its Spark lacks."""
+    spark = {target.version: target for target in targets_of(Kind.SPARK)}
+    found = [(target.requires, target.python) for target in targets_of(Kind.TUTORIAL)]
+    assert found == [(("pyspark==3.5.*",), "3.11"), (("pyspark==4.2.*",), "3.13")]
+    assert targets_of(Kind.TUTORIAL)[0].without_extras == spark["3.5"].without_extras
+
+
 def test_the_newest_row_of_a_version_counts(tmp_path: Path) -> None:
     """A later row replaces an earlier one, but a short run does not replace a whole run of the same code."""
     file = tmp_path / "rows.jsonl"

@@ -10,6 +10,7 @@ from tests.platforms.targets import TARGETS, Kind, Target, targets_of
 PAGE: Final = TOP / "docs" / "platforms.md"
 _COMMANDS: Final = {
     Kind.SPARK: "make test-platforms",
+    Kind.TUTORIAL: "make test-platforms",
     Kind.PYTHON: "make test-pythons",
     Kind.DAGSTER: "make test-dagsters",
     Kind.BROKER: "make test-brokers",
@@ -17,9 +18,13 @@ _COMMANDS: Final = {
 _INTRODUCTIONS: Final = {
     Kind.SPARK: """## Spark
 
-On each version the tests claim and read batches, write through each sink (files, Delta Lake, PostgreSQL, Kafka), kill
-sessions and repeat their batches, decode records, and run at most once. `spark_settings` and `delta_settings` choose
-the jars that fit.""",
+On each version the tests claim and read batches, write through each sink (files, Delta Lake, PostgreSQL, MariaDB,
+Kafka), kill sessions and repeat their batches, decode records, and run at most once. `spark_settings` and
+`delta_settings` choose the jars that fit.""",
+    Kind.TUTORIAL: """## The tutorial
+
+The files of the [tutorial](tutorial.md): a run, a failed run that the sensor repeats, and the totals; and the
+[script without Dagster](plain-python.md). Both run on the oldest Spark and Python, and on newer ones.""",
     Kind.PYTHON: """## Python
 
 The fast tests, which need neither Java nor a service.""",
@@ -66,6 +71,7 @@ def _line(target: Target, row: PlatformRow) -> str:
     tests = f"{row.passed + row.failed}{', the short list' if row.is_short else ''}"
     with_ = {
         Kind.SPARK: f"Spark {row.installed}, Scala {row.scala}, Python {row.python}",
+        Kind.TUTORIAL: f"Spark {row.installed}, Scala {row.scala}, Python {row.python}",
         Kind.PYTHON: f"Python {row.installed}",
         Kind.DAGSTER: f"Dagster {row.installed}, Python {row.python}",
         Kind.BROKER: f"Kafka {row.installed}",

@@ -14,7 +14,7 @@ class PlatformRow:
     """The result of the tests with one version."""
 
     kind: str
-    """What the version is of: spark, python, dagster or broker."""
+    """What the version is of: spark, tutorial, python, dagster or broker."""
     version: str
     """The version of the target, such as `3.5`."""
     installed: str

@@ -24,7 +24,8 @@ BROKER_VARIABLE: Final = "MARSHAL_TEST_BROKER"
 PREFIX: Final = "RUN_WITH"
 """The environment variable with a command that runs each pytest, such as `nice`."""
 _NO_TESTS: Final = 5
-_FREE: Final = {Kind.SPARK: ("pyspark", "py4j"), Kind.DAGSTER: ("dagster",)}
+_WITH_SPARK: Final = (Kind.SPARK, Kind.TUTORIAL)
+_FREE: Final = {Kind.SPARK: ("pyspark", "py4j"), Kind.TUTORIAL: ("pyspark", "py4j"), Kind.DAGSTER: ("dagster",)}
 """The beginnings of the names of packages that a target chooses the versions of."""
 
 
@@ -84,7 +85,7 @@ def run(
         passed=counts.passed,
         failed=len(counts.failures),
         seconds=round(counts.seconds, 1),
-        scala=build.scala if build and target.kind is Kind.SPARK else "",
+        scala=build.scala if build and target.kind in _WITH_SPARK else "",
         python=_python_version(python),
         is_short=is_short or bool(only),
         failures=counts.failures,
@@ -101,10 +102,9 @@ def prepare(target: Target) -> Path:
     """
     if target.kind is Kind.BROKER:
         return Path(sys.executable)
-    wanted = target.version if target.kind is Kind.PYTHON else "3.11"
-    found = interpreter(wanted)
+    found = interpreter(target.python)
     if found is None:
-        raise NotThereError(f"Python {wanted} was not found")
+        raise NotThereError(f"Python {target.python} was not found")
     lowest = pinned(TOP / "requirements-lowest.lock")["dagster"]
     requires = [requirement.format(lowest=lowest) for requirement in target.requires]
     free = _FREE.get(target.kind, ())
@@ -171,7 +171,7 @@ def _spark_of(python: Path) -> SparkBuild | None:
 
 
 def _installed(target: Target, python: Path, build: SparkBuild | None) -> str:
-    if target.kind is Kind.SPARK:
+    if target.kind in _WITH_SPARK:
         return build.release if build else "unknown"
     return installed_version(python, "dagster") if target.kind is Kind.DAGSTER else _python_version(python)
 

@@ -13,6 +13,7 @@ class Kind(StrEnum):
     """What a version is a version of."""
 
     SPARK = "spark"
+    TUTORIAL = "tutorial"
     PYTHON = "python"
     DAGSTER = "dagster"
     BROKER = "broker"
@@ -35,6 +36,8 @@ class Target:
     version: str
     requires: tuple[str, ...] = ()
     """Requirements that take the place of the locked versions."""
+    python: str = "3.11"
+    """The version of Python that runs the tests."""
     tests: tuple[str, ...] = ()
     """Pytest's arguments for the whole run."""
     short: tuple[str, ...] = ()
@@ -88,7 +91,10 @@ SPARK_TESTS: Final = (
     "tests/real/test_sink_delta.py",
     "tests/real/test_sink_kafka.py::test_rows_become_records",
     "tests/real/test_sink_kafka.py::test_a_process_killed_at_each_step",
+    "tests/real/test_sink_kafka_tasks.py",
     "tests/real/test_sink_postgres_spark.py",
+    "tests/real/test_sink_postgres_tasks.py",
+    "tests/real/test_sink_mariadb_spark.py",
     "tests/real/test_spark_job_control.py",
     "tests/real/test_kafka_secured.py::test_spark_reads_through_tls_with_a_password",
     f"{_TAKEOVER}::test_half_each_of_what_was_not_written",
@@ -99,6 +105,7 @@ SPARK_TESTS: Final = (
     f"{_CLUSTER}::test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once",
     f"{_CLUSTER}::test_a_failing_task_is_not_retried_at_most_once",
 )
+TUTORIAL_TESTS: Final = ("tests/real/test_examples.py",)
 FAST_TESTS: Final = ("-m", "not thorough", "tests/fast", "--ignore", "tests/fast/test_import_contracts.py")
 BROKER_TESTS: Final = (
     "tests/real/test_race.py",
@@ -127,11 +134,22 @@ def _spark(
         Kind.SPARK,
         version,
         (f"pyspark=={version}.*",),
-        SPARK_TESTS,
-        SPARK_SHORT,
-        frozenset(without),
-        {**missing_packages(SparkBuild(version, scala)), **(missing or {})},
-        left_out or {},
+        tests=SPARK_TESTS,
+        short=SPARK_SHORT,
+        without_extras=frozenset(without),
+        missing={**missing_packages(SparkBuild(version, scala)), **(missing or {})},
+        left_out=left_out or {},
+    )
+
+
+def _tutorial(spark: str, python: str, *, without: Sequence[str] = ()) -> Target:
+    return Target(
+        Kind.TUTORIAL,
+        f"{spark}-python-{python}",
+        (f"pyspark=={spark}.*",),
+        python,
+        TUTORIAL_TESTS,
+        without_extras=frozenset(without),
     )
 
 
@@ -155,10 +173,12 @@ TARGETS: Final = (
         left_out={"Spark Connect": "its client has retry policies and progress from PySpark 4.0 on"},
     ),
     *(_spark(version) for version in ("4.0", "4.1", "4.2", "4.3")),
-    *(Target(Kind.PYTHON, version, (), FAST_TESTS) for version in ("3.11", "3.12", "3.13")),
-    Target(Kind.DAGSTER, "lowest", ("dagster=={lowest}",), FAST_TESTS),
-    Target(Kind.DAGSTER, "newest", ("dagster",), FAST_TESTS),
-    *(Target(Kind.BROKER, version, (), BROKER_TESTS) for version in ("2.8.2", "3.5.2", "3.9.1", "4.3.1")),
+    _tutorial("3.5", "3.11", without=("connect",)),
+    _tutorial("4.2", "3.13"),
+    *(Target(Kind.PYTHON, version, (), version, FAST_TESTS) for version in ("3.11", "3.12", "3.13")),
+    Target(Kind.DAGSTER, "lowest", ("dagster=={lowest}",), tests=FAST_TESTS),
+    Target(Kind.DAGSTER, "newest", ("dagster",), tests=FAST_TESTS),
+    *(Target(Kind.BROKER, version, tests=BROKER_TESTS) for version in ("2.8.2", "3.5.2", "3.9.1", "4.3.1")),
 )
 
 
