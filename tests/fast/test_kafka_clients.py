@@ -105,6 +105,7 @@ def reached(make: Make, connection: KafkaConnection, reason: str = "") -> str:
     return message
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", MAKERS)
 def test_nothing_that_listens_is_told_within_the_time_out(
     kind: str, unused_port: int, capfd: pytest.CaptureFixture[str]
@@ -115,6 +116,7 @@ def test_nothing_that_listens_is_told_within_the_time_out(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough
 def test_a_name_that_is_not_known_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     """The error for an unknown host name shows the name and advises to check bootstrap_servers."""
     message = reached(MAKERS["admin"], connection_to("no-such-host.invalid:9092", timeout_s=1), "Failed to resolve")
@@ -123,6 +125,7 @@ def test_a_name_that_is_not_known_is_told(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough
 def test_of_several_servers_the_one_that_fails_is_named(unused_port: int) -> None:
     """If one of several servers has an unknown name, the message shows that server."""
     connection = connection_to(f"127.0.0.1:{unused_port},no-such-host.invalid:9092", timeout_s=1)
@@ -130,6 +133,7 @@ def test_of_several_servers_the_one_that_fails_is_named(unused_port: int) -> Non
     assert "Failed to resolve 'no-such-host.invalid:9092'" in message
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_port_that_says_nothing_is_told_within_the_time_out(
     kind: str, serve: Callable[[bytes | None], int], capfd: pytest.CaptureFixture[str]
@@ -141,6 +145,7 @@ def test_a_port_that_says_nothing_is_told_within_the_time_out(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough
 def test_a_port_that_closes_each_connection_is_told(serve: Callable[[bytes | None], int]) -> None:
     """If a server closes each connection, the message names the usual cause."""
     message = reached(MAKERS["producer"], connection_to(serve(b"")), "the server closes the connection")
@@ -148,6 +153,7 @@ def test_a_port_that_closes_each_connection_is_told(serve: Callable[[bytes | Non
     assert "check security_protocol" in message
 
 
+@pytest.mark.thorough
 def test_what_answers_but_is_not_kafka_is_told_without_waiting(serve: Callable[[bytes | None], int]) -> None:
     """If the server is not Kafka, retrying cannot help, so the client fails long before its time-out."""
     port = serve(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -159,6 +165,7 @@ def test_what_answers_but_is_not_kafka_is_told_without_waiting(serve: Callable[[
     clients.close_client(client, log)
 
 
+@pytest.mark.thorough
 def test_a_server_without_tls_is_told(serve: Callable[[bytes | None], int]) -> None:
     """If the client uses TLS and the server does not, the message names SSL and `security_protocol`."""
     message = reached(MAKERS["admin"], connection_to(serve(b"\x00" * 64), security_protocol="SSL"), "SSL")
@@ -166,6 +173,7 @@ def test_a_server_without_tls_is_told(serve: Callable[[bytes | None], int]) -> N
     assert "security_protocol" in message
 
 
+@pytest.mark.thorough
 def test_topics_that_cannot_be_asked_tell_why(unused_port: int) -> None:
     """If a broker is down, `Topics` raises an error with the reason. A best-effort commit returns the error as text."""
     with Topics(connection_to(unused_port)) as topics, time_from(REFUSED):
@@ -428,6 +436,7 @@ def test_letting_go_does_not_wait_for_a_name(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough
 def test_check_reachable_uses_the_connections_own_time_out(unused_port: int) -> None:
     """`check_reachable` raises an error within the time-out of the connection if no broker answers."""
     with time_from(REFUSED), pytest.raises(UnavailableError, match=REFUSED):
@@ -465,6 +474,7 @@ def test_a_file_that_holds_no_certificate_is_refused(tmp_path: Path) -> None:
         MAKERS["admin"](connection_to(9092, security_protocol="SSL", ssl_ca_location=str(path)))
 
 
+@pytest.mark.thorough
 def test_what_a_client_logs_goes_to_python_at_debug(unused_port: int, caplog: pytest.LogCaptureFixture) -> None:
     """The client library's log lines are forwarded at DEBUG with the client's id, and at no other level."""
     with caplog.at_level(logging.DEBUG):

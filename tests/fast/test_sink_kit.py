@@ -425,7 +425,7 @@ WRONG: Mapping[type[SqliteSink], str] = {
 }
 
 
-SLOW = (TwoTransactions, UndoesInFinally)
+SLOW = (NoLock, TwoTransactions, UndoesInFinally)
 
 
 @pytest.mark.parametrize(
