@@ -49,7 +49,7 @@ from marshal_dagster.jobs.batch import (
     build_reprocess_job,
 )
 from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, SECRETS
-from marshal_dagster.ops.user_function import PROCESS_ARGUMENTS, check_arguments
+from marshal_dagster.ops.user_function import check_arguments, process_arguments
 from marshal_dagster.resources.claimer import DEFAULT_HEARTBEAT_INTERVAL_S, ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
@@ -250,7 +250,8 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     For each topic it creates the asset, the topic asset, a job with schedule, the reprocess job, checks and sensors.
     The topics share the resources.
 
-    Override `get_asset_spec` or `execute` in a subclass, and name the subclass as the type in YAML.
+    Override `get_asset_spec`, `execute` or `execute_without_frame` in a subclass, and name the subclass as the type in
+    YAML.
 
     Example:
         ```yaml
@@ -277,7 +278,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         default=None,
         description="The function that processes a batch: `file.py:function` in the folder of this file, or "
         "`package.module:function`. It takes context, batch and frame; in effectively_once it returns the rows for the "
-        "output. Left out only by a subclass that overrides `execute`.",
+        "output. Left out only by a subclass that overrides `execute` or `execute_without_frame`.",
     )
     connection: ConnectionModel = Field(description="The Kafka cluster.")
     coordination_connection: ConnectionModel | None = Field(
@@ -315,6 +316,14 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     )
     pool: str | None = Field(default=None, description="Dagster's concurrency pool of the assets.")
     retry_policy: RetryPolicyModel | None = Field(default=None, description="Dagster's retry policy of the assets.")
+    with_frame: bool = Field(
+        default=True,
+        description="Whether runs start Spark and read each batch (default). If false, the function takes context and "
+        "batch, for example to process the batch with `run_with_pipes`.",
+    )
+    required_resource_keys: list[str] = Field(
+        default_factory=list, description="Further resources that the function uses, such as a client of Dagster Pipes."
+    )
     spark_config: dict[str, str] | None = Field(
         default=None, description="Spark settings that replace or extend those of the library."
     )
@@ -431,6 +440,26 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         rows: DataFrame | None = self._function(context, batch, frame)
         return rows
 
+    def execute_without_frame(self, context: AssetExecutionContext, batch: "ClaimedBatch") -> None:
+        """Process one batch if `with_frame` is false, in the place of `execute`.
+
+        Args:
+            context: The context of the asset.
+            batch: The batch, with its id, ranges and delivery mode.
+
+        Example:
+            ```python
+            class OrdersOnEMR(ClaimedTopicComponent):
+                with_frame: bool = False
+                required_resource_keys: list[str] = ["emr"]
+                job_flow: dict[str, Any]
+
+                def execute_without_frame(self, context, batch):
+                    run_with_pipes(context, batch, context.resources.emr, run_job_flow_params=self.job_flow)
+            ```
+        """
+        self._function(context, batch)
+
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Build the definitions of the component.
 
@@ -470,15 +499,19 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         """Return the function that processes batches, with the name and place of the user's code."""
         if self.function is not None:
             self._function = _load(context, self.function, "function")
-            check_arguments(self._function, PROCESS_ARGUMENTS)
-        elif type(self).execute is ClaimedTopicComponent.execute:
-            raise ConfigurationError("function is missing: name the function that processes a batch")
-        is_own = self._function is not None and type(self).execute is ClaimedTopicComponent.execute
+            check_arguments(self._function, process_arguments({"with_frame": self.with_frame}))
+        execute = self.execute if self.with_frame else self.execute_without_frame
+        is_overridden = getattr(type(self), execute.__name__) is not getattr(ClaimedTopicComponent, execute.__name__)
+        if self._function is None and not is_overridden:
+            raise ConfigurationError(
+                f"function is missing: name the function that processes a batch, or override {execute.__name__} in a "
+                "subclass"
+            )
 
-        def process(context: AssetExecutionContext, batch: "ClaimedBatch", frame: "DataFrame") -> "DataFrame | None":
-            return self.execute(context, batch, frame)
+        def process(*arguments: Any) -> Any:  # noqa: ANN401 - those of `execute` or `execute_without_frame`
+            return execute(*arguments)
 
-        return wraps(self._function if is_own else self.execute)(process)
+        return wraps(execute if is_overridden else self._function)(process)
 
     def _topics(self) -> list[str]:
         if (self.topic is None) == (not self.topics):
@@ -502,6 +535,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             sink=self._sink(context, topic),
             ranges=None if self.ranges is None else RangeOptions(**self.ranges.model_dump()),
             claimer_key=claimer_key,
+            required_resource_keys=self.required_resource_keys,
             spark_key=names.spark_key,
             spark_config=self.spark_config if names.spark_key == self.spark_key else None,  # the own resource has it
             **{name: getattr(self, name) for name in _WORK_OPTIONS},
@@ -551,7 +585,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
 
     def _own_spark_key(self, base: str) -> str | None:
         """Return the key of the component's own Spark resource; None if it has none, or the extra is not installed."""
-        has_own = self.spark_key is None and find_spec("dagster_pyspark") is not None
+        has_own = self.with_frame and self.spark_key is None and find_spec("dagster_pyspark") is not None
         return f"{base}_pyspark" if has_own else None
 
     def _spark_resources(self, base: str) -> dict[str, Any]:
@@ -637,6 +671,7 @@ _WORK_OPTIONS: Final = (
     "min_partitions",
     "start",
     "time_budget_s",
+    "with_frame",
 )
 """The fields of the component that are `WorkOptions` of the same name."""
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import dagster as dg
 import pytest
@@ -36,6 +36,9 @@ ATTRIBUTES: dict[str, Any] = {
 PROCESS = '''
 def count(context, batch, frame):
     """Count."""
+def send(context, batch):
+    """Send."""
+    context.log.info(context.resources.pipes)
 sink = object()
 '''
 
@@ -56,7 +59,7 @@ def built(
         (path / "process.py").write_text(PROCESS)
         with sandbox.load_component_and_build_defs(path) as (made, definitions):
             assert isinstance(made, of)
-            elsewhere = dg.Definitions(resources={given["spark_key"]: object()} if "spark_key" in given else {})
+            elsewhere = dg.Definitions(resources={"pipes": object(), given.get("spark_key", "spark"): object()})
             dg.Definitions.validate_loadable(dg.Definitions.merge(definitions, elsewhere))
             return definitions
 
@@ -73,7 +76,7 @@ class Executed:
         assert config.max_records == 7
         self.specs.append(spec)
         process: Any = spec.process
-        self.results.append(process(context, "batch", "frame"))
+        self.results.append(process(context, "batch", "frame") if spec.with_frame else process(context, "batch"))
         return self
 
     def run(self) -> bool:
@@ -273,6 +276,39 @@ def test_a_subclass_overrides_spec_and_execution(executed: Executed) -> None:
     assert executed.results == [("north", key, "batch", "frame")]
 
 
+class Remote(ClaimedTopicComponent):
+    """A component whose batches are processed outside of the run."""
+
+    with_frame: bool = False
+    required_resource_keys: list[str] = ["pipes"]  # noqa: RUF012 - pydantic copies it
+    job: str
+    seen: ClassVar[list[Any]] = []
+
+    def execute_without_frame(self, context: dg.AssetExecutionContext, batch: Any) -> None:  # noqa: ANN401
+        """Record the arguments, the job and the resource."""
+        self.seen.append((context.asset_key, batch, self.job, context.resources.pipes))
+
+
+def test_a_subclass_processes_batches_without_a_frame(executed: Executed) -> None:
+    """The run starts no Spark, and the method has the resources that the component requires."""
+    found = built(of=Remote, function=None, job="parse", max_records=7)
+    key = dg.AssetKey("orders")
+    assert set(found.resources or {}) == {"orders_claimer", "orders_rationalizer"}
+    resources = {**(found.resources or {}), "pipes": "a client"}
+    assert dg.materialize([unbound(found, key)], resources=resources).success
+    assert Remote.seen == [(key, "batch", "parse", "a client")]
+    (spec,) = executed.specs
+    assert (spec.with_frame, spec.spark_key) == (False, None)
+
+
+def test_a_function_without_a_frame_needs_no_subclass(executed: Executed) -> None:
+    """`with_frame` and the keys of resources may be set in YAML; the asset has the name of the function."""
+    found = built(function="process.py:send", with_frame=False, required_resource_keys=["pipes"], max_records=7)
+    asset = unbound(found, dg.AssetKey("send"))
+    assert dg.materialize([asset], resources={**(found.resources or {}), "pipes": "a client"}).success
+    assert executed.results == [None]
+
+
 def test_the_component_is_a_public_name() -> None:
     """YAML may name it at the top level of the package."""
     assert built(of=ClaimedTopicComponent, type_name="marshal_dagster.ClaimedTopicComponent").assets
@@ -326,7 +362,11 @@ def test_what_is_not_wanted_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"function": None}, "function is missing"),
+        ({"function": None}, "function is missing: .* or override execute in a subclass"),
+        ({"function": None, "with_frame": False}, "override execute_without_frame in a subclass"),
+        ({"with_frame": False}, r"a run calls it with \(context, batch\)"),
+        ({"function": "process.py:send"}, r"a run calls it with \(context, batch, frame\)"),
+        ({"function": "process.py:send", "with_frame": False, "count_records": True}, "count_records would have"),
         ({"topics": ["orders"]}, "set either topic or topics"),
         ({"topic": None}, "set either topic or topics"),
         ({"topic": None, "topics": ["a.b", "a-b"]}, "assets of the same name"),
