@@ -14,6 +14,7 @@ from psycopg import sql
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, MariaDBSink, PostgresSink
+from marshal_dagster.sinks.database.task_rows import PREFIX
 from tests.sink_conformance import Frame, Output, Row, intervals
 
 TYPES = {"partition": IntegerType(), "offset": LongType(), "value": StringType()}
@@ -238,6 +239,12 @@ class PostgresOutput(FakeOutput):
                 )
             )
             return sorted(found.fetchall())
+
+    def staging_tables(self) -> list[str]:
+        """Return the names of the tables that tasks fill."""
+        with psycopg.connect(self.dsn) as connection:
+            found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (self.schema,))
+            return [name for (name,) in found if name.startswith(PREFIX)]
 
     def sweep(self) -> None:
         """Do nothing, because the server rolls back what was not committed."""

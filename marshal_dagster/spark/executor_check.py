@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 ARROW: Final = ("pandas", "pyarrow")
 """The packages with which Spark passes rows to Python as Arrow batches. The driver needs them too."""
 _MISSING: Final = re.compile(r"No module named '(?P<name>[\w.]+)'")
+_PLACE: Final = re.compile(r"\(TID \d+\) \((?P<host>\S+) executor")
+_ROWS: Final = 10_000
+"""The rows of the probe. Spark divides them among all task slots, so each executor runs it."""
+_MOST_PLACES: Final = 3
 _checked: "WeakKeyDictionary[SparkSession, set[str]]" = WeakKeyDictionary()
 """The packages that the executors of a session have."""
 
@@ -35,22 +39,28 @@ def check_executors(spark: "SparkSession", packages: Sequence[str], otherwise: s
         return
     _check_driver(otherwise)
     try:
-        rows = spark.range(1).mapInArrow(_probe(wanted), "missing string").collect()
-        missing = sorted(row.missing for row in rows)
+        rows = spark.range(_ROWS).mapInArrow(_probe(wanted), "host string, python string, missing string").collect()
     except Exception as error:
-        found = _MISSING.search(str(error))
-        if found is None:
-            raise ConfigurationError(
-                f"the executors of this session cannot run Python functions on Arrow batches ({first_line(error)}): "
-                f"give them the driver's version of Python, or {otherwise}"
-            ) from error
-        missing = [found["name"]]
-    if missing:
+        text = f"{error} {vars(error)}"  # PySpark keeps Java's text, which has the host, in a field
+        place = f" on {found['host']}" if (found := _PLACE.search(text)) else ""
+        if missing := _MISSING.search(text):
+            raise _missing_error([missing["name"]], place, otherwise) from error
         raise ConfigurationError(
-            f"the Python of this session's executors has no {' and no '.join(missing)}: install it there, or "
-            f"{otherwise}"
-        )
+            f"the executors{place} cannot run Python functions on Arrow batches ({first_line(error)}): "
+            f"give them the driver's version of Python, or {otherwise}"
+        ) from error
+    if rows:
+        places = sorted({f"{row.host} ({row.python})" for row in rows})
+        more = f" and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
+        place = f" on {', '.join(places[:_MOST_PLACES])}{more}"
+        raise _missing_error({row.missing for row in rows}, place, otherwise)
     _checked.setdefault(spark, set()).update(wanted)
+
+
+def _missing_error(names: Iterable[str], place: str, otherwise: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the Python of the executors{place} has no {' and no '.join(sorted(names))}: install it there, or {otherwise}"
+    )
 
 
 def _check_driver(otherwise: str) -> None:
@@ -66,15 +76,22 @@ def _check_driver(otherwise: str) -> None:
 
 
 def _probe(packages: Sequence[str]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return a function that yields the names of packages that are missing where it runs."""
+    """Return a function that yields each package that is missing where it runs, with the host and the Python."""
 
     def missing(_: Iterable[Any]) -> Iterator[Any]:
         import importlib.util
+        import socket
+        import sys
 
         import pyarrow as pa
 
         names = [name for name in packages if importlib.util.find_spec(name) is None]
-        yield pa.RecordBatch.from_pydict({"missing": pa.array(names, pa.string())})
+        columns = {
+            "host": [socket.gethostname()] * len(names),
+            "python": [sys.executable] * len(names),
+            "missing": names,
+        }
+        yield pa.RecordBatch.from_pydict({name: pa.array(values, pa.string()) for name, values in columns.items()})
 
     missing.__module__ = "__main__"  # so that its code is pickled, because the executors may not have this package
     return missing

@@ -1,5 +1,7 @@
 """The check whether executors have the packages of a sink's tasks."""
 
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +15,8 @@ from marshal_dagster.spark.executor_check import check_executors
 class Row:
     """A row of the probe's result."""
 
-    def __init__(self, missing: str) -> None:
-        self.missing = missing
+    def __init__(self, host: str, python: str, missing: str) -> None:
+        self.host, self.python, self.missing = host, python, missing
 
 
 class Session:
@@ -29,7 +31,7 @@ class Session:
 
     def mapInArrow(self, function: Callable[[Any], Iterator[pa.RecordBatch]], _: str) -> "Session":  # noqa: N802 - Spark's name
         """Return the frame of the function's result."""
-        self._rows = [Row(name) for batch in function(iter(())) for name in batch.column(0).to_pylist()]
+        self._rows = [Row(**row) for batch in function(iter(())) for row in batch.to_pylist()]
         return self
 
     def collect(self) -> list[Row]:
@@ -51,7 +53,11 @@ def test_packages_that_are_there_are_looked_for_once() -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (None, "has no a_package and no another: install it there, or wait"),
+        (None, rf"on {socket.gethostname()} \({sys.executable}\) has no a_package and no another: install .* or wait"),
+        (
+            Exception("Lost task 0.3 in stage 1.0 (TID 4) (10.0.0.7 executor 2): No module named 'pandas'"),
+            "the Python of the executors on 10.0.0.7 has no pandas: install",
+        ),
         (Exception("Traceback:\nModuleNotFoundError: No module named 'pyarrow'\n"), "has no pyarrow: install"),
         (
             Exception("PYTHON_VERSION_MISMATCH"),
@@ -66,6 +72,16 @@ def test_what_is_missing_is_one_line(error: Exception | None, expected: str) -> 
         with pytest.raises(ConfigurationError, match=expected):
             check_executors(session, ["another", "a_package"], "wait")
     assert session.jobs == 2
+
+
+def test_at_most_three_places_are_named() -> None:
+    """A cluster can have hundreds of executors."""
+    session: Any = Session()
+    session.mapInArrow = lambda *_: session
+    session._rows = [Row(f"host{number}", "/python", "psycopg") for number in range(5) for _ in range(2)]
+    with pytest.raises(ConfigurationError) as error:
+        check_executors(session, ["psycopg"], "wait")
+    assert "on host0 (/python), host1 (/python), host2 (/python) and 2 more has no psycopg: install" in str(error.value)
 
 
 def test_a_driver_without_arrow_is_told_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,15 @@
 """A code location in which every secret setting has a value. `test_security` searches where these values appear.
 
-The run writes its first batch to PostgreSQL and fails in Spark in the second. Before it ends it saves the pages of the
-Spark UI and the arguments of all processes.
+The run writes its first batch to PostgreSQL and Kafka from Spark's tasks, and fails in Spark in the second. Before it
+ends it saves the pages of the Spark UI, the arguments of all processes, and the functions of its tasks.
 """
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.request import urlopen
 
 import dagster as dg
-import psutil
 
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.jobs.batch import build_claimed_batch_job
@@ -19,9 +18,9 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
-from marshal_dagster.sinks import PostgresSink
+from marshal_dagster.sinks import KafkaSink, PostgresSink
 from marshal_dagster.spark.reader import read_ranges
-from tests.conditions import WITHIN_S
+from tests.real.canaries import arguments_of_processes, functions_kept, seen_on_pages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 FOLDER = Path(os.environ["TEST_FOLDER"])
 PREFIXES = os.environ["TEST_PREFIXES"].split()
 """The prefixes of the variables of more connections, with each of which Spark reads one record."""
-PAGES = ("environment/", "SQL/", "SQL/execution/?id=0", "jobs/", "stages/", "executors/")
-ANSWERS = ("environment", "sql?details=true&planDescription=true", "jobs", "stages")
+OUTPUTS = dict(zip(("MARSHAL_DATA_", "MARSHAL_"), os.environ["TEST_OUTPUTS"].split(), strict=True))
+"""The prefixes of the variables of connections, and the topic that tasks with this connection write to."""
 SPARK = {
     "spark.master": "local[1]",
     "spark.driver.memory": "512m",
@@ -43,19 +42,8 @@ SPARK = {
 
 
 def _look(spark: "SparkSession") -> None:
-    context = spark.sparkContext
-    site = str(context.uiWebUrl)
-    addresses = [
-        *(f"{site}/{page}" for page in PAGES),
-        *(f"{site}/api/v1/applications/{context.applicationId}/{answer}" for answer in ANSWERS),
-    ]
-    seen = []
-    for address in addresses:
-        with urlopen(address, timeout=WITHIN_S) as answer:  # noqa: S310 - the URL of the test's own session
-            seen.append(answer.read())
-    (FOLDER / "pages").write_bytes(b"\n".join(seen))
-    arguments = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
-    (FOLDER / "processes").write_text("\n".join(arguments))
+    (FOLDER / "pages").write_bytes(seen_on_pages(str(spark.sparkContext.uiWebUrl)))
+    (FOLDER / "processes").write_text(arguments_of_processes())
 
 
 def _work(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":
@@ -72,11 +60,16 @@ def _work(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame
         context.log.info("%r %r", connection, other.collect())
         other.explain(extended=True)
     sink.create_tables(rows.schema)
+    for prefix, topic in OUTPUTS.items():
+        writer = KafkaSink(KafkaConnection.from_environment(prefix=prefix), topic)
+        writer.write(rows.withColumnRenamed("text", "value"), batch.ranges, dict)
     context.log.info("%s %r %r", batch, rows.count(), context.resources.claimer)
     frame.explain(extended=True)
     return rows
 
 
+kept = ExitStack()
+kept.enter_context(functions_kept(FOLDER / "functions"))
 sink = PostgresSink(os.environ["TEST_DSN"], "canaries")
 work = build_claimed_batch_op(_work, name="work", topic="orders", sink=sink, spark_config=SPARK, max_records=1)
 works_then_fails = build_claimed_batch_job(work, name="works_then_fails")

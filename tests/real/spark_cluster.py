@@ -66,8 +66,14 @@ class SparkCluster:
         """The URL of the master, for a session."""
         return f"spark://{HOST}:{self.port}"
 
+    @property
+    def events(self) -> Path:
+        """The folder for event logs of sessions."""
+        return self.folder / "events"
+
     def start(self) -> None:
         """Start all processes and wait until the workers are registered."""
+        self.events.mkdir()
         self._spawn("master.Master", "--host", HOST, "--port", str(self.port), "--webui-port", str(self.page))
         for _ in range(WORKERS):
             self.add_worker()

@@ -170,6 +170,10 @@ class Table:
         """Read the table."""
         return self._output.rows()
 
+    def staging_tables(self) -> list[str]:
+        """Return the names of the staging tables."""
+        return self._output.staging_tables()
+
 
 class MariaDBTable:
     """A table in its own database of MariaDB."""

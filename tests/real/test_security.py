@@ -44,7 +44,8 @@ from marshal_dagster.sinks.conformance.target import never, part, rows_of
 from marshal_dagster.sinks.kafka.sink import NOTES_SETTINGS
 from tests.cli import Answer, call, start
 from tests.conditions import WITHIN_S, wait_until
-from tests.kafka_outputs import KafkaOutput
+from tests.kafka_outputs import KafkaOutput, committed
+from tests.real.canaries import has_executions, leaks
 from tests.real.isolated_client import IsolatedClient
 from tests.real.isolated_script import ROOT, IsolatedScript
 from tests.real.secured_kafka import STORE_PASSWORD, SecuredKafka, secured_kafka
@@ -415,8 +416,9 @@ def test_a_secret_is_found_nowhere(
     """Secrets are neither in the files of a run that fails, nor in what other users see, nor on the command line.
 
     The folder has runs, events, run config, metadata and compute logs. It also has Spark's event log, the pages of
-    Spark's UI, and the arguments of all processes.
+    Spark's UI, the functions of tasks that write to PostgreSQL and Kafka, and the arguments of all processes.
     """
+    plain = KafkaConnection(bootstrap_servers=secured.servers["PLAINTEXT"])
     names = ("password", "key-password", "database", "client-secret", "of-an-option")
     canaries = {name: f"canary-{name}-{os.urandom(6).hex()}" for name in names}
     secured.make_user("canary", canaries["password"])
@@ -425,6 +427,9 @@ def test_a_secret_is_found_nowhere(
             for user in ("User:canary", "User:CN=client"):
                 others = ["canaries" if word == "shops" else word for word in command[4:]]
                 grant(secured, [*command[:3], user, *others])
+    outputs = dict.fromkeys(("canary", "CN=client"), "")
+    for number, user in enumerate(outputs):
+        outputs[user] = topic_for(secured, user, f"canaries-{number}")
     for user in ("canary-client", "CN=stored"):
         secured.grant(user, "READ", "TOPIC", "orders")
     secured.provider.client_secrets["canary-client"] = canaries["client-secret"]
@@ -436,6 +441,7 @@ def test_a_secret_is_found_nowhere(
         "TEST_FOLDER": str(tmp_path),
         "TEST_DSN": f"{postgres}&password={canaries['database']}",
         "TEST_GROUP": "canaries",
+        "TEST_OUTPUTS": " ".join(outputs.values()),
     }
 
     PostgresSink(environment["TEST_DSN"], "canaries").create_tables()
@@ -454,16 +460,29 @@ def test_a_secret_is_found_nowhere(
     assert "certificate verify failed" in answer.err
     assert not [each for each in secrets if each in answer.out + answer.err]
 
-    files = [each for each in tmp_path.rglob("*") if each.is_file()]
     assert secured.provider.signatures
     secrets |= set(secured.provider.signatures)
-    leaks = [(file, secret) for file in files for secret in secrets if secret.encode() in file.read_bytes()]
-    assert leaks == []
+    assert leaks(secrets, [tmp_path]) == []
+    assert {"_CopyTask", "_RangeTask", "TaskSecret"} <= words_in(tmp_path / "functions")
+    assert [len(committed(plain, topic)) for topic in outputs.values()] == [1, 1]
     assert {"spark.driver.memory", "KafkaRelation"} <= words_in(tmp_path / "pages")
     assert {"canary_location.py", "org.apache.spark.deploy.SparkSubmit"} <= words_in(tmp_path / "processes")
     assert {"ASSET_MATERIALIZATION", "STEP_FAILURE", "purpose"} <= words_in(tmp_path / "works_then_fails.log")
-    assert any("SparkListenerSQLExecutionStart" in each.read_text(errors="replace") for each in files)
+    assert has_executions(tmp_path)
     assert not [each for each in secrets if each in capfd.readouterr().err]
+
+
+def topic_for(secured: SecuredKafka, user: str, topic: str) -> str:
+    """Create a topic that this user may fill. Return its name."""
+    admin = KafkaConnection(bootstrap_servers=secured.servers["PLAINTEXT"])
+    with Topics(admin) as topics:
+        assert topics.create(topic, 1, 1)
+    assert KafkaSink(admin, topic).create_notes()
+    for command in granted(PAGE.read_text()):
+        if command[3] == "User:writer":
+            others = [word.replace("orders-upper", topic) for word in command[4:]]
+            grant(secured, [*command[:3], f"User:{user}", *others])
+    return topic
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::dagster.PreviewWarning")  # of Pipes itself

@@ -1,6 +1,7 @@
 """The PostgreSQL sink, whose rows Spark's tasks copy into a staging table."""
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from tests.sink_outputs import TABLE, hook, own_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 RANGES = [part(0, 0, 10), part(1, 0, 10), part(2, 0, 10)]
 """Three ranges, the last one without rows."""
 ROWS = sorted((partition, offset, f"message {offset}") for partition in range(2) for offset in range(10))
@@ -226,19 +228,73 @@ def test_empty_texts_nulls_and_signs_of_csv_are_kept(spark: "SparkSession", post
     ] == texts
 
 
-def test_a_role_that_may_not_create_tables_is_refused_in_one_line(
-    output: Output, frame: "DataFrame", postgres: str
-) -> None:
-    """With the driver as the writer the same role can write."""
+@pytest.fixture
+def role(output: Output) -> Iterator[str]:
+    """A role with exactly the rights of docs/security.md, also on the database."""
     role = f"writer_{output.schema}"
     output.execute("CREATE ROLE {role} LOGIN", role=role)
-    output.execute("GRANT USAGE ON SCHEMA {schema} TO {role}", role=role)
-    output.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}", role=role)
-    dsn = psycopg.conninfo.make_conninfo(postgres, user=role)
-    with pytest.raises(ConfigurationError, match="Grant it CREATE on the schema, or use written_by='driver'"):
-        PostgresSink(dsn, TABLE, schema=output.schema).write(frame, RANGES, never)
+    output.execute("REVOKE TEMPORARY ON DATABASE postgres FROM PUBLIC")
+    for grant in granted(output, role):
+        output.execute(grant)
+    yield role
+    output.execute("GRANT TEMPORARY ON DATABASE postgres TO PUBLIC")
+
+
+def granted(output: Output, role: str) -> list[str]:
+    """Return the statements of the page, for an output and a role."""
+    page = SECURITY.read_text().partition("## The rights in PostgreSQL")[2].partition("## ")[0]
+    statements = re.findall(r"^(GRANT .*);$", page, re.MULTILINE)
+    names = {"shop": "postgres", "public.orders": f"public.{TABLE}", "public": output.schema, "marshal": role}
+    for name, own in names.items():
+        statements = [re.sub(rf"\b{name}\b", own, statement) for statement in statements]
+    return statements
+
+
+def sink_of(output: Output, role: str, **options: Any) -> PostgresSink:  # noqa: ANN401 - the sink's options
+    """Return a sink that connects as a role."""
+    dsn = psycopg.conninfo.make_conninfo(output.dsn, user=role)
+    return PostgresSink(dsn, TABLE, schema=output.schema, **options)
+
+
+def test_the_rights_of_the_role_are_enough_and_needed(output: Output, frame: "DataFrame", role: str) -> None:
+    """The role can write and replace rows. Without each right the error is a line with the statement that grants it."""
+    sink = sink_of(output, role)
+    sink.write(frame, RANGES, never)
+    for newer, grant in enumerate(granted(output, role), 1):
+        output.execute(grant.replace("GRANT", "REVOKE").replace(" TO ", " FROM "))
+        ranges = [part(number, 0, 10, generation=newer, epoch=10 + newer) for number in range(3)]
+        with pytest.raises(ConfigurationError) as error:
+            sink.write(frame, ranges, lambda: {key: [(0, 10)] for key in range(3)})
+        assert f"execute `{grant}`" in str(error.value)
+        assert "\n" not in str(error.value)
+        assert (output.rows(), output.staging_tables()) == (ROWS, [])
+        output.execute(grant)
+        sink.write(frame, ranges, lambda: {key: [(0, 10)] for key in range(3)})
+        assert output.rows() == ROWS
+
+
+def test_a_role_without_delete_writes_until_rows_must_be_replaced(
+    output: Output, frame: "DataFrame", role: str
+) -> None:
+    """Then the error has the right, and nothing is changed."""
+    output.execute("REVOKE DELETE ON {schema}.{table} FROM {role}", role=role)
+    sink = sink_of(output, role)
+    sink.write(frame, RANGES, never)
+    newer = [part(number, 0, 10, generation=1, epoch=20) for number in range(3)]
+    with pytest.raises(ConfigurationError, match=f"execute `GRANT DELETE ON {output.schema}.{TABLE} TO {role}`"):
+        sink.write(frame, newer, lambda: {key: [(0, 10)] for key in range(3)})
+    assert (output.rows(), output.staging_tables()) == (ROWS, [])
+
+
+def test_the_driver_writes_for_a_role_that_may_not_create_tables(output: Output, frame: "DataFrame", role: str) -> None:
+    """Tasks cannot, and the error names the other way. Others can set up the output."""
+    output.execute("REVOKE CREATE ON SCHEMA {schema} FROM {role}", role=role)
+    with pytest.raises(ConfigurationError, match="or use written_by='driver', which needs no such right"):
+        sink_of(output, role).write(frame, RANGES, never)
+    with pytest.raises(ConfigurationError, match=r"TO [a-z0-9_]+`, or let another role call `create_tables`"):
+        sink_of(output, role).create_tables(frame.schema)
     assert output.rows() == []
-    PostgresSink(dsn, TABLE, schema=output.schema, written_by="driver").write(frame, RANGES, never)
+    sink_of(output, role, written_by="driver").write(frame, RANGES, never)
     assert output.rows() == ROWS
 
 

@@ -16,11 +16,14 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key
-from marshal_dagster.sinks import DeltaSink, FileSink, delta_settings
+from marshal_dagster.sinks import DeltaSink, FileSink, PostgresSink, delta_settings
 from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.packages import delta_package
 from marshal_dagster.spark.session import SINGLE_EXECUTION
 from tests.conditions import wait_until
+from tests.kafka_outputs import KafkaOutput, committed
+from tests.real.canaries import SecretOutputs, has_executions, write_with_secrets
+from tests.real.executor_python import python_without, refused, write_with
 from tests.real.spark_cluster import WORKERS, SparkCluster, running_cluster
 from tests.real.spark_driver import (
     MESSAGES,
@@ -43,8 +46,18 @@ from tests.real.spark_driver import (
 from tests.real.spark_fixtures import has_delta
 from tests.real.test_kill_points_sinks import KafkaTopic, Table
 from tests.session_settings import INTERPRETED, SMALL_DELTA
+from tests.sink_outputs import TABLE
 
 SINGLE = tuple(SINGLE_EXECUTION.items())
+
+
+SHOWN = {
+    "spark.ui.enabled": "true",
+    "spark.ui.port": "0",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+}
+"""What other users can see of a session."""
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +73,18 @@ def work(cluster: SparkCluster, kafka: str, filled: str, shared_coordination_top
     if has_delta():
         fetch_connector(delta_package())
     delta = SMALL_DELTA | delta_settings() if has_delta() else {}
-    where = Where(cluster.master, tuple((INTERPRETED | delta).items()))
+    where = Where(
+        cluster.master, tuple((INTERPRETED | SHOWN | {"spark.eventLog.dir": cluster.events.as_uri()} | delta).items())
+    )
     return Work(where, kafka, shared_coordination_topic, filled, tmp_path / "output")
+
+
+@pytest.fixture
+def outputs(postgres: str, connection: KafkaConnection, tmp_path: Path) -> SecretOutputs:
+    """An empty table and an empty topic, which are reached with secrets."""
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    return SecretOutputs(Table(postgres), KafkaOutput(connection), folder)
 
 
 def key_of(work: Work) -> Key:
@@ -102,6 +125,38 @@ def test_effectively_once_into_a_topic(driver: Driver, work: Work, connection: K
     topic = KafkaTopic(connection)
     driver.call(write_into, work, topic.open())
     assert topic.rows() == messages()
+
+
+def test_a_secret_of_a_sink_that_tasks_use_is_found_nowhere(
+    driver: Driver, cluster: SparkCluster, work: Work, outputs: SecretOutputs
+) -> None:
+    """Neither functions of tasks, plans, pages and the event log have it, nor what master, workers and tasks print."""
+    driver.call(write_with_secrets, work, outputs, None)
+    outputs.check(cluster.folder)
+    assert has_executions(cluster.events)
+    assert list(cluster.folder.glob("*/*/*/stderr"))
+
+
+def test_executors_that_lack_what_a_sink_needs_are_refused_before_anything_is_written(
+    driver: Driver, work: Work, outputs: SecretOutputs, tmp_path: Path
+) -> None:
+    """One line has the host, the Python and what it lacks. The same executors suffice if the driver writes."""
+    table, topic = outputs.table, outputs.topic
+    without_psycopg = python_without(tmp_path / "no psycopg", "psycopg")
+    without_arrow = python_without(tmp_path / "no arrow", "pyarrow")
+
+    error = driver.call(refused, work, table.open(), without_psycopg)
+    assert f" ({without_psycopg}) has no psycopg: install it there, or use written_by='driver'" in error
+    error = driver.call(refused, work, topic.open(), without_arrow)
+    assert "the Python of the executors on 127.0.0.1 has no pyarrow: install it there, or use written_by=" in error
+    error = driver.call(refused, work, topic.open(), None)
+    assert "the executors on 127.0.0.1 cannot run Python functions on Arrow batches" in error
+    assert "give them the driver's version of Python, or use written_by='driver'" in error
+    assert (table.rows(), table.staging_tables(), committed(topic.connection, topic.topic)) == ([], [], [])
+
+    by_driver = PostgresSink(table.dsn, TABLE, schema=table.schema, written_by="driver")
+    driver.call(write_with, work, by_driver, without_arrow)
+    assert table.rows() == messages()
 
 
 def test_at_least_once(driver: Driver, work: Work) -> None:

@@ -32,9 +32,12 @@ from marshal_dagster.spark.packages import avro_package, delta_package
 from marshal_dagster.spark.reader import read_ranges
 from tests.avro_bytes import encode, framed
 from tests.conditions import WITHIN_S, wait_until
+from tests.kafka_outputs import KafkaOutput, committed
 from tests.protobuf_bytes import framed_message, orders_file
 from tests.real.batch_function import mark_when_at_work, values
+from tests.real.canaries import SecretOutputs, write_with_secrets
 from tests.real.conftest import MakeTopic
+from tests.real.executor_python import python_without, refused, write_with
 from tests.real.spark_driver import (
     Driver,
     Where,
@@ -55,9 +58,10 @@ from tests.real.spark_driver import (
 from tests.real.spark_fixtures import jars_beside_the_connector
 from tests.real.test_decoding import JSONS, MISFIT, ORDER_1, ORDER_2, batch, outcome
 from tests.real.test_decoding import messages as read_letters
-from tests.real.test_kill_points_sinks import KafkaTopic
+from tests.real.test_kill_points_sinks import KafkaTopic, Table
 from tests.registry import running_registry
 from tests.session_settings import INTERPRETED, SMALL_DELTA
+from tests.sink_outputs import TABLE
 
 SMALL = INTERPRETED | {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
 PAGE = free_port()
@@ -86,6 +90,14 @@ def work(
     server = start(home)
     yield Work(Where(server.url, token=server.token), kafka, shared_coordination_topic, filled, tmp_path / "output")
     logging.getLogger(__name__).info((home.folder / "server.log").read_text(errors="replace")[-5_000:])
+
+
+@pytest.fixture
+def outputs(postgres: str, connection: KafkaConnection, tmp_path: Path) -> SecretOutputs:
+    """An empty table and an empty topic, which are reached with secrets."""
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    return SecretOutputs(Table(postgres), KafkaOutput(connection), folder)
 
 
 def write_into_postgres(work: Work, dsn: str) -> None:
@@ -320,6 +332,39 @@ def test_the_servers_page_shows_no_secret(driver: Driver, work: Work) -> None:
         driver.call(fail_to_read, work, hidden)
         with urllib.request.urlopen(f"http://127.0.0.1:{PAGE}/connect/", timeout=WITHIN_S) as page:
             assert ("canary" in page.read().decode()) is not hidden
+
+
+def test_a_secret_of_a_sink_that_tasks_use_is_found_nowhere(
+    driver: Driver, home: ConnectServer, work: Work, outputs: SecretOutputs
+) -> None:
+    """Neither functions that the server gets and its pages have it, nor what the server prints."""
+    driver.call(write_with_secrets, work, outputs, f"http://127.0.0.1:{PAGE}")
+    outputs.check(home.folder)
+
+
+def test_executors_that_lack_what_a_sink_needs_are_refused_before_anything_is_written(
+    driver: Driver, work: Work, outputs: SecretOutputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line has what is missing, and where. The other way to write is named, and works."""
+    table, topic = outputs.table, outputs.topic
+    error = driver.call(refused, work, topic.open(), None)
+    assert "cannot run Python functions on Arrow batches" in error
+    assert "give them the driver's version of Python, or use written_by='driver'" in error
+    python = python_without(tmp_path / "python", "psycopg")
+    monkeypatch.setenv("PYSPARK_PYTHON", python)
+    another = ConnectServer(tmp_path / "server")
+    try:
+        server = another.start(SMALL)
+        work = replace(work, where=Where(server.url, token=server.token))
+        error = driver.call(refused, work, table.open(), python)
+        assert f" ({python}) has no psycopg: install it there, or use written_by='driver'" in error
+        assert (table.rows(), table.staging_tables(), committed(topic.connection, topic.topic)) == ([], [], [])
+        by_driver = PostgresSink(table.dsn, TABLE, schema=table.schema, written_by="driver")
+        driver.call(write_with, work, by_driver, python)
+        assert table.rows() == messages()
+    finally:
+        driver.call(stop_session)
+        another.stop()
 
 
 def test_a_wrong_token_and_a_missing_server_are_one_line(driver: Driver, work: Work) -> None:

@@ -34,6 +34,7 @@ from marshal_dagster.sinks.database.dialect import (
     StagedRows,
 )
 from marshal_dagster.sinks.database.pg_copy import FrameLines, evaluated, postgres_type
+from marshal_dagster.sinks.database.postgres_rights import check_may_create_tables, missing_grants
 from marshal_dagster.sinks.database.sink import DatabaseSink, TransactionHook
 from marshal_dagster.sinks.database.staged_rows import CopiedRows, PostgresRows
 from marshal_dagster.sinks.database.task_rows import TaskRows, TaskStagedRows, rows_of_tasks
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 _LONGEST_TIMEOUT_S = 2_147_483
 """The longest timeout that PostgreSQL accepts, in whole seconds."""
+_BY_OTHERS = "let another role call `create_tables`"
 _WITHOUT_POLICIES = "grant BYPASSRLS to the role, or disable row-level security on the sink's tables"
 
 _DECLARED: Final[Mapping[Kind, str]] = {
@@ -215,6 +217,7 @@ class PostgresDialect(Dialect["Connection"]):
 
     def create_own_tables(self, connection: "Connection") -> None:
         """Create the sink's own tables and their indexes."""
+        check_may_create_tables(connection, self.output, self.schema, _BY_OTHERS)
         be_only_creator(connection)
         for name, table in OWN_TABLES.items():
             parts = [
@@ -266,11 +269,14 @@ class PostgresDialect(Dialect["Connection"]):
         return postgres_type(name, data_type)
 
     def columns(self, connection: "Connection") -> Collection[str]:
-        """Return the names of the output's columns."""
-        return table_columns(connection, self.schema, self.table)
+        """Return the names of the output's columns. Raises `ConfigurationError` if the role has no right to it."""
+        found = table_columns(connection, self.schema, self.table)
+        if not found and (missing := missing_grants(connection, self.schema, self.table, replaces=True)):
+            raise self._missing_right(missing)
+        return found
 
     def check_output(self, connection: "Connection", types: "Mapping[str, DataType]") -> None:
-        """Check the columns' types, that the tables keep rows, and that no policy hides rows."""
+        """Check the columns' types, that the tables keep rows, that no policy hides rows, and the role's rights."""
         there = table_columns(connection, self.schema, self.table)
         check_column_types(self.output, types, there, {RANGE_COLUMN, *RENAMED.values()})
         tables = [self.table, POSITIONS, TAKEN]
@@ -286,6 +292,12 @@ class PostgresDialect(Dialect["Connection"]):
                 f"table {self.schema}.{name} has row-level security for this role, which could hide rows from the "
                 f"sink. To continue, {_WITHOUT_POLICIES}"
             )
+
+        if missing := missing_grants(connection, self.schema, self.table, replaces=False):
+            raise self._missing_right(missing)
+
+    def _missing_right(self, grants: Sequence[str]) -> ConfigurationError:
+        return ConfigurationError(f"table {self.output}: the role lacks rights: execute `{'; '.join(grants)}`")
 
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[FrameLines]:
         """Evaluate a frame as lines of COPY text."""
@@ -378,6 +390,16 @@ class PostgresDialect(Dialect["Connection"]):
             # Not chained: psycopg's errors can contain the connection string or a row.
             raise self._translated_error(error) from None
 
+    def _missing_grants(self) -> list[str]:
+        """Return the statements that grant what the role lacks; none if they cannot be found out."""
+        import psycopg
+
+        try:
+            with self._database.connect(is_one_transaction=True) as connection:
+                return missing_grants(connection, self.schema, self.table, replaces=True)
+        except psycopg.Error:
+            return []
+
     def _translated_error(self, error: "psycopg.Error") -> MarshalError:
         """Return the error as a `MarshalError`, in one line and without the password."""
         import psycopg
@@ -398,6 +420,8 @@ class PostgresDialect(Dialect["Connection"]):
             return ConfigurationError(f"table {self.output}: {said}. Create missing tables with `create_tables`")
         if isinstance(error, errors.InsufficientPrivilege) and "row-level security" in said:
             return ConfigurationError(f"table {self.output}: {said}. To continue, {_WITHOUT_POLICIES}")
+        if isinstance(error, errors.InsufficientPrivilege) and (missing := self._missing_grants()):
+            return self._missing_right(missing)
         outages = psycopg.OperationalError | psycopg.InterfaceError | errors.ReadOnlySqlTransaction
         if isinstance(error, outages) and not isinstance(error, errors.ProgramLimitExceeded):
             return UnavailableError(

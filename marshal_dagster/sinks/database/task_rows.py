@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 
 from marshal_dagster._internal.postgres import be_only_creator
-from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import without_partitions
 from marshal_dagster.sinks.database.column_types import TableColumn
 from marshal_dagster.sinks.database.dialect import RANGE_COLUMN, Dialect, Fragment, column_names
 from marshal_dagster.sinks.database.pg_copy import column_text
+from marshal_dagster.sinks.database.postgres_rights import check_may_create_tables
 from marshal_dagster.sinks.database.staged_rows import PostgresRows, limited_columns, value_errors
 from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
@@ -46,6 +47,7 @@ _SETTING: Final = "marshal_dagster.task"
 _ROWS_AT_ONCE: Final = 2_000
 """The rows of an Arrow batch, whose size is not known before they are computed."""
 _RESULTS: Final = "task bigint, partition bigint, records bigint, have_offsets boolean, error string"
+_BY_DRIVER: Final = "use written_by='driver', which needs no such right"
 _BEFORE_FIELDS: Final = 3
 _DOUBTFUL: Final = "doubtful"
 """The result of a task with a row that the table may reject or change."""
@@ -165,7 +167,7 @@ def _held(dialect: StagingDialect, table: str) -> Iterator[None]:
 @contextmanager
 def _staging_table(dialect: StagingDialect, table: str, columns: Sequence[str]) -> Iterator[None]:
     with dialect.transaction(lambda _: None) as connection:
-        _check_right(dialect, connection)
+        check_may_create_tables(connection, dialect.output, dialect.schema, _BY_DRIVER)
         be_only_creator(connection)
         staging = Fragment(dialect.quoted(dialect.schema, table))
         names = Fragment(", ".join(map(dialect.quoted, column_names(columns)[1:])))
@@ -185,15 +187,6 @@ def _staging_table(dialect: StagingDialect, table: str, columns: Sequence[str]) 
         yield
     finally:
         _drop(dialect, table)
-
-
-def _check_right(dialect: StagingDialect, connection: "Connection") -> None:
-    ((may_create,),) = connection.execute("SELECT has_schema_privilege(%s, 'CREATE')", (dialect.schema,)).fetchall()
-    if not may_create:
-        raise ConfigurationError(
-            f"table {dialect.output}: the role may not create tables in schema {dialect.schema}, which rows from "
-            "executors need. Grant it CREATE on the schema, or use written_by='driver'"
-        )
 
 
 def _drop(dialect: StagingDialect, table: str) -> None:
