@@ -4,12 +4,13 @@ The commands use it to reach the coordination topic's cluster and the data topic
 the variable that is wrong.
 """
 
+import difflib
 import getpass
 import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,11 @@ from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, is_name
 
 _SERVERS: Final = "MARSHAL_BOOTSTRAP_SERVERS"
+_PREFIX: Final = "MARSHAL_"
 _DATA_PREFIX: Final = "MARSHAL_DATA_"
+_SETTINGS: Final = tuple(field.name for field in fields(KafkaConnection))
+_SIMILAR: Final = 0.85
+"""How similar a misspelled name is to the right one; 1 is the same."""
 READING: Final = (Right.READ,)
 WRITING: Final = (Right.READ, Right.WRITE)
 
@@ -72,6 +77,18 @@ def data_connection_of(
     if environment.get(f"{_DATA_PREFIX}BOOTSTRAP_SERVERS", "").strip():
         return KafkaConnection.from_environment(environment, prefix=_DATA_PREFIX)
     return coordination
+
+
+def misspelled_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that look like a misspelled setting of a connection, each with the right name."""
+    found = {}
+    for name in sorted(environment):
+        prefix = next((prefix for prefix in (_DATA_PREFIX, _PREFIX) if name.startswith(prefix)), None)
+        if prefix is None or (setting := name.removeprefix(prefix).lower()) in _SETTINGS:
+            continue
+        for near in difflib.get_close_matches(setting, _SETTINGS, n=1, cutoff=_SIMILAR):
+            found[name] = f"{prefix}{near.upper()}"
+    return found
 
 
 def open_log(connection: KafkaConnection, topic: str) -> KafkaLog:

@@ -3,6 +3,7 @@
 The checks are in `doctor_checks`. This module connects to the clusters, runs the checks and shows the findings.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -10,11 +11,11 @@ from typing import Final
 
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
-from marshal_dagster.cli.connections import connection_of, data_connection_of
+from marshal_dagster.cli.connections import connection_of, data_connection_of, misspelled_variables
 from marshal_dagster.cli.doctor_checks import acls, brokers
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world, missing_topic, read_log
 from marshal_dagster.cli.doctor_checks.data_topics import check_data_topics
-from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding, not_checked, ok, problem
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding, not_checked, ok, problem, warning
 from marshal_dagster.cli.doctor_checks.go_consumers import check_go_consumers
 from marshal_dagster.cli.doctor_checks.machine import check_machine
 from marshal_dagster.cli.doctor_checks.senders import check_senders, newest
@@ -39,6 +40,9 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import KafkaInspector
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
+
+_WITHOUT_A_KAFKA: Final = ("no Kafka cluster is specified", "start Kafka there")
+"""Texts in errors of connections for which a Kafka on this machine is a fix."""
 
 app = command_group("Check what a deployment needs.")
 
@@ -82,6 +86,7 @@ class CheckedCluster:
 
 def check_kafka(options: DataLogOptions, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> Iterator[Finding]:
     """Check the connection, then the coordination topic, its log, and the data topics in the log."""
+    yield from _misspelled_variables()
     try:
         connection = connection_of(options)
         data_connection = data_connection_of(options.data_connection, connection)
@@ -112,9 +117,19 @@ def check_kafka(options: DataLogOptions, max_attempts: int = DEFAULT_MAX_ATTEMPT
         yield brokers.throttling(throttled_s, connection.bootstrap_servers)
 
 
+def _misspelled_variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    for name, right in misspelled_variables(environment).items():
+        yield warning(
+            "variables",
+            f"no setting of a connection is named {name}; did you mean {right}?",
+            "a variable with an unknown name is ignored, because it may belong to another program",
+            f"export {right}=...; unset {name}",
+        )
+
+
 def _connection_fix(error: MarshalError) -> str:
-    if isinstance(error, UnavailableError) and "start Kafka" not in str(error):
-        return "fix what is reported, then: marshal-dagster doctor"
+    if not any(text in str(error) for text in _WITHOUT_A_KAFKA):
+        return "correct what is reported, then: marshal-dagster doctor"
     return (
         "marshal-dagster kafka up (a Kafka for this machine), or name yours: export MARSHAL_BOOTSTRAP_SERVERS=HOST:PORT"
     )

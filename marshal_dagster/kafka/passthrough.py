@@ -63,6 +63,8 @@ _HAS_A_FIELD: Final[Mapping[str, str]] = {
     "sasl.oauthbearer.extensions": "oauth_extensions",
     "https.ca.location": "oauth_ca_location",
     "oauth_cb": "oauth_callback",
+    "sasl.jaas.config": "the fields of the mechanism, such as username and password, because librdkafka lacks it",
+    "ssl.truststore.location": "ssl_ca_location or ssl_ca_pem, because librdkafka lacks it",
     "ssl.ca.location": "ssl_ca_location",
     "ssl.ca.pem": "ssl_ca_pem",
     "ssl.certificate.location": "ssl_certificate_location",

@@ -120,7 +120,9 @@ def aws_msk_iam_callback(region: str, profile: str | None, role_arn: str | None)
         try:
             return sign()
         except AttributeError as error:  # the signer's own error if the SDK finds no credentials
-            raise LookupError("AWS's SDK finds no credentials on this machine") from error
+            raise LookupError(
+                "AWS's SDK finds no credentials on this machine: give it a role, or set aws_profile"
+            ) from error
 
     return TokenCallback("Amazon's signer", fetch)
 
@@ -130,7 +132,9 @@ def _imported(path: str) -> Callable[[], Any]:
     try:
         function = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"oauth_callback: {path!r} cannot be imported: {error}") from None
+        raise ConfigurationError(
+            f"oauth_callback: {path!r} cannot be imported ({error}): correct it, or install the function's package"
+        ) from None
     if not callable(function):
         raise ConfigurationError(f"oauth_callback: {path!r} is not a function")
     checked: Callable[[], Any] = function

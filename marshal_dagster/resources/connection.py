@@ -4,6 +4,7 @@
 rejects secrets that are written in code.
 """
 
+import difflib
 import os
 from collections.abc import Mapping
 from typing import Any, Final, Self, get_args
@@ -223,10 +224,11 @@ def check_topic(value: str) -> str:
 def _reject_unknown_fields(cls: type[Any], given: Mapping[str, Any]) -> None:
     """Reject unknown fields, which pydantic would ignore silently."""
     unknown = sorted(given.keys() - cls.model_fields.keys())
-    if unknown:
-        raise ConfigurationError(
-            f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(cls.model_fields)}"
-        )
+    if not unknown:
+        return
+    near = [match for name in unknown for match in difflib.get_close_matches(name, cls.model_fields, n=1)]
+    hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(cls.model_fields)}"
+    raise ConfigurationError(f"{cls.__name__} has no field {', '.join(unknown)}; {hint}")
 
 
 def _in_one_line(cls: type[Any], error: ValidationError) -> ConfigurationError:
@@ -234,6 +236,8 @@ def _in_one_line(cls: type[Any], error: ValidationError) -> ConfigurationError:
     texts = []
     for problem in error.errors():
         field, text = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+        if problem["input"] is None and field in cls.model_fields:  # Dagster passes None for what is missing
+            text = f"must be set ({(cls.model_fields[field].description or '').rstrip('.')})"
         texts.append(f"{field}: {text}" if field else text)
     return ConfigurationError(f"{cls.__name__}: {'; '.join(texts)}")
 

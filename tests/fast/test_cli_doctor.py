@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from marshal_dagster.cli.connections import misspelled_variables
 from marshal_dagster.cli.doctor_checks import machine
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world, read_log
 from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
@@ -298,6 +299,37 @@ def test_a_snapshot_beyond_the_end_is_a_problem(broker: MemoryBroker, clock: Man
     renew_snapshots(Rationalizer(MemoryLog(broker), clock=clock), snapshots, clock)
     broker.truncate(HOME, 1)
     assert is_complete(of_snapshots(broker, snapshots, Retention(time_ms=10**15)))
+
+
+def test_wrong_settings_are_corrected_not_replaced_by_a_new_kafka(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fix of a wrong combination is not another cluster."""
+    for name, value in {"BOOTSTRAP_SERVERS": "127.0.0.1:1", "SECURITY_PROTOCOL": "SSL", "USERNAME": "me"}.items():
+        monkeypatch.setenv(f"MARSHAL_{name}", value)
+    text = call(capsys, "doctor").out
+    assert "MARSHAL_USERNAME would not be used with MARSHAL_SECURITY_PROTOCOL SSL: choose SASL_SSL" in text
+    assert "  fix: correct what is reported, then: marshal-dagster doctor" in text
+    assert "kafka up" not in text
+
+
+def test_a_misspelled_variable_is_a_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be ignored silently."""
+    monkeypatch.delenv("MARSHAL_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.setenv("MARSHAL_SASL_MECHANISMS", "PLAIN")
+    text = call(capsys, "doctor").out
+    assert "variables: no setting of a connection is named MARSHAL_SASL_MECHANISMS" in text
+    assert "  fix: export MARSHAL_SASL_MECHANISM=...; unset MARSHAL_SASL_MECHANISMS" in text
+
+
+def test_variables_of_others_are_not_misspelled() -> None:
+    """Those of the library, of a second cluster and of other programs have no similar name."""
+    named = "COORDINATION_TOPIC COORDINATOR_TOPIC CACHE KAFKA_DIR IVY_SETTINGS OUTBOX_DSN OUTPUT MAX_RECORDS PASSWORD"
+    others = {f"MARSHAL_{name}": "" for name in named.split()} | {"MARSHAL_DATA_PASSWORD": "", "PASWORD": ""}
+    assert misspelled_variables(others) == {}
+    assert misspelled_variables({"MARSHAL_DATA_PASWORD": ""}) == {"MARSHAL_DATA_PASWORD": "MARSHAL_DATA_PASSWORD"}
 
 
 def test_no_kafka_at_all_is_found_not_raised(

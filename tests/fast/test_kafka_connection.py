@@ -153,6 +153,8 @@ def test_an_encrypted_key_needs_its_password(pem: dict[str, Any]) -> None:
         ("stats_cb", "already handles the client's log"),
         ("opaque", "its value is not text"),
         ("ssl.keystore.location", "use ssl_keystore_location"),
+        ("sasl.jaas.config", "use the fields of the mechanism, such as username and password, because librdkafka"),
+        ("ssl.truststore.location", "use ssl_ca_location or ssl_ca_pem, because librdkafka"),
         ("ssl.engine.location", "reads would fail: give the certificate and its key as PEM files"),
         ("enable.ssl.certificate.verification", "reads would fail: give the authority"),
         ("Socket Timeout", "not the name of a librdkafka setting"),
