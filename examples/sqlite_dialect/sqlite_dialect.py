@@ -41,9 +41,9 @@ TYPES = {"byte": "INTEGER", "short": "INTEGER", "integer": "INTEGER", "long": "I
 class SqliteDialectSink(DatabaseSink[sqlite3.Connection]):
     """Writes rows to the table `table` in the file `path`."""
 
-    def __init__(self, path: str, table: str, *, shared_by_groups: bool = False) -> None:
-        """Set the file, the table and the groups that may write to it."""
-        super().__init__(SqliteDialect(path, table), shared_by_groups=shared_by_groups)
+    def __init__(self, path: str, table: str, **options: Any) -> None:  # noqa: ANN401 - as `DatabaseSink`
+        """Set the file, the table and the options of `DatabaseSink`."""
+        super().__init__(SqliteDialect(path, table), **options)
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,12 @@ class SqliteDialect(Dialect[sqlite3.Connection]):
                 parts.append(f"PRIMARY KEY ({', '.join(map(self.quoted, table.key))})")
             connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(parts)})")
 
-    def create_output(self, connection: sqlite3.Connection, rows: StructType) -> None:
+    def create_output(self, connection: sqlite3.Connection, rows: StructType, keys: Sequence[str] = ()) -> None:
         """Create the table for the rows."""
         columns = {RENAMED.get(field.name, field.name): self.column_type(field.name, field.dataType) for field in rows}
         parts = ["marshal_range INTEGER", *(f"{self.quoted(name)} {kind}" for name, kind in columns.items())]
+        if keys:
+            parts.append(f"UNIQUE ({', '.join(map(self.quoted, keys))})")
         connection.execute(f"CREATE TABLE IF NOT EXISTS {self.quoted(self.table)} ({', '.join(parts)})")
 
     def column_type(self, name: str, data_type: DataType) -> str:
@@ -136,6 +138,16 @@ class SqliteDialect(Dialect[sqlite3.Connection]):
         for name, data_type in types.items():
             if declared[name] != (wanted := self.column_type(name, data_type)):
                 raise ConfigurationError(f"column {name!r} is {declared[name]}: make it {wanted}")
+
+    def unique_indexes(self, connection: sqlite3.Connection) -> Collection[frozenset[str]]:
+        """Return the columns of each unique index."""
+        found: dict[str, set[str]] = {}
+        for index, column in connection.execute(
+            'SELECT i.name, c.name FROM pragma_index_list(?) AS i JOIN pragma_index_info(i.name) AS c WHERE i."unique"',
+            (self.table,),
+        ):
+            found.setdefault(index, set()).add(column)
+        return set(map(frozenset, found.values()))
 
     @contextmanager
     def evaluated(self, frame: DataFrame, done: Sequence[int]) -> Iterator[Rows]:

@@ -11,6 +11,7 @@
 - `files.commit_log`: the commit log of a file output, which does not need Spark.
 - `database.sink`, `database.dialect`: the course of a write to any database, and what differs between engines.
 - `database.ranges`: the tables that record which ranges a database output has.
+- `database.upsert`: tables with one row for each key.
 - `delta.table`: access to a Delta table through Spark.
 - `kafka.notes`: the notes that each transaction to an output topic writes.
 - `kafka.records`: conversion of DataFrame rows to Kafka records.
@@ -30,6 +31,7 @@ from marshal_dagster.protocol.idempotence import judge as judge
 from marshal_dagster.protocol.idempotence import judge_ranges as judge_ranges
 from marshal_dagster.sinks.database.mariadb import MariaDBSink as MariaDBSink
 from marshal_dagster.sinks.database.postgres import PostgresSink as PostgresSink
+from marshal_dagster.sinks.database.upsert import WriteMode as WriteMode
 from marshal_dagster.sinks.delta.sink import DeltaSink as DeltaSink
 from marshal_dagster.sinks.delta.table import delta_settings as delta_settings
 from marshal_dagster.sinks.files.sink import FileSink as FileSink

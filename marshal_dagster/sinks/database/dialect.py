@@ -8,14 +8,15 @@ accept are written once, here and in `ranges`, with these conventions:
 - Names are quoted with double quotes where an engine reserves them, such as `"partition"`.
 """
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from marshal_dagster.errors import UnavailableError
+from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.rejected_rows import RejectedRow
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals
@@ -241,6 +242,16 @@ class StagedRows(ABC, Generic[Connection]):
             SinkRejectedError: If the table rejects a row, or the number of moved rows differs from `counts`.
         """
 
+    def naming_rejected_rows(
+        self, connection: Connection, wanted: Mapping[ClaimedRange, int]
+    ) -> AbstractContextManager[None]:
+        """Run statements that write rows of `wanted`, and name the row if the table rejects one.
+
+        By default the error of the database is raised as it is.
+        """
+        del connection, wanted
+        return nullcontext()
+
     def clear(self, connection: Connection) -> None:
         """Remove what the transaction's end would not remove. By default nothing is left."""
 
@@ -259,6 +270,10 @@ class Dialect(ABC, Generic[Connection]):
     """Deletes the rows of older generations at the offsets in `marshal_offsets`."""
     count_statement: str = f"SELECT count(*) FROM {{rows}} WHERE {IS_OLDER}"
     """Counts these rows."""
+    keep_stored_rows: str = "ON CONFLICT ({keys}) DO NOTHING"
+    """What an INSERT of rows ends with, so that a row with the same keys is kept."""
+    temporary_clause: str = ""
+    """What a temporary table is declared with, so that it ends with the transaction or the connection."""
 
     def __init__(self, schema: str, table: str) -> None:
         """Store the names.
@@ -333,8 +348,14 @@ class Dialect(ABC, Generic[Connection]):
         """Create the tables of `OWN_TABLES` and their indexes that are missing, safely beside other creators."""
 
     @abstractmethod
-    def create_output(self, connection: Connection, rows: "StructType") -> None:
-        """Create the table for the rows, unless it exists, with an index by which the rows of a range are found."""
+    def create_output(self, connection: Connection, rows: "StructType", keys: Sequence[str] = ()) -> None:
+        """Create the table for the rows, unless it exists, with an index by which the rows of a range are found.
+
+        Args:
+            connection: The connection with the open transaction.
+            rows: The schema of the frame.
+            keys: The table's columns that get a unique index; none if rows are only appended.
+        """
 
     @abstractmethod
     def column_type(self, name: str, data_type: "DataType") -> str:
@@ -352,6 +373,22 @@ class Dialect(ABC, Generic[Connection]):
             connection: The connection with the open transaction.
             types: The Spark types of the columns that are written, by the output's column names.
         """
+
+    def unique_indexes(self, connection: Connection) -> Collection[frozenset[str]]:
+        """Return the columns of each unique index of the output. Only called for `mode="upsert"`."""
+        del connection
+        raise ConfigurationError(f"{type(self).__name__} has no unique_indexes, so mode='upsert' cannot be used")
+
+    def unique_index_statement(self, keys: Sequence[str]) -> str:
+        """Return the statement that creates a unique index on these columns of the output."""
+        name = f"marshal_keys_{zlib.crc32(self.table.encode()):08x}"
+        columns = ", ".join(map(self.quoted, keys))
+        return f"CREATE UNIQUE INDEX {self.quoted(name)} ON {self.quoted(self.schema, self.table)} ({columns})"
+
+    def is_number_or_time(self, connection: Connection, column: str) -> bool:
+        """Return whether the database orders a column's values as numbers or times. By default it does."""
+        del connection, column
+        return True
 
     # Rows
 

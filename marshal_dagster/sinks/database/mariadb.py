@@ -39,6 +39,7 @@ from marshal_dagster.sinks.database.mariadb_types import (
 )
 from marshal_dagster.sinks.database.pg_copy import FrameLines
 from marshal_dagster.sinks.database.sink import DatabaseSink, TransactionHook
+from marshal_dagster.sinks.database.upsert import WriteMode
 from marshal_dagster.sinks.sink import OFFSET_COLUMN
 
 if TYPE_CHECKING:
@@ -117,6 +118,9 @@ class MariaDBSink(DatabaseSink[Connection]):
         statement_timeout_s: float = 600.0,
         shared_by_groups: bool = False,
         previous_group: str | None = None,
+        mode: WriteMode | str = WriteMode.APPEND,
+        keys: Sequence[str] = (),
+        order_by: str | None = None,
     ) -> None:
         """Configure the output; the sink does not connect before its first use.
 
@@ -134,6 +138,10 @@ class MariaDBSink(DatabaseSink[Connection]):
                 is refused if another group has ranges in the output.
             previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
                 "Another group").
+            mode: `append` adds each row. `upsert` replaces the row with the same keys by a newer one
+                (docs/sinks.md, "One row for each key").
+            keys: The result's columns by which rows replace each other. The table needs a unique index on them.
+            order_by: The result's column that decides between rows of several partitions: the greatest value wins.
 
         Raises:
             ConfigurationError: If a value is not valid.
@@ -156,6 +164,9 @@ class MariaDBSink(DatabaseSink[Connection]):
             companion=companion,
             shared_by_groups=shared_by_groups,
             previous_group=previous_group,
+            mode=mode,
+            keys=keys,
+            order_by=order_by,
         )
 
 
@@ -165,6 +176,7 @@ class MariaDBDialect(Dialect[Connection]):
     # The INSERT of positions has locked each of their rows, also those that exist.
     lock_clauses: Mapping[LockMode, str] = {LockMode.NOT: "", LockMode.ALONE: ""}
     keep_existing = "ON DUPLICATE KEY UPDATE version = {positions}.version"
+    keep_stored_rows = "ON DUPLICATE KEY UPDATE marshal_range = {rows}.marshal_range"
     delete_statement = f"DELETE {{rows}} {_OLDER}"
     count_statement = f"SELECT count(*) {_OLDER}"
 
@@ -308,7 +320,7 @@ class MariaDBDialect(Dialect[Connection]):
             parts=Fragment(", ".join(parts)),
         )
 
-    def create_output(self, connection: Connection, rows: "StructType") -> None:
+    def create_output(self, connection: Connection, rows: "StructType", keys: Sequence[str] = ()) -> None:
         """Create the table for the rows. The statement commits by itself."""
         kinds = {RANGE_COLUMN: "bigint NOT NULL"} | {
             RENAMED.get(column.name, column.name): f"{mariadb_type(column.name, column.dataType)} NULL"
@@ -317,8 +329,11 @@ class MariaDBDialect(Dialect[Connection]):
         kinds |= {"kafka_partition": "int NOT NULL"}
         if OFFSET_COLUMN in rows.names:
             kinds |= {"kafka_offset": "bigint NULL"}
-        parts = [f"{self.quoted(name)} {kind}" for name, kind in kinds.items()]
-        self._create(connection, self.table, [*parts, "KEY marshal_range (marshal_range)"])
+        parts = [f"{self.quoted(name)} {_indexed(kind) if name in keys else kind}" for name, kind in kinds.items()]
+        parts.append("KEY marshal_range (marshal_range)")
+        if keys:
+            parts.append(f"UNIQUE KEY marshal_keys ({', '.join(map(self.quoted, keys))})")
+        self._create(connection, self.table, parts)
 
     def column_type(self, name: str, data_type: "DataType") -> str:
         """Return the type of a column for a Spark type."""
@@ -351,6 +366,28 @@ class MariaDBDialect(Dialect[Connection]):
                 "undo a commit whose offsets are processed. Set it to 1"
             )
 
+    def unique_indexes(self, connection: Connection) -> Collection[frozenset[str]]:
+        """Return the columns of each unique index, without those that contain only the beginning of a value."""
+        found = self.execute(
+            connection,
+            "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
+            "WHERE table_schema = %(schema)s AND table_name = %(table)s AND non_unique = 0",
+            {"schema": self.schema, "table": self.table},
+        )
+        columns: dict[str, set[str]] = {}
+        for index, column, length in found.fetchall():
+            columns.setdefault(index, set()).add(column if length is None else f"{column}({length})")
+        return set(map(frozenset, columns.values()))
+
+    def unique_index_statement(self, keys: Sequence[str]) -> str:
+        """Return the statement that creates a unique index, with MariaDB's own quotes."""
+        table, *columns = ("`" + name.replace("`", "``") + "`" for name in (self.table, *keys))
+        return f"ALTER TABLE {table} ADD UNIQUE ({', '.join(columns)})"
+
+    def is_number_or_time(self, connection: Connection, column: str) -> bool:
+        """Return whether the column has a type of numbers, dates or times."""
+        return not self._columns(connection)[column].charset
+
     def _check_index(self, connection: Connection) -> None:
         found = self.execute(
             connection,
@@ -373,3 +410,8 @@ class MariaDBDialect(Dialect[Connection]):
     ) -> InsertedRows:
         """Return the temporary table of a batch."""
         return InsertedRows(self, self._server.error_text, ids, columns, rows, there=self._columns(connection))
+
+
+def _indexed(declared: str) -> str:
+    """Return the declaration of a column of a key: a text of any length cannot have a unique index."""
+    return declared.replace("longtext NULL", "varchar(255) NULL").replace("longblob NULL", "varbinary(255) NULL")

@@ -32,12 +32,14 @@ from marshal_dagster.sinks.database.dialect import (
     Kind,
     LockMode,
     StagedRows,
+    TransactionConflictError,
 )
 from marshal_dagster.sinks.database.pg_copy import FrameLines, evaluated, postgres_type
 from marshal_dagster.sinks.database.postgres_rights import check_may_create_tables, missing_grants
 from marshal_dagster.sinks.database.sink import DatabaseSink, TransactionHook
 from marshal_dagster.sinks.database.staged_rows import CopiedRows, PostgresRows
 from marshal_dagster.sinks.database.task_rows import TaskRows, TaskStagedRows, rows_of_tasks
+from marshal_dagster.sinks.database.upsert import WriteMode
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, Intervals
 from marshal_dagster.spark.executor_check import check_executors
@@ -63,6 +65,16 @@ _DECLARED: Final[Mapping[Kind, str]] = {
     Kind.INSTANT: "timestamptz DEFAULT now()",
 }
 """The declaration of each kind of column in the sink's own tables."""
+
+_UNIQUE_INDEXES: LiteralString = """
+    SELECT array_agg(a.attname::text) FROM pg_catalog.pg_index AS i
+    JOIN pg_catalog.pg_class AS c ON c.oid = i.indrelid
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = ANY((i.indkey::int2[])[:i.indnkeyatts - 1])
+    WHERE n.nspname = %s AND c.relname = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
+    AND i.indpred IS NULL AND i.indexprs IS NULL GROUP BY i.indexrelid
+    """
+"""Selects the columns of each unique index, without partial and deferrable ones and those of expressions."""
 
 _GONE: LiteralString = """
     WITH gone AS MATERIALIZED (
@@ -110,6 +122,9 @@ class PostgresSink(DatabaseSink["Connection"]):
         shared_by_groups: bool = False,
         previous_group: str | None = None,
         written_by: RowWriter | str = RowWriter.EXECUTORS,
+        mode: WriteMode | str = WriteMode.APPEND,
+        keys: Sequence[str] = (),
+        order_by: str | None = None,
     ) -> None:
         """Configure the output; the sink does not connect before its first use.
 
@@ -128,6 +143,10 @@ class PostgresSink(DatabaseSink["Connection"]):
             written_by: Whether Spark's tasks copy the rows into a staging table, or the process of the run copies them.
                 Tasks need the packages marshal-dagster, psycopg, pandas and pyarrow on each executor, and the role
                 needs the right to create tables in the schema.
+            mode: `append` adds each row. `upsert` replaces the row with the same keys by a newer one
+                (docs/sinks.md, "One row for each key").
+            keys: The result's columns by which rows replace each other. The table needs a unique index on them.
+            order_by: The result's column that decides between rows of several partitions: the greatest value wins.
 
         Raises:
             ConfigurationError: If a value is not valid.
@@ -155,6 +174,9 @@ class PostgresSink(DatabaseSink["Connection"]):
             shared_by_groups=shared_by_groups,
             previous_group=previous_group,
             written_by=written_by,
+            mode=mode,
+            keys=keys,
+            order_by=order_by,
         )
 
 
@@ -166,6 +188,7 @@ class PostgresDialect(Dialect["Connection"]):
         LockMode.SHARED: "FOR SHARE",
         LockMode.ALONE: "FOR UPDATE",
     }
+    temporary_clause = "ON COMMIT DROP"
 
     def __init__(
         self, database: Database, schema: str, table: str, *, lock_timeout_s: float, statement_timeout_s: float
@@ -233,7 +256,7 @@ class PostgresDialect(Dialect["Connection"]):
             for index, columns in table.indexes.items():
                 self._create_index(connection, index, f"ON {{place}} ({', '.join(_named(columns))})", place)
 
-    def create_output(self, connection: "Connection", rows: "StructType") -> None:
+    def create_output(self, connection: "Connection", rows: "StructType", keys: Sequence[str] = ()) -> None:
         """Create the table for the rows."""
         be_only_creator(connection)
         kinds = {RANGE_COLUMN: "bigint NOT NULL"} | {
@@ -242,8 +265,11 @@ class PostgresDialect(Dialect["Connection"]):
         kinds |= {"kafka_partition": "integer NOT NULL"}
         if OFFSET_COLUMN in rows.names:
             kinds |= {"kafka_offset": "bigint"}
-        columns = ", ".join(f"{self.quoted(name)} {kind}" for name, kind in kinds.items())
-        self.execute(connection, "CREATE TABLE IF NOT EXISTS {rows} ({columns})", columns=Fragment(columns))
+        parts = [f"{self.quoted(name)} {kind}" for name, kind in kinds.items()]
+        if keys:
+            parts.append(f"UNIQUE ({', '.join(map(self.quoted, keys))})")
+        columns = Fragment(", ".join(parts))
+        self.execute(connection, "CREATE TABLE IF NOT EXISTS {rows} ({columns})", columns=columns)
         # The rows of a range are stored next to each other, so a BRIN index of a few pages is enough.
         name = f"marshal_range_{zlib.crc32(self.table.encode()):08x}"
         self._create_index(
@@ -298,6 +324,15 @@ class PostgresDialect(Dialect["Connection"]):
 
     def _missing_right(self, grants: Sequence[str]) -> ConfigurationError:
         return ConfigurationError(f"table {self.output}: the role lacks rights: execute `{'; '.join(grants)}`")
+
+    def unique_indexes(self, connection: "Connection") -> Collection[frozenset[str]]:
+        """Return the columns of each unique index that is checked at once and for all rows."""
+        found = connection.execute(_UNIQUE_INDEXES, (self.schema, self.table))
+        return {frozenset(columns) for (columns,) in found}
+
+    def is_number_or_time(self, connection: "Connection", column: str) -> bool:
+        """Return whether PostgreSQL counts the column's type among the numbers, or the dates and times."""
+        return table_columns(connection, self.schema, self.table)[column].category in {"N", "D"}
 
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[FrameLines]:
         """Evaluate a frame as lines of COPY text."""
@@ -422,6 +457,10 @@ class PostgresDialect(Dialect["Connection"]):
             return ConfigurationError(f"table {self.output}: {said}. To continue, {_WITHOUT_POLICIES}")
         if isinstance(error, errors.InsufficientPrivilege) and (missing := self._missing_grants()):
             return self._missing_right(missing)
+        if isinstance(error, errors.DeadlockDetected):
+            return TransactionConflictError(
+                f"table {self.output}: the transaction waited for another one that waited for it. Run the batch again"
+            )
         outages = psycopg.OperationalError | psycopg.InterfaceError | errors.ReadOnlySqlTransaction
         if isinstance(error, outages) and not isinstance(error, errors.ProgramLimitExceeded):
             return UnavailableError(

@@ -260,6 +260,26 @@ class RangeTables(Generic[Connection]):
         )
         return [(readable[partition], generation, bool(offsets)) for partition, generation, offsets in held.fetchall()]
 
+    def first_rows(
+        self, connection: Connection, ranges: Sequence[ClaimedRange]
+    ) -> dict[int, tuple[int | None, int | None]]:
+        """Return, by partition, where the rows of older generations begin, and where those of the range's own begin.
+
+        Both are the first readable offset of an entry of the same group and data topic, or None. Entries without rows
+        count only for the range's own generation.
+        """
+        found = self._dialect.execute(
+            connection,
+            'SELECT w."partition", min(CASE WHEN t.generation < w.generation AND t.row_count > 0 THEN t.first_readable '
+            "END), min(CASE WHEN t.generation = w.generation THEN t.first_readable END) "
+            'FROM {wanted} JOIN {taken} AS t ON t."partition" = w."partition" AND t.data_topic_id = w.data_topic_id '
+            "WHERE t.output = %(output)s AND t.member_group = %(member_group)s AND t.topic = %(topic)s "
+            'GROUP BY w."partition"',
+            self.key(ranges),
+            wanted=self._dialect.ranges("w", ranges, "partition", "data_topic_id", "generation"),
+        )
+        return {partition: (older, own) for partition, older, own in found.fetchall()}
+
     def enter(
         self,
         connection: Connection,

@@ -32,6 +32,7 @@ from marshal_dagster.sinks.database.dialect import (
     column_names,
 )
 from marshal_dagster.sinks.database.ranges import RangeTables, may_share_lock
+from marshal_dagster.sinks.database.upsert import RESERVED, Upsert, WriteMode, keys_of
 from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.sinks.sink import (
@@ -128,6 +129,9 @@ class DatabaseSink(Steps, Generic[Connection]):
         shared_by_groups: bool = False,
         previous_group: str | None = None,
         written_by: RowWriter | str = RowWriter.DRIVER,
+        mode: WriteMode | str = WriteMode.APPEND,
+        keys: Sequence[str] = (),
+        order_by: str | None = None,
     ) -> None:
         """Configure the output; the sink does not connect before its first use.
 
@@ -140,6 +144,10 @@ class DatabaseSink(Steps, Generic[Connection]):
                 "Another group").
             written_by: The processes that load the rows. Tasks do it only if the dialect has
                 `Dialect.evaluated_by_tasks`.
+            mode: Whether rows are added, or newer rows replace those with the same keys (docs/sinks.md, "One row for
+                each key").
+            keys: The result's columns by which rows replace each other. The table needs a unique index on them.
+            order_by: The result's column that decides between rows of several partitions: the greatest value wins.
 
         Raises:
             ConfigurationError: If a value is not valid.
@@ -152,6 +160,8 @@ class DatabaseSink(Steps, Generic[Connection]):
         self._output = dialect.output
         self._groups = OutputGroups(f"table {self._output}", shared_by_groups, previous_group)
         self._ranges = RangeTables(dialect)
+        self._keys = keys_of(mode, keys, order_by, shared_by_groups=shared_by_groups)
+        self._upsert = None if self._keys is None else Upsert(dialect, self._keys)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(table={self.table!r}, schema={self.schema!r})"
@@ -168,11 +178,11 @@ class DatabaseSink(Steps, Generic[Connection]):
             UnavailableError: If the database cannot be reached or does not answer in time.
         """
         if rows is not None:
-            check_columns(rows, {RANGE_COLUMN, *RENAMED.values()})
+            self._check_columns(rows)
         with self._transaction() as connection:
             self._dialect.create_own_tables(connection)
             if rows is not None:
-                self._dialect.create_output(connection, rows)
+                self._dialect.create_output(connection, rows, () if self._keys is None else self._keys.stored)
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Return what the sink would do with each range (`Sink.verdicts`).
@@ -206,8 +216,10 @@ class DatabaseSink(Steps, Generic[Connection]):
         """
         with self._transaction() as connection:
             held = self._ranges.held(connection, ranges, only_older=False)
-            return unreplaceable(held, f"table {self._output}") or self._groups.refusal(
-                *self._of_groups(connection, ranges)
+            return (
+                unreplaceable(held, f"table {self._output}")
+                or self._lost_rows(connection, [wanted for wanted, _, _ in held])
+                or self._groups.refusal(*self._of_groups(connection, ranges))
             )
 
     def write(
@@ -236,7 +248,7 @@ class DatabaseSink(Steps, Generic[Connection]):
             ConfigurationError: If the table is missing or would change or lose values.
             UnavailableError: If the database cannot be reached or does not answer in time.
         """
-        check_columns(frame.schema, {RANGE_COLUMN, *RENAMED.values()})
+        self._check_columns(frame.schema)
         check_ranges(ranges)
         columns = frame.columns
         with self._transaction() as connection:
@@ -250,6 +262,11 @@ class DatabaseSink(Steps, Generic[Connection]):
             refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], judged.open)
             if rows.rejected is not None:
                 raise rows.rejected.error(f"table {self._output}", judged.open)
+            if self._keys is not None and not rows.all_have_offsets:
+                raise SinkRejectedError(
+                    f"table {self._output}: the result has rows whose column 'offset' is null, so no order decides "
+                    "which row of a key is the newest. Keep each message's offset"
+                )
             self._reached("evaluated")
             before_commit()
             taken = self._take(judged.open, columns, rows, checked_after_read(offsets_read, before_commit))
@@ -314,7 +331,7 @@ class DatabaseSink(Steps, Generic[Connection]):
         self._reached("copied")
         if not self._groups.shared_by_groups:
             self._ranges.lock_groups(connection, wanted)
-        hold = self._ranges.hold_for(connection, wanted)
+        hold = LockMode.ALONE if self._upsert is not None else self._ranges.hold_for(connection, wanted)
         judged = self._judge(connection, wanted, hold, own=ids.values())
         self._reached("locked")
         if judged.over_older:
@@ -325,7 +342,11 @@ class DatabaseSink(Steps, Generic[Connection]):
             self._check_none_left(left)
             self._reached("replaced")
         taken = [ids[range_.partition] for range_ in judged.open]
-        staged.move(connection, judged.open, rows.counts)
+        if self._upsert is None:
+            staged.move(connection, judged.open, rows.counts)
+        else:
+            open_ids = {range_: ids[range_.partition] for range_ in judged.open}
+            self._upsert.move(connection, staged, columns, open_ids, rows.counts)
         if self._companion is not None and taken:
             self._companion.write(connection, column_names(columns), taken)
         self._reached("moved")
@@ -364,9 +385,35 @@ class DatabaseSink(Steps, Generic[Connection]):
         wanted = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
         self._groups.check(*self._of_groups(connection, wanted))
         older = self._ranges.held(connection, wanted, only_older=True)
-        if reason := unreplaceable(older, f"table {self._output}"):
+        reason = unreplaceable(older, f"table {self._output}")
+        if reason := reason or self._lost_rows(connection, [over for over, _, _ in older]):
             raise SinkRejectedError(reason)
         return _RangeDecisions(verdicts, tuple(dict.fromkeys(over for over, _, _ in older)))
+
+    def _lost_rows(self, connection: Connection, over_older: Sequence[ClaimedRange]) -> str | None:
+        """Return why these ranges cannot replace older rows of their keys, None if they can or if rows are appended.
+
+        An older row may have replaced a row of an earlier offset. Only a generation that begins where the first one
+        began writes that row again.
+        """
+        if self._keys is None or not over_older:
+            return None
+        first_rows = self._ranges.first_rows(connection, over_older)
+        for wanted in over_older:
+            older, own = first_rows.get(wanted.partition, (None, None))
+            if older is None:
+                continue
+            lost = (
+                f"{wanted} of group {wanted.group!r}: rows of older generations in table {self._output} have replaced"
+            )
+            if self._keys.order_by is not None or wanted.in_any_order:
+                return f"{lost} other rows, which a new generation cannot bring back. Write to a new table"
+            if older < wanted.first_readable and (own is None or older < own):
+                return (
+                    f"{lost} rows from offset {older} on, which this generation does not read again. Reset the "
+                    f"position to {older}, or write to a new table"
+                )
+        return None
 
     def _of_groups(
         self, connection: Connection, wanted: Sequence[ClaimedRange]
@@ -378,6 +425,12 @@ class DatabaseSink(Steps, Generic[Connection]):
             return (range_ for range_, _, _ in self._ranges.held(connection, ranges, only_older=False))
 
         return wanted, groups, held
+
+    def _check_columns(self, schema: "StructType") -> None:
+        reserved = {RANGE_COLUMN, *RENAMED.values(), *(RESERVED if self._keys is not None else ())}
+        check_columns(schema, reserved)
+        if self._keys is not None:
+            self._keys.check(schema)
 
     def _check_none_left(self, count: int) -> None:
         if count:
@@ -402,6 +455,8 @@ class DatabaseSink(Steps, Generic[Connection]):
             raise ConfigurationError(f"table {self._output} lacks the columns {', '.join(missing)}: add them")
         types = {RENAMED.get(column.name, column.name): column.dataType for column in schema.fields}
         self._dialect.check_output(connection, {RANGE_COLUMN: t.LongType(), **types})
+        if self._upsert is not None:
+            self._upsert.check_output(connection)
         if self._companion is not None:
             self._companion.check(connection, names)
 
