@@ -66,6 +66,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "sink*",
         "source_headers",
         "takeover_sinks",
+        "task_race*",
     ),
     "dagster": (
         "component",

@@ -43,7 +43,7 @@ from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.batch_function import mark_when_at_work, values
 from tests.real.spark_cluster import spark_environment
 from tests.sink_conformance import Row
-from tests.sink_outputs import TABLE
+from tests.sink_outputs import TABLE, hook
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -220,6 +220,46 @@ def write_into(work: Work, sink: Sink) -> None:
     spark = session(work.where)
     with claimed(work, sink) as batch:
         batch.write(values(batch.read(spark)))
+
+
+def write_and_lose_an_executor(work: Work, sink: Sink, step: str | None) -> None:
+    """Process one batch. The JVM of the first executor is killed whose task reaches a step of the sink.
+
+    Without a step it is killed when a task has read half of its messages.
+    """
+    from pyspark.sql import functions as f
+
+    driver, mark = os.getpid(), str(work.mark)
+
+    def kill(reached: str | None) -> None:
+        import os
+
+        import psutil
+
+        if reached != step or os.getpid() == driver:
+            return
+        try:
+            open(mark, "x").close()  # noqa: PTH123 - runs in an executor's Python
+        except FileExistsError:
+            return
+        for parent in psutil.Process().parents():
+            if parent.name() == "java":
+                parent.kill()
+                break
+
+    def kill_at_half(value: str) -> str:
+        if int(value.split()[1]) >= MESSAGES // 2:
+            kill(None)
+        return value
+
+    kill.__module__ = kill_at_half.__module__ = "__main__"  # pickled with its code, which executors cannot import
+    hook(sink, kill)  # type: ignore[arg-type] # one of the library's
+    spark = session(work.where)
+    with claimed(work, sink) as batch:
+        rows = values(batch.read(spark))
+        if step is None:
+            rows = rows.withColumn("value", f.udf(kill_at_half, "string", useArrow=False)("value"))
+        batch.write(rows)
 
 
 def fail_at_a_message(work: Work) -> str:

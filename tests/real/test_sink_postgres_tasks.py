@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 from pyspark.sql import functions as f
 
-from marshal_dagster.errors import ConfigurationError, SinkRejectedError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
 from marshal_dagster.sinks import PostgresSink
 from marshal_dagster.sinks.conformance.target import never, part
 from marshal_dagster.sinks.database.task_rows import PREFIX
@@ -187,7 +187,7 @@ def test_a_crash_of_the_server_that_empties_the_staging_table_is_noticed(output:
 
     sink = output.sink()
     hook(sink, crash)
-    with pytest.raises(SinkRejectedError):
+    with pytest.raises(UnavailableError, match="the staging table of this batch was dropped or emptied"):
         sink.write(frame, RANGES, never)
     assert output.rows() == []
     output.sink().write(frame, RANGES, never)

@@ -39,6 +39,7 @@ from tests.real.spark_driver import (
     rows_of_table,
     run_with_dagsters_session,
     session,
+    write_and_lose_an_executor,
     write_into,
     write_oneself,
     write_through_the_sink,
@@ -121,7 +122,7 @@ def test_effectively_once_into_a_delta_table(driver: Driver, work: Work) -> None
 
 
 def test_effectively_once_into_a_topic(driver: Driver, work: Work, connection: KafkaConnection) -> None:
-    """Executors cache the rows, and the driver writes each into the topic, once."""
+    """Executors cache the rows, and their tasks write each into the topic, once."""
     topic = KafkaTopic(connection)
     driver.call(write_into, work, topic.open())
     assert topic.rows() == messages()
@@ -156,6 +157,25 @@ def test_executors_that_lack_what_a_sink_needs_are_refused_before_anything_is_wr
 
     by_driver = PostgresSink(table.dsn, TABLE, schema=table.schema, written_by="driver")
     driver.call(write_with, work, by_driver, without_arrow)
+    assert table.rows() == messages()
+
+
+@pytest.mark.parametrize("step", ["noted", "committed"])
+def test_an_executor_killed_while_its_task_writes_a_range(
+    driver: Driver, work: Work, connection: KafkaConnection, step: str
+) -> None:
+    """Another executor repeats the task, whose first run had the range open or committed. The batch succeeds."""
+    topic = KafkaTopic(connection)
+    driver.call(write_and_lose_an_executor, work, topic.open(), step)
+    assert work.mark.exists()
+    assert topic.rows() == messages()
+
+
+def test_an_executor_killed_while_its_task_copies_rows(driver: Driver, work: Work, postgres: str) -> None:
+    """Another executor repeats the task. Rows that the first run has copied do not count."""
+    table = Table(postgres)
+    driver.call(write_and_lose_an_executor, work, table.open(), None)
+    assert work.mark.exists()
     assert table.rows() == messages()
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 
 from marshal_dagster._internal.postgres import be_only_creator
-from marshal_dagster.errors import MarshalError
+from marshal_dagster.errors import MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import without_partitions
 from marshal_dagster.sinks.database.column_types import TableColumn
@@ -281,7 +281,7 @@ class _CopyTask:
         self, dialect: StagingDialect, task: int, first: "RecordBatch", others: Iterator["RecordBatch"]
     ) -> tuple[Counter[int | None], bool]:
         """Copy all rows in one transaction. Return their number by partition, and whether all have offsets."""
-        from psycopg import sql
+        from psycopg import errors, sql
 
         names = sql.SQL(", ").join(map(sql.Identifier, self.columns))
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
@@ -306,7 +306,16 @@ class _CopyTask:
                         batch = next(others, None)
             except value_errors():
                 raise _DoubtfulRowError from None
+            except errors.UndefinedTable:
+                raise _staging_lost(dialect.output) from None
         return counts, have_offsets
+
+
+def _staging_lost(output: str) -> UnavailableError:
+    return UnavailableError(
+        f"table {output}: the staging table of this batch was dropped or emptied, because the database was restarted "
+        "or has ended the run's connection, so nothing was written. The next attempt of the batch writes the rows"
+    )
 
 
 class _DoubtfulRowError(Exception):
@@ -354,8 +363,23 @@ class TaskStagedRows(PostgresRows):
         self._rows = rows
 
     def stage(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:  # noqa: ARG002 - no row is refused
-        """Create the view or the table."""
-        self._create(connection, "TEMPORARY TABLE" if self._rows.is_read_by_hook else "TEMPORARY VIEW")
+        """Create the view or the table. Raises `UnavailableError` if the staging table was dropped."""
+        from psycopg import errors
+
+        try:
+            self._create(connection, "TEMPORARY TABLE" if self._rows.is_read_by_hook else "TEMPORARY VIEW")
+        except errors.UndefinedTable:
+            raise _staging_lost(self._output) from None
+
+    def move(self, connection: "Connection", wanted: Sequence[ClaimedRange], counts: Mapping[int | None, int]) -> None:
+        """Move the rows. Raises as `PostgresRows.move`, and `UnavailableError` if a crash has removed staged rows."""
+        try:
+            super().move(connection, wanted, counts)
+        except SinkRejectedError:
+            ((left,),) = connection.execute("SELECT count(*) FROM pg_temp.marshal_rows").fetchall()
+            if left < sum(self._rows.counts.values()):
+                raise _staging_lost(self._output) from None
+            raise
 
     def clear(self, connection: "Connection") -> None:
         """Drop the view, which would stay in a pooler's connection."""
