@@ -124,8 +124,8 @@ test-platforms: java mariadb $(READY) $(UV_READY) ## runs tests on each Spark ve
 	$(PLATFORMS) spark $(VERSIONS) $(if $(SHORT),--short) $(if $(CI),--keep-results)
 	$(if $(VERSIONS)$(SHORT),,$(PLATFORMS) tutorial)
 
-test-pythons: $(READY) $(UV_READY) ## runs the fast tests on each Python from 3.11 on that is installed
-	$(PLATFORMS) python $(VERSIONS)
+test-pythons: $(READY) $(UV_READY) ## runs the fast tests on each Python from 3.11 on that is installed: VERSIONS=3.13 SHORT=1
+	$(PLATFORMS) python $(VERSIONS) $(if $(SHORT),--short) $(if $(CI),--keep-results)
 
 test-dagsters: $(READY) $(UV_READY) ## runs the fast tests with the lowest Dagster that is allowed, and the newest
 	$(PLATFORMS) dagster $(VERSIONS)

@@ -39,7 +39,8 @@ def test_each_test_of_a_version_exists() -> None:
 def test_a_version_without_a_package_leaves_out_the_tests_that_need_it() -> None:
     """Delta Lake has no version for Spark 4.3. The row names the sink and the reason, and its other tests run."""
     found = {target.version: target for target in targets_of(Kind.SPARK)}
-    assert found["4.2"].selection == ()
+    assert found["4.0"].selection == ()
+    assert found["4.2"].selection == ("-k", "not (altered)")
     assert found["4.3"].selection == ("-k", "not (delta)")
     assert found["4.3"].not_tested == {"the sink for Delta Lake": "no version for Spark 4.3 is known"}
     assert found["3.5"].selection == ("-k", "not (variants)")
@@ -78,11 +79,34 @@ def test_failed_and_skipped_tests_are_counted(tmp_path: Path) -> None:
     """A test with an error in its setup counts as failed, a skipped one not at all."""
     report = tmp_path / "tests.xml"
     cases = "".join(
-        f"<testcase classname='a' name='{name}'>{result}</testcase>"
-        for name, result in (("b", ""), ("c", "<failure/>"), ("d", "<error/>"), ("e", "<skipped/>"))
+        f"<testcase classname='{file}' name='{name}' time='0.5'>{result}</testcase>"
+        for file, name, result in (
+            ("a.b", "c", ""),
+            ("a.b", "d", "<failure/>"),
+            ("a.b.Rules", "e", "<error/>"),
+            ("a.b", "f", "<skipped/>"),
+            ("a.bc", "g", "<failure/>"),
+        )
     )
-    report.write_text(f"<testsuites><testsuite time='1.5'>{cases}</testsuite></testsuites>")
-    assert runner.counts_in(report) == runner.Counts(1, ("a.c", "a.d"), 1.5)
+    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert runner.counts_in(report) == runner.Counts(1, ("a.b.d", "a.b.Rules.e", "a.bc.g"), 2.5)
+    assert runner.counts_in(report, "a/b.py") == runner.Counts(1, ("a.b.d", "a.b.Rules.e"), 2.0)
+
+
+def test_several_files_may_be_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file has its own result, so that only those with failures run again."""
+    ran: list[list[str]] = []
+
+    def run_pytest(_: Path, tests: list[str], __: object, files: tuple[str, ...]) -> dict[str, runner.Counts]:
+        ran.append(list(tests))
+        return dict.fromkeys(files, runner.Counts(1, (), 1.0))
+
+    monkeypatch.setattr(runner, "_run_pytest", run_pytest)
+    monkeypatch.setenv(runner.PREFIX, "nice")
+    monkeypatch.setenv(runner.FILES, "2")
+    found = runner.run_tests(Path("python"), ["a.py", "b.py::c", "b.py::d", "e.py", "-k", "not f"], {})
+    assert ran == [["a.py", "b.py::c", "b.py::d", "-k", "not f"], ["e.py", "-k", "not f"]]
+    assert found.keys() == {"a.py", "b.py", "e.py"}
 
 
 def test_the_locks_versions_are_read(tmp_path: Path) -> None:
@@ -103,7 +127,7 @@ def test_only_files_with_failures_run_again(monkeypatch: pytest.MonkeyPatch) -> 
 
     for name in ("run_tests", "prepare", "_spark_of", "_installed", "_python_version"):
         monkeypatch.setattr(runner, name, run_tests if name == "run_tests" else lambda *_: "")
-    (target,) = targets_of(Kind.SPARK, ["4.2"])
+    (target,) = targets_of(Kind.SPARK, ["4.0"])
     target = replace(target, tests=("tests/real/test_decoding.py", "tests/real/test_spark_reader.py::test_a"))
     files = {
         "tests/real/test_decoding.py": asdict(runner.Counts(33, ("a.b",), 50.0)),

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,8 @@ BROKER_VARIABLE: Final = "MARSHAL_TEST_BROKER"
 """The environment variable with which the fixtures of `tests/real` use a broker that is running already."""
 PREFIX: Final = "RUN_WITH"
 """The environment variable with a command that runs each pytest, such as `nice`."""
+FILES: Final = "RUN_FILES"
+"""The environment variable with the number of files of each such run (default: one)."""
 _NO_TESTS: Final = 5
 _WITH_SPARK: Final = (Kind.SPARK, Kind.TUTORIAL)
 _FREE: Final = {Kind.SPARK: ("pyspark", "py4j"), Kind.TUTORIAL: ("pyspark", "py4j"), Kind.DAGSTER: ("dagster",)}
@@ -116,21 +119,32 @@ def prepare(target: Target) -> Path:
 def run_tests(python: Path, tests: Sequence[str], variables: Mapping[str, str]) -> dict[str, Counts]:
     """Run pytest in an environment; its output goes to the terminal.
 
-    With a command in `RUN_WITH`, each file of real tests is a run of its own.
+    With a command in `RUN_WITH`, each file of real tests is a run of its own, or as many as `RUN_FILES` says.
 
     Returns:
-        The result of each file that was a run of its own, else that of all tests under the name of none.
+        The result of each file if there were several runs, else that of all tests under the name of none.
     """
-    if "tests/fast" in tests:
+    if any(test.startswith("tests/fast") for test in tests):
         arguments = ("-n", os.environ.get("WORKERS", "auto"), "-W", "ignore::DeprecationWarning", *tests)
-        return {"": _run_pytest(python, arguments, variables)}
+        return _run_pytest(python, arguments, variables)
     if PREFIX not in os.environ:
-        return {"": _run_pytest(python, tests, variables)}
+        return _run_pytest(python, tests, variables)
     options = tuple(tests[tests.index("-k") :]) if "-k" in tests else ()
     files: dict[str, list[str]] = {}
     for test in tests[: len(tests) - len(options)]:
         files.setdefault(test.partition("::")[0], []).append(test)
-    return {file: _run_pytest(python, (*names, *options), variables) for file, names in files.items()}
+    found: dict[str, Counts] = {}
+    for piece in batched(files, int(os.environ.get(FILES, "1"))):
+        names = [name for file in piece for name in files[file]]
+        found |= _run_pytest(python, (*names, *options), variables, piece)
+    return found
+
+
+def batched(names: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
+    """Yield the names in pieces of a size; the last may be shorter. Python has such a function from 3.12 on."""
+    given = iter(names)
+    while piece := tuple(islice(given, size)):
+        yield piece
 
 
 def total(results: Iterable[Counts]) -> Counts:
@@ -140,7 +154,9 @@ def total(results: Iterable[Counts]) -> Counts:
     return Counts(sum(counts.passed for counts in found), failures, sum(counts.seconds for counts in found))
 
 
-def _run_pytest(python: Path, arguments: Sequence[str], variables: Mapping[str, str]) -> Counts:
+def _run_pytest(
+    python: Path, arguments: Sequence[str], variables: Mapping[str, str], files: Sequence[str] = ("",)
+) -> dict[str, Counts]:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         report = Path(folder) / "tests.xml"
@@ -148,17 +164,21 @@ def _run_pytest(python: Path, arguments: Sequence[str], variables: Mapping[str, 
         environ = os.environ | {"PYTHONPATH": str(TOP), **variables}
         done = subprocess.run([*shlex.split(os.environ.get(PREFIX, "")), *command], cwd=TOP, env=environ, check=False)
         if done.returncode == _NO_TESTS:
-            return Counts(0, (), 0)
+            return dict.fromkeys(files, Counts(0, (), 0))
         if not report.exists():
-            return Counts(0, (f"{arguments[0]} ended with exit code {done.returncode}",), 0)
-        return counts_in(report)
+            return {
+                file: Counts(0, (f"{file or arguments[0]} ended with exit code {done.returncode}",), 0)
+                for file in files
+            }
+        return {file: counts_in(report, file) for file in files}
 
 
-def counts_in(report: Path) -> Counts:
-    """Return the result that pytest wrote as JUnit XML."""
+def counts_in(report: Path, file: str = "") -> Counts:
+    """Return the result that pytest wrote as JUnit XML, of all tests or of those of a file."""
     root = ET.parse(report).getroot()  # noqa: S314 - our own file
-    cases = list(root.iter("testcase"))
-    seconds = sum(float(suite.get("time", 0)) for suite in root.iter("testsuite"))
+    module = file.removesuffix(".py").replace("/", ".")
+    cases = [case for case in root.iter("testcase") if f"{case.get('classname')}.".startswith(module and f"{module}.")]
+    seconds = sum(float(case.get("time", 0)) for case in cases)
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = [case for case in cases if case.find("skipped") is not None]
     names = tuple(dict.fromkeys(f"{case.get('classname')}.{case.get('name')}" for case in failed))
