@@ -2,6 +2,7 @@
 
 import json
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -208,14 +209,25 @@ class FakePostgresSink(PostgresSink):
         yield FakeCopyRows([row for row in frame.rows if row["partition"] not in done])
 
 
-POSTGRES_STEPS = ("evaluated", "copied", "locked", "moved", "set", "committing", "committed")
+DATABASE_STEPS = ("evaluated", "copied", "locked", "moved", "set", "committing", "committed")
 
 
-class PostgresOutput(FakeOutput):
-    """A table in a schema of its own that is written without Spark."""
+class DatabaseOutput(FakeOutput):
+    """A table in a schema of its own."""
 
-    steps: ClassVar[Sequence[str]] = POSTGRES_STEPS
+    steps: ClassVar[Sequence[str]] = DATABASE_STEPS
     racing_step: ClassVar[str] = "copied"
+
+    @abstractmethod
+    def is_waited_for(self) -> bool:
+        """Return whether a transaction waits for another one's lock."""
+
+    def sweep(self) -> None:
+        """Do nothing, because the server rolls back what was not committed."""
+
+
+class PostgresOutput(DatabaseOutput):
+    """A table in a schema of its own that is written without Spark."""
 
     def __init__(self, dsn: str, schema: str, *, create: bool = True) -> None:
         self.dsn, self.schema = dsn, schema
@@ -246,8 +258,11 @@ class PostgresOutput(FakeOutput):
             found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (self.schema,))
             return [name for (name,) in found if name.startswith(PREFIX)]
 
-    def sweep(self) -> None:
-        """Do nothing, because the server rolls back what was not committed."""
+    def is_waited_for(self) -> bool:
+        """Return whether a session waits for an advisory lock."""
+        with psycopg.connect(self.dsn) as connection:
+            found = connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            return found.fetchone() != (0,)
 
 
 class FakeLiteralRows(FakeCopyRows):
@@ -276,11 +291,8 @@ class FakeMariaDBSink(MariaDBSink):
         yield FakeLiteralRows([row for row in frame.rows if row["partition"] not in done])
 
 
-class MariaDBOutput(FakeOutput):
+class MariaDBOutput(DatabaseOutput):
     """A table in a database of its own that is written without Spark."""
-
-    steps: ClassVar[Sequence[str]] = POSTGRES_STEPS
-    racing_step: ClassVar[str] = "copied"
 
     def __init__(self, server: str, schema: str, *, create: bool = True) -> None:
         self.server, self.schema = server, schema
@@ -316,8 +328,9 @@ class MariaDBOutput(FakeOutput):
         """Return the rows of the table."""
         return sorted(self.execute(f"SELECT kafka_partition, coalesce(kafka_offset, -1), value FROM {TABLE}"))  # noqa: S608
 
-    def sweep(self) -> None:
-        """Do nothing, because the server rolls back what was not committed."""
+    def is_waited_for(self) -> bool:
+        """Return whether a transaction waits for a lock."""
+        return self.execute("SELECT count(*) FROM information_schema.innodb_lock_waits") != [(0,)]
 
 
 def own_schema() -> str:

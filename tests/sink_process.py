@@ -9,13 +9,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.files.commit_log import range_from, range_to
 from tests.conditions import WITHIN_S
-from tests.sink_conformance import deliver
+from tests.sink_conformance import Output, deliver
 from tests.sink_outputs import FileOutput, MariaDBOutput, PostgresOutput
 
 KILLED = -signal.SIGKILL
@@ -41,6 +43,12 @@ def write_and_die(
     )
     assert done.returncode in {0, KILLED}, done.stderr
     return done.returncode
+
+
+@pytest.fixture
+def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
+    """A writer in a separate process, which dies."""
+    return write_and_die  # type: ignore[return-value] # its outputs are these
 
 
 def main(kind: str, place: str, step: str, value: str, told: str) -> None:

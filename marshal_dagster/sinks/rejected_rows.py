@@ -1,9 +1,9 @@
-"""Rows that an output cannot store: finds the first one before the write, and names its message and column."""
+"""Rows that an output cannot store: finds the first one, also during the write, and names its message and column."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
@@ -14,6 +14,8 @@ from marshal_dagster.spark.nested_values import any_value, has_nul, holds, is_no
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row
     from pyspark.sql.types import StructType
+
+_Error = TypeVar("_Error", bound=Exception)
 
 NOT_UTF8 = "it has bytes that are not UTF-8, which would be replaced silently"
 NUL = "it has a NUL character (U+0000), which PostgreSQL cannot store in a string"
@@ -102,3 +104,27 @@ def row_check(schema: "StructType", problems: "Sequence[tuple[str, str, Column]]
     offset = f.col(OFFSET_COLUMN) if OFFSET_COLUMN in schema.names else f.lit(None)
     struct = f.struct(offset.cast("bigint").alias("offset"), number.alias("number"))
     return RowCheck(f.when(number.isNotNull(), struct), [(column, reason) for column, reason, _ in problems])
+
+
+def first_rejected(count: int, error_of: Callable[[int, int], _Error | None]) -> tuple[int, _Error] | None:
+    """Find the first row that a table rejects by a binary search, and return its index and the error.
+
+    Args:
+        count: The number of rows.
+        error_of: Moves the rows from one index up to another one, and returns the error with which the table rejects
+            them. Rows that it accepts must stay, so that a duplicate key is found too.
+
+    Returns:
+        None if the table accepts all rows this time.
+    """
+    first, end = 0, count
+    while first < end:
+        middle = (first + end + 1) // 2
+        error = error_of(first, middle)
+        if error is None:
+            first = middle
+        elif middle - first == 1:
+            return first, error
+        else:
+            end = middle
+    return None

@@ -39,19 +39,15 @@ from tests.sink_conformance import (
     rows_of,
 )
 from tests.sink_outputs import FakeFileSink, FileOutput
-from tests.sink_process import write_and_die
+from tests.sink_process import die, write_and_die
+
+__all__ = ["die"]
 
 
 @pytest.fixture
 def output(tmp_path: Path) -> FileOutput:
     """Return an output in an empty folder."""
     return FileOutput(tmp_path / "output")
-
-
-@pytest.fixture
-def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
-    """Return a function that lets a writer die in a separate process."""
-    return write_and_die  # type: ignore[return-value] # of a file output, here
 
 
 class TestTaking(SinkConformance):

@@ -87,7 +87,8 @@ class SecretOutputs:
 
     def check(self, *folders: Path) -> None:
         """Raise an error if a secret is in these folders or in what was kept of a session, or if rows are missing."""
-        assert leaks([self.password, self.passphrase], [self.folder, *folders]) == []
+        found = leaks([self.password, self.passphrase], [self.folder, *folders])
+        assert not found, found
         for name, texts in _KEPT.items():
             content = (self.folder / name).read_bytes()
             assert [text for text in texts if text not in content] == [], name

@@ -31,9 +31,9 @@ from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
 from tests.sink_conformance import Row
 from tests.sink_outputs import (
+    DATABASE_STEPS,
     DELTA_STEPS,
     FILE_STEPS,
-    POSTGRES_STEPS,
     TABLE,
     MariaDBOutput,
     PostgresOutput,
@@ -407,7 +407,7 @@ def test_a_member_that_dies_at_a_step_of_the_file_sink(
     assert files.rows() == input_rows()
 
 
-@pytest.mark.parametrize("step", POSTGRES_STEPS)
+@pytest.mark.parametrize("step", DATABASE_STEPS)
 def test_a_member_that_dies_at_a_step_of_the_postgres_sink(
     members: Members, table: Table, spark: "SparkSession", step: str
 ) -> None:

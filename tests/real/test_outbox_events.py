@@ -13,7 +13,7 @@ from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.outbox.events import OutgoingEvents
 from marshal_dagster.outbox.schema import OutboxTables
 from tests.sink_conformance import deliver, part, rows_of
-from tests.sink_outputs import POSTGRES_STEPS, TABLE, FakePostgresSink, PostgresOutput, hook, own_schema
+from tests.sink_outputs import DATABASE_STEPS, TABLE, FakePostgresSink, PostgresOutput, hook, own_schema
 
 Event = tuple[int, str, str | None, Any]
 
@@ -74,7 +74,7 @@ def test_events_of_one_message_are_in_the_order_of_its_rows(output: PostgresOutp
     assert found == [(partition, f"{number:02}") for partition in (0, 1) for number in range(50)]
 
 
-@pytest.mark.parametrize("step", POSTGRES_STEPS)
+@pytest.mark.parametrize("step", DATABASE_STEPS)
 def test_rows_and_events_are_there_together_or_not_at_all(output: PostgresOutput, step: str) -> None:
     """A writer dies at a step. The next one writes the missing rows and events, and nothing twice."""
 

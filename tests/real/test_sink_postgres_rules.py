@@ -1,30 +1,20 @@
 """The rules of the Postgres sink on a real PostgreSQL, with rows of plain Python instead of Spark."""
 
-import threading
-from collections.abc import Callable, Sequence
-
-import psycopg
 import pytest
 
-from marshal_dagster.errors import SinkRejectedError
-from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.conformance import Case, Target
-from tests.conditions import WITHIN_S, wait_until
+from tests.database_conformance import DatabaseConformance
 from tests.sink_conformance import (
     AnyOrderConformance,
     CrashConformance,
     HistoryConformance,
     KillConformance,
-    Output,
     ReplacingConformance,
     SinkConformance,
-    deliver,
-    part,
-    rows_of,
 )
-from tests.sink_kit import GROUP_CHECKS, SHORT_CASES, OutputTarget, following
 from tests.sink_outputs import PostgresOutput, own_schema
-from tests.sink_process import write_and_die
+from tests.sink_process import die
+
+__all__ = ["die"]
 
 
 @pytest.fixture
@@ -33,59 +23,8 @@ def output(postgres: str) -> PostgresOutput:
     return PostgresOutput(postgres, own_schema())
 
 
-@pytest.fixture
-def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
-    """A writer in a separate process, which dies."""
-    return write_and_die  # type: ignore[return-value] # of a Postgres output, here
-
-
-@pytest.mark.parametrize("case", SHORT_CASES, ids=str)
-def test_the_sink_passes_the_kit(case: Case, output: PostgresOutput) -> None:
-    """The library's own sink passes the kit for users' sinks."""
-    case.check(OutputTarget(output))
-
-
-@pytest.mark.parametrize("check", GROUP_CHECKS)
-def test_another_group(check: Callable[[Target], None], output: PostgresOutput) -> None:
-    """An output belongs to one group, or to groups that follow each other."""
-    check(OutputTarget(output))
-
-
-def test_a_group_waits_for_the_one_that_it_follows_on(output: PostgresOutput) -> None:
-    """Writes of the earlier group that are in progress are seen before the successor's first range is checked."""
-    deliver(output, "old", part(0, 0, 5))
-    results: list[object] = []
-
-    def take_over() -> None:
-        target = following(OutputTarget(output), "g")
-        results.append(captured(lambda: deliver(output, "new", part(0, 5, 9, group="h"), sink=target.sink())))
-
-    thread = threading.Thread(target=take_over)
-
-    def reached(step: str) -> None:
-        if step == "moved":
-            thread.start()
-            wait_until(lambda: is_waiting(output), "a writer that waits for a lock of groups")
-
-    assert deliver(output, "late", part(0, 5, 9), sink=output.sink(reached)).taken
-    thread.join(WITHIN_S)
-    assert "has rows of group 'g' at these offsets" in str(results[0])
-    assert output.rows() == rows_of("old", part(0, 0, 5)) + rows_of("late", part(0, 5, 9))
-
-
-def captured(call: Callable[[], object]) -> object:
-    """Return what a call returns or raises."""
-    try:
-        return call()
-    except SinkRejectedError as error:
-        return error
-
-
-def is_waiting(output: PostgresOutput) -> bool:
-    """Return whether a session waits for an advisory lock."""
-    with psycopg.connect(output.dsn) as connection:
-        found = connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        return found.fetchone() != (0,)
+class TestDatabase(DatabaseConformance):
+    """The kit, and other groups."""
 
 
 class TestTaking(SinkConformance):

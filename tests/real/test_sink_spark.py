@@ -29,7 +29,7 @@ from tests.sink_conformance import (
     never,
     part,
 )
-from tests.sink_outputs import FILE_STEPS, POSTGRES_STEPS, TABLE, TYPES, PostgresOutput, hook, own_schema
+from tests.sink_outputs import DATABASE_STEPS, FILE_STEPS, TABLE, TYPES, PostgresOutput, hook, own_schema
 from tests.spark_frames import local_frame
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class SparkFileOutput(SparkOutput):
 class SparkPostgresOutput(SparkOutput):
     """A table."""
 
-    steps: ClassVar[Sequence[str]] = POSTGRES_STEPS
+    steps: ClassVar[Sequence[str]] = DATABASE_STEPS
     racing_step: ClassVar[str] = "copied"
 
     def __init__(self, spark: "SparkSession", dsn: str) -> None:

@@ -21,7 +21,7 @@ from marshal_dagster.sinks.database.pg_copy import (
     with_times_as_text,
 )
 from marshal_dagster.sinks.database.ranges import check_row_count
-from marshal_dagster.sinks.rejected_rows import RejectedRow, row_check, text_problems
+from marshal_dagster.sinks.rejected_rows import RejectedRow, first_rejected, row_check, text_problems
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, changed_result, quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
@@ -183,7 +183,7 @@ class InsertedRows(StagedRows[Connection]):
         except value_errors() as error:
             if not is_value_error(error):
                 raise
-            rejected = self._rejected_row(connection, taken, error)
+            rejected = self._rejected_row(connection, taken)
             if rejected is None:
                 raise
             # Not chained: the error can contain the row.
@@ -286,45 +286,42 @@ class InsertedRows(StagedRows[Connection]):
             is_taken=self._dialect.one_of("marshal_range", ids),
         )
 
-    def _rejected_row(
-        self, connection: Connection, taken: Mapping[int, int], error: "pymysql.Error"
-    ) -> RejectedRow | None:
-        """Return the first row that the table rejects, found by a binary search that moves parts of the rows.
+    def _rejected_row(self, connection: Connection, taken: Mapping[int, int]) -> RejectedRow | None:
+        """Return the first row that the table rejects, found by moving parts of the rows.
 
-        A part that the table rejects is rolled back by the server. Parts that it accepts remain until the transaction
-        is rolled back, so duplicate keys are found too. Return None if the table accepts all rows this time, or if
-        the search fails.
+        A part that the table rejects is rolled back by the server. Return None if the table accepts all rows this
+        time, or if the search fails.
         """
         import pymysql
 
         is_taken = self._dialect.one_of("marshal_range", taken).text
         try:
             rows = self._find(connection, f"WHERE {is_taken} ORDER BY {_ROW}")
-            first, end = 0, len(rows)
-            while first < end:
-                middle = (first + end + 1) // 2
-                part = f"{_ROW} BETWEEN {rows[first][0]} AND {rows[middle - 1][0]}"
-                try:
-                    self._move(connection, taken, part)
-                except value_errors() as refused:
-                    if not is_value_error(refused):
-                        return None
-                    error = refused
-                    if middle - first == 1:
-                        break
-                    end = middle
-                else:
-                    first = middle
-            else:
-                return None
+            numbers = [number for number, *_ in rows]
+            found = first_rejected(len(rows), lambda first, end: self._error_of(connection, taken, numbers[first:end]))
         except pymysql.Error:
             # The original error is more useful than a timeout of the search.
             return None
+        if found is None:
+            return None
+        first, error = found
         _, range_id, offset = rows[first]
         reason = self._error_text(error)
-        found = _AT_ROW.search(reason)
-        named = None if found is None else found["quoted"] or found["name"]
-        return RejectedRow(taken[range_id], offset, self._frame_name(named), _AT_ROW_NUMBER.sub("", reason))
+        named = _AT_ROW.search(reason)
+        column = None if named is None else named["quoted"] or named["name"]
+        return RejectedRow(taken[range_id], offset, self._frame_name(column), _AT_ROW_NUMBER.sub("", reason))
+
+    def _error_of(
+        self, connection: Connection, taken: Mapping[int, int], numbers: Sequence[int]
+    ) -> "pymysql.Error | None":
+        """Move rows with these numbers, and return the error with which the table rejects them."""
+        try:
+            self._move(connection, taken, f"{_ROW} BETWEEN {numbers[0]} AND {numbers[-1]}")
+        except value_errors() as error:
+            if not is_value_error(error):
+                raise
+            return error
+        return None
 
     def _names(self) -> Fragment:
         """Return the table's columns, the range's column first."""

@@ -13,7 +13,7 @@ from marshal_dagster.sinks.database.column_types import TableColumn
 from marshal_dagster.sinks.database.dialect import RENAMED, Dialect, Fragment, StagedRows, column_names
 from marshal_dagster.sinks.database.pg_copy import NULL, FrameLines
 from marshal_dagster.sinks.database.ranges import check_row_count
-from marshal_dagster.sinks.rejected_rows import RejectedRow
+from marshal_dagster.sinks.rejected_rows import RejectedRow, first_rejected
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, changed_result
 
 if TYPE_CHECKING:
@@ -66,44 +66,31 @@ class PostgresRows(StagedRows["Connection"]):
                     is_taken=self._dialect.one_of("marshal_range", taken),
                     columns=self._names(),
                 )
-        except value_errors() as error:
-            rejected = self._rejected_row(connection, taken, error)
+        except value_errors():
+            rejected = self._rejected_row(connection, taken)
             if rejected is None:
                 raise
             # Not chained: psycopg's error can contain the row.
             raise rejected.error(f"table {self._output}", wanted) from None
         check_row_count(moved, sum(counts.get(partition, 0) for partition in taken.values()), self._output)
 
-    def _rejected_row(
-        self, connection: "Connection", taken: Mapping[int, int], error: "psycopg.Error"
-    ) -> RejectedRow | None:
-        """Return the first row that the table rejects, found by a binary search that moves parts of the rows.
+    def _rejected_row(self, connection: "Connection", taken: Mapping[int, int]) -> RejectedRow | None:
+        """Return the first row that the table rejects, found by moving parts of the rows.
 
-        Parts that the table accepts remain until the transaction is rolled back, so duplicate keys are found too.
         Return None if the table accepts all rows this time, or if the search fails.
         """
         import psycopg
 
         ids = list(taken)
         try:
-            found = connection.execute(
+            ((count,),) = connection.execute(
                 "SELECT count(*) FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)", (ids,)
-            )
-            first, end = 0, next(iter(found))[0]
-            while first < end:
-                middle = (first + end + 1) // 2
-                try:
-                    self._move_part(connection, ids, first, middle - first)
-                except value_errors() as refused:
-                    error = refused
-                    if middle - first == 1:
-                        break
-                    end = middle
-                else:
-                    first = middle
-            else:
+            ).fetchall()
+            found = first_rejected(count, lambda first, end: self._error_of(connection, ids, first, end))
+            if found is None:
                 return None
-            found_rows = self._dialect.execute(
+            first, error = found
+            ((range_id, offset),) = self._dialect.execute(
                 connection,
                 "SELECT marshal_range, {offset} FROM pg_temp.marshal_rows WHERE {is_taken} "
                 "ORDER BY ctid OFFSET %(first)s LIMIT 1",
@@ -114,24 +101,26 @@ class PostgresRows(StagedRows["Connection"]):
         except psycopg.Error:
             # The original error is more useful than a timeout of the search.
             return None
-        if not found_rows:
-            return None
-        range_id, offset = found_rows[0]
         renamed = {RENAMED.get(name, name): name for name in self._columns}
         column = renamed.get(error.diag.column_name or "", error.diag.column_name)
         return RejectedRow(taken[range_id], offset, column, self._error_text(error))
 
-    def _move_part(self, connection: "Connection", ids: Sequence[int], first: int, count: int) -> None:
-        with connection.transaction():
-            self._dialect.execute(
-                connection,
-                "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows WHERE ctid = ANY("
-                "ARRAY(SELECT ctid FROM pg_temp.marshal_rows WHERE {is_taken} "
-                "ORDER BY ctid OFFSET %(first)s LIMIT %(count)s))",
-                {"first": first, "count": count},
-                is_taken=self._dialect.one_of("marshal_range", ids),
-                columns=self._names(),
-            )
+    def _error_of(self, connection: "Connection", ids: Sequence[int], first: int, end: int) -> "psycopg.Error | None":
+        """Move a part of the rows, and return the error with which the table rejects it."""
+        try:
+            with connection.transaction():
+                self._dialect.execute(
+                    connection,
+                    "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows WHERE ctid = ANY("
+                    "ARRAY(SELECT ctid FROM pg_temp.marshal_rows WHERE {is_taken} "
+                    "ORDER BY ctid OFFSET %(first)s LIMIT %(count)s))",
+                    {"first": first, "count": end - first},
+                    is_taken=self._dialect.one_of("marshal_range", ids),
+                    columns=self._names(),
+                )
+        except value_errors() as error:
+            return error
+        return None
 
     def _names(self) -> Fragment:
         """Return the table's columns, the range's column first."""

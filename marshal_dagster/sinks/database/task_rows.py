@@ -386,11 +386,11 @@ class TaskStagedRows(PostgresRows):
         if not self._rows.is_read_by_hook:
             connection.execute("DROP VIEW IF EXISTS pg_temp.marshal_rows")
 
-    def _rejected_row(self, connection: "Connection", taken: Mapping[int, int], error: Any) -> RejectedRow | None:  # noqa: ANN401 - psycopg.Error
+    def _rejected_row(self, connection: "Connection", taken: Mapping[int, int]) -> RejectedRow | None:
         if not self._rows.is_read_by_hook:
             connection.execute("DROP VIEW pg_temp.marshal_rows")
             self._create(connection, "TEMPORARY TABLE")
-        return super()._rejected_row(connection, taken, error)
+        return super()._rejected_row(connection, taken)
 
     def _create(self, connection: "Connection", kind: str) -> None:
         entries = ", ".join(f"({int(partition)}, {int(taken)}::bigint)" for partition, taken in self._ids.items())
