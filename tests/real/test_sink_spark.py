@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField, StructType
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks import FileSink, PostgresSink
-from marshal_dagster.sinks.database import pg_copy
+from marshal_dagster.sinks.database import frame_lines
 from marshal_dagster.sinks.files.writer import some_files_at_once
 from marshal_dagster.spark.reader import offsets_read
 from tests.conditions import WITHIN_S
@@ -366,7 +366,7 @@ def test_a_table_keeps_every_value(spark: "SparkSession", postgres: str) -> None
 
 def test_rows_come_in_pieces(spark: "SparkSession", postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result of many megabytes is transferred through this process in pieces, without loss."""
-    monkeypatch.setattr(pg_copy, "_CHARACTERS_AT_ONCE", 20_000)
+    monkeypatch.setattr(frame_lines, "_CHARACTERS_AT_ONCE", 20_000)
     sink = postgres_sink(postgres, "partition int, offset long, value string")
     frame = spark.range(0, 5000, numPartitions=8).selectExpr(
         "CAST(id % 2 AS int) AS partition", "id AS offset", "repeat('x', 20) AS value"

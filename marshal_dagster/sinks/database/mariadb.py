@@ -28,6 +28,7 @@ from marshal_dagster.sinks.database.dialect import (
     OwnTable,
     TransactionConflictError,
 )
+from marshal_dagster.sinks.database.frame_lines import FrameLines
 from marshal_dagster.sinks.database.mariadb_connection import Connection, Server, Timeouts
 from marshal_dagster.sinks.database.mariadb_rows import InsertedRows, evaluated, is_value_error
 from marshal_dagster.sinks.database.mariadb_types import (
@@ -37,7 +38,6 @@ from marshal_dagster.sinks.database.mariadb_types import (
     check_engines,
     mariadb_type,
 )
-from marshal_dagster.sinks.database.pg_copy import FrameLines
 from marshal_dagster.sinks.database.sink import DatabaseSink, TransactionHook
 from marshal_dagster.sinks.database.upsert import WriteMode
 from marshal_dagster.sinks.sink import OFFSET_COLUMN

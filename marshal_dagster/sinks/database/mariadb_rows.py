@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.database.dialect import RENAMED, Cursor, Dialect, Fragment, StagedRows, column_names
+from marshal_dagster.sinks.database.frame_lines import FrameLines, evaluated_lines
 from marshal_dagster.sinks.database.mariadb_connection import Connection
 from marshal_dagster.sinks.database.mariadb_types import Column, mariadb_type
-from marshal_dagster.sinks.database.pg_copy import (
+from marshal_dagster.sinks.database.ranges import check_row_count
+from marshal_dagster.sinks.database.value_text import (
     JSON_OPTIONS,
-    FrameLines,
     day_text,
     decimal_text,
-    evaluated_lines,
     in_utc,
     parts_of,
     time_text,
     with_times_as_text,
 )
-from marshal_dagster.sinks.database.ranges import check_row_count
 from marshal_dagster.sinks.rejected_rows import RejectedRow, first_rejected, row_check, text_problems
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, changed_result, quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f

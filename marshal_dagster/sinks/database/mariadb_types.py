@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.database.pg_copy import check_keys
+from marshal_dagster.sinks.database.value_text import check_keys
 from marshal_dagster.spark.column_names import check_nested_names
 from marshal_dagster.spark.lazy_pyspark import types as t
 

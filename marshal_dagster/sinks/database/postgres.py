@@ -34,7 +34,8 @@ from marshal_dagster.sinks.database.dialect import (
     StagedRows,
     TransactionConflictError,
 )
-from marshal_dagster.sinks.database.pg_copy import FrameLines, evaluated, postgres_type
+from marshal_dagster.sinks.database.frame_lines import FrameLines
+from marshal_dagster.sinks.database.pg_copy import evaluated, postgres_type
 from marshal_dagster.sinks.database.postgres_rights import check_may_create_tables, missing_grants
 from marshal_dagster.sinks.database.sink import DatabaseSink, TransactionHook
 from marshal_dagster.sinks.database.staged_rows import CopiedRows, PostgresRows

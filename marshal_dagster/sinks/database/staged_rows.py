@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.database.column_types import TableColumn
 from marshal_dagster.sinks.database.dialect import RENAMED, Dialect, Fragment, StagedRows, column_names
-from marshal_dagster.sinks.database.pg_copy import NULL, FrameLines
+from marshal_dagster.sinks.database.frame_lines import FrameLines
+from marshal_dagster.sinks.database.pg_copy import NULL
 from marshal_dagster.sinks.database.ranges import check_row_count
 from marshal_dagster.sinks.rejected_rows import RejectedRow, first_rejected
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, changed_result
