@@ -24,7 +24,7 @@ from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, GroupSettings, Heartbeat, RuleSet, parse
-from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
+from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, MariaDBSink, PostgresSink, delta_settings
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.spark import job_control
 from marshal_dagster.spark.session import spark_settings, start_session
@@ -32,7 +32,7 @@ from tests.kafka_outputs import FakeKafkaSink
 from tests.real.batch_worker import parent_ended, say
 from tests.real.kill_points import KillableLog, KillPoint, Side, read_messages
 from tests.session_settings import QUICK_HDFS, QUICK_PLANS, SMALL_DELTA
-from tests.sink_outputs import TABLE, FakeFileSink, FakeFrame, FakePostgresSink, hook
+from tests.sink_outputs import TABLE, FakeFileSink, FakeFrame, FakeMariaDBSink, FakePostgresSink, hook
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,10 +48,11 @@ class Orders(BaseModel):
     """A member's parameters.
 
     Each line that it reports begins with `name`. `place` is the folder of the files or of a Delta table, the schema of
-    the table in the PostgreSQL at `dsn`, or a topic (`is_topic`). With `lacks_delta` the Delta table is in a session
-    without Delta Lake. The member halts at the `halt_at_count`th time that the sink reaches the step `halt_at_step`.
-    With `halt_in_commit` it halts between two records of its first commit, with `halt_when_written` before that commit.
-    With `slow_ms` each message takes that long in Spark, and the member reports when Spark has started.
+    the table in the PostgreSQL at `dsn`, the URL of a database (`is_mariadb`), or a topic (`is_topic`). With
+    `lacks_delta` the Delta table is in a session without Delta Lake. The member halts at the `halt_at_count`th time
+    that the sink reaches the step `halt_at_step`. With `halt_in_commit` it halts between two records of its first
+    commit, with `halt_when_written` before that commit. With `slow_ms` each message takes that long in Spark, and the
+    member reports when Spark has started.
     """
 
     name: str = ""
@@ -64,6 +65,7 @@ class Orders(BaseModel):
     place: str
     dsn: str | None = None
     is_topic: bool = False
+    is_mariadb: bool = False
     is_delta: bool = False
     lacks_delta: bool = False
     with_spark: bool = True
@@ -105,14 +107,18 @@ class HalfCommitLog(KillableLog):
         return super().append(records)
 
 
-def open_sink(orders: Orders, spark: "SparkSession | None") -> DeltaSink | FileSink | PostgresSink | KafkaSink:
+def open_sink(
+    orders: Orders, spark: "SparkSession | None"
+) -> DeltaSink | FileSink | PostgresSink | MariaDBSink | KafkaSink:
     """Open the output."""
-    sink: DeltaSink | FileSink | PostgresSink | KafkaSink
+    sink: DeltaSink | FileSink | PostgresSink | MariaDBSink | KafkaSink
     session = None if spark is None else lambda: spark
     if orders.is_topic:
         kind = KafkaSink if orders.with_spark else FakeKafkaSink
         writer = RowWriter.EXECUTORS if orders.halt_at_step is None else RowWriter.DRIVER  # steps of this process
         sink = kind(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), orders.place, written_by=writer)
+    elif orders.is_mariadb:
+        sink = (MariaDBSink if orders.with_spark else FakeMariaDBSink)(orders.place, TABLE)
     elif orders.is_delta:
         sink = DeltaSink(orders.place, session=session)
     elif orders.dsn is None:

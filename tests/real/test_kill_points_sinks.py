@@ -180,10 +180,11 @@ class MariaDBTable:
 
     def __init__(self, server: str) -> None:
         self._output = MariaDBOutput(server, own_schema())
+        self.dsn = self._output.dsn
 
     def open(self, reached: Callable[[str], None] | None = None) -> MariaDBSink:
         """Open the output."""
-        sink = MariaDBSink(self._output.dsn, TABLE)
+        sink = MariaDBSink(self.dsn, TABLE)
         hook(sink, reached)
         return sink
 

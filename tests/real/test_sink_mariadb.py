@@ -1,8 +1,10 @@
 """The MariaDB sink with values, tables and servers that could change or lose rows, and its errors."""
 
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tests.sink_conformance import ahead, deliver, never, part, rows_of
 from tests.sink_outputs import TABLE, FakeMariaDBSink, MariaDBOutput, own_schema
 from tests.sink_typed_frames import TypedFrame, frame_of
 
+SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 NOWHERE = "mariadb://user:hunter2@127.0.0.1:1/shop"
 
 
@@ -375,21 +378,21 @@ def test_many_writers_of_many_partitions_end(output: MariaDBOutput) -> None:
     assert output.rows() == rows_of("x", part(0, 0, 30), part(1, 0, 30))
 
 
-ROLE = [
-    "CREATE USER '{role}'@'%' IDENTIFIED BY 'secret'",
-    "GRANT SELECT, INSERT, DELETE ON {schema}.results TO '{role}'@'%'",
-    "GRANT SELECT, INSERT, UPDATE ON {schema}.marshal_ranges TO '{role}'@'%'",
-    "GRANT SELECT, INSERT, DELETE ON {schema}.marshal_taken_ranges TO '{role}'@'%'",
-    "GRANT SELECT, INSERT, UPDATE ON {schema}.marshal_topic_locks TO '{role}'@'%'",
-    "GRANT CREATE TEMPORARY TABLES ON {schema}.* TO '{role}'@'%'",
-]
-"""The rights of docs/security.md."""
+def granted(output: MariaDBOutput, role: str) -> list[str]:
+    """Return the statements of docs/security.md, for an output and a role."""
+    page = SECURITY.read_text().partition("## The rights in MariaDB")[2].partition("## ")[0]
+    statements = re.findall(r"^(GRANT .*);$", page, re.MULTILINE)
+    names = {"shop.orders": f"shop.{TABLE}", "shop": output.schema, "'marshal'": f"'{role}'"}
+    for name, own in names.items():
+        statements = [statement.replace(name, own) for statement in statements]
+    return statements
 
 
 def test_the_rights_of_the_role_are_enough_and_needed(output: MariaDBOutput) -> None:
     """The role can write and replace. It can neither create tables nor read others."""
     role = f"r{output.schema}"
-    output.execute(*(statement.format(role=role, schema=output.schema) for statement in ROLE))
+    grants = granted(output, role)
+    output.execute(f"CREATE USER '{role}'@'%' IDENTIFIED BY 'secret'", *grants)
     dsn = output.dsn.replace("root@", f"{role}:secret@")
     sink = FakeMariaDBSink(dsn, TABLE)
     assert deliver(output, "a", part(0, 0, 4), sink=sink).taken
@@ -397,11 +400,17 @@ def test_the_rights_of_the_role_are_enough_and_needed(output: MariaDBOutput) -> 
     assert deliver(output, "c", ahead(0, 4, 6, generation=20, epoch=21), sink=sink).taken
     with pytest.raises(ConfigurationError, match="CREATE command denied"):
         FakeMariaDBSink(dsn, "other").create_tables(output.frame([]).schema)
-    for number, statement in enumerate(ROLE[1:]):
-        revoked = statement.format(role=role, schema=output.schema).replace("GRANT", "REVOKE").replace(" TO ", " FROM ")
-        output.execute(revoked)
+    for number, grant in enumerate(grants):
+        output.execute(grant.replace("GRANT", "REVOKE").replace(" TO ", " FROM "))
         fresh = part(7 + number, 0, 2, generation=20, epoch=21)
-        with pytest.raises(ConfigurationError):
+        with pytest.raises(ConfigurationError) as error:
             deliver(output, "d", fresh, sink=sink)
-        output.execute(statement.format(role=role, schema=output.schema))
+        said = str(error.value)
+        assert "\n" not in said
+        missing = re.search(r"Execute GRANT (.+) ON (\S+) TO", said)
+        assert missing is not None, said
+        rights, place = grant.removeprefix("GRANT ").partition(" TO ")[0].split(" ON ")
+        assert set(missing[1].split(", ")) <= set(rights.split(", "))
+        assert missing[2].replace("`", "") == place
+        output.execute(grant)
     assert deliver(output, "e", part(20, 0, 2, generation=20, epoch=21), sink=sink).taken

@@ -34,7 +34,16 @@ from tests.conditions import WITHIN_S, wait_for_line, wait_until
 from tests.kafka_outputs import KafkaOutput
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 from tests.real.sink_worker import HalfCommitLog, Orders, value_of
-from tests.real.test_kill_points_sinks import DeltaFolder, Files, HadoopFiles, KafkaTopic, Output, Table, result
+from tests.real.test_kill_points_sinks import (
+    DeltaFolder,
+    Files,
+    HadoopFiles,
+    KafkaTopic,
+    MariaDBTable,
+    Output,
+    Table,
+    result,
+)
 from tests.session_settings import QUICK_PLANS, session_settings
 from tests.sink_conformance import Row
 from tests.sink_outputs import DELTA_STEPS
@@ -135,6 +144,8 @@ class Site:
         place: dict[str, object] = {}
         if isinstance(output, Table):
             place = {"place": output.schema, "dsn": output.dsn}
+        elif isinstance(output, MariaDBTable):
+            place = {"place": output.dsn, "is_mariadb": True}
         elif isinstance(output, Files):
             place = {"place": str(output.path)}
         elif isinstance(output, KafkaOutput):
@@ -281,6 +292,8 @@ def make_output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
                 return Files(tmp_path_factory.mktemp("output") / "output")
             case "table":
                 return Table(request.getfixturevalue("postgres"))
+            case "mariadb":
+                return MariaDBTable(request.getfixturevalue("mariadb"))
             case "kafka_topic":
                 return KafkaTopic(request.getfixturevalue("connection"))
             case "delta":
@@ -368,7 +381,7 @@ def dead_in_commit(
 ) -> Scenes:
     """Runs that died between two of their commit records, each with a topic of its own."""
     scenes = {}
-    for kind in selected(test_half_of_its_partitions_each, "files", "table", "kafka_topic"):
+    for kind in selected(test_half_of_its_partitions_each, "files", "table", "mariadb", "kafka_topic"):
         scene = scenes[kind] = Scene(make_site(), make_output(kind))
         dead = scene.site.batch(scene.output, scene.site.delivery(half_commit=True))
         with pytest.raises(KilledError), dead:
@@ -376,7 +389,7 @@ def dead_in_commit(
     return scenes
 
 
-@pytest.mark.parametrize("kind", ["files", "table", "kafka_topic"])
+@pytest.mark.parametrize("kind", ["files", "table", "mariadb", "kafka_topic"])
 def test_half_of_its_partitions_each(
     dead_in_commit: Scenes, kind: str, quick_spark: "SparkSession", fill: Callable[[str, int, int], None]
 ) -> None:
@@ -405,7 +418,7 @@ def test_half_of_its_partitions_each(
 @pytest.fixture(scope="module")
 def dead_before_write(selected: Selected, make_scene: MakeScene) -> Scenes:
     """Runs that died with a plan, before their write."""
-    kinds = selected(test_half_each_of_what_was_not_written, "files", "table", "delta", "kafka_topic")
+    kinds = selected(test_half_each_of_what_was_not_written, "files", "table", "mariadb", "delta", "kafka_topic")
     scenes = {kind: make_scene(kind) for kind in kinds}
     for scene in scenes.values():
         dead = scene.site.batch(scene.output, scene.site.delivery(KillPoint(Side.AFTER, "ClaimingMessages")))
@@ -414,7 +427,7 @@ def dead_before_write(selected: Selected, make_scene: MakeScene) -> Scenes:
     return scenes
 
 
-@pytest.mark.parametrize("kind", ["files", "table", "delta", "kafka_topic"])
+@pytest.mark.parametrize("kind", ["files", "table", "mariadb", "delta", "kafka_topic"])
 def test_half_each_of_what_was_not_written(dead_before_write: Scenes, kind: str, quick_spark: "SparkSession") -> None:
     """A run dies before its write. Two others write its plan at the same time, half of the partitions each."""
     site, output = dead_before_write[kind].site, dead_before_write[kind].output
@@ -431,7 +444,11 @@ def test_half_each_of_what_was_not_written(dead_before_write: Scenes, kind: str,
 # Stopped past the lease, and continued
 
 
-STEPS = {"files-judged": ("files", "judged"), "table-copied": ("table", "copied")}
+STEPS = {
+    "files-judged": ("files", "judged"),
+    "table-copied": ("table", "copied"),
+    "mariadb-copied": ("mariadb", "copied"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -475,7 +492,8 @@ def test_a_member_stopped_before_its_write(stopped_before_write: Scenes, name: s
 @pytest.fixture(scope="module")
 def stopped_before_commit(selected: Selected, make_scene: MakeScene) -> Scenes:
     """Processes that are stopped when their rows are written."""
-    scenes = {kind: make_scene(kind) for kind in selected(test_a_member_stopped_before_its_commit, "files", "table")}
+    kinds = selected(test_a_member_stopped_before_its_commit, "files", "table", "mariadb")
+    scenes = {kind: make_scene(kind) for kind in kinds}
     for scene in scenes.values():
         scene.worker = scene.site.start(scene.output, with_spark=False, halt_when_written=True)
     for scene in scenes.values():
@@ -484,7 +502,7 @@ def stopped_before_commit(selected: Selected, make_scene: MakeScene) -> Scenes:
     return scenes
 
 
-@pytest.mark.parametrize("kind", ["files", "table"])
+@pytest.mark.parametrize("kind", ["files", "table", "mariadb"])
 def test_a_member_stopped_before_its_commit(stopped_before_commit: Scenes, kind: str) -> None:
     """The stopped member's rows exist once, and its successor commits them.
 
@@ -510,7 +528,7 @@ def test_a_member_stopped_before_its_commit(stopped_before_commit: Scenes, kind:
 # Spark processes that are killed
 
 
-AT_WORK = ("files", "table")
+AT_WORK = ("files", "table", "mariadb")
 STEPS_OF_SINKS = {step: ("delta", step) for step in DELTA_STEPS}
 STEPS_OF_SINKS |= {f"hdfs {step}": ("hdfs", step) for step in ("judged", "linked")}
 FIRST_ROWS, FIRST_COMMIT = "*.parquet", "_delta_log/*"

@@ -7,6 +7,7 @@ from the judgement of their ranges until they commit, also if their ranges come 
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -71,7 +72,10 @@ _LOCK_TABLE: Final = OwnTable({"output": Kind.NAME, "topic": Kind.NAME}, key=("o
 _WEAK_COMMITS: Final = frozenset({0, 2})
 """Values of innodb_flush_log_at_trx_commit with which a power failure can undo a commit."""
 
+_WRONG_CERTIFICATE: Final = "CERTIFICATE_VERIFY_FAILED"
+_DENIED: Final = re.compile(r"(?P<rights>[A-Z, ]+) command denied to user .* for table (?P<table>`.*`)$")
 _LOCK_TIMEOUT, _DEADLOCK, _STATEMENT_TIMEOUT, _NO_TABLE = 1205, 1213, 1969, 1146
+_NO_ACCESS: Final = 1044
 _OUTAGES: Final = frozenset(
     {1021, 1040, 1053, 1077, 1114, 1129, 1158, 1159, 1160, 1161, 1203, 1226, 1290, 1317, 1792, 1836, 1927, 2002}
     | {2003, 2006, 2013, 2055, 4031}
@@ -232,6 +236,16 @@ class MariaDBDialect(Dialect[Connection]):
             )
         if code == _NO_TABLE:
             return ConfigurationError(f"table {self.output}: {said}. Create missing tables with `create_tables`")
+        if _WRONG_CERTIFICATE in said:
+            return ConfigurationError(
+                f"MariaDB of table {self.output}: {said}. Check ssl_ca, and that the certificate is for the URL's host"
+            )
+        if code == _NO_ACCESS:
+            grant = f"GRANT CREATE TEMPORARY TABLES ON `{self.schema}`.* TO ..."
+            return ConfigurationError(f"table {self.output}: {said}. Execute {grant}")
+        if denied := _DENIED.match(said):
+            grant = f"GRANT {denied['rights']} ON {denied['table']} TO ..."
+            return ConfigurationError(f"table {self.output}: {said}. Execute {grant}")
         if code in _OUTAGES or isinstance(error, pymysql.InterfaceError):
             return UnavailableError(
                 f"MariaDB of table {self.output}: {said or 'the connection was lost'}. Whether a commit in progress "
@@ -340,8 +354,14 @@ class MariaDBDialect(Dialect[Connection]):
         return mariadb_type(name, data_type)
 
     def columns(self, connection: Connection) -> Collection[str]:
-        """Return the names of the output's columns."""
-        return self._columns(connection)
+        """Return the names of the output's columns. Raises PyMySQL's error if the role has no right to it."""
+        import pymysql
+
+        found = self._columns(connection)
+        if not found:
+            with suppress(pymysql.ProgrammingError):  # there is no such table
+                self.execute(connection, "SELECT 1 FROM {rows} LIMIT 0")
+        return found
 
     def _columns(self, connection: Connection) -> dict[str, Column]:
         found = self.execute(connection, COLUMNS, {"schema": self.schema, "table": self.table})

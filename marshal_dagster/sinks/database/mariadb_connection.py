@@ -82,8 +82,18 @@ class Server:
         """Open a connection with the session's settings and isolation level read committed.
 
         Raises:
+            ConfigurationError: A file of the URL cannot be used, or the server's certificate is refused.
             pymysql.Error: The database cannot be reached, or refuses the connection.
         """
+        try:
+            return self._connect()
+        except OSError as error:
+            raise ConfigurationError(
+                f"dsn: the files of ssl_ca, ssl_cert and ssl_key cannot be used ({error.strerror or error}). They must "
+                "be PEM files that this process can read"
+            ) from None
+
+    def _connect(self) -> Connection:
         import pymysql
         from pymysql.constants import CLIENT
 
