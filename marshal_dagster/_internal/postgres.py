@@ -3,6 +3,7 @@
 The module also has the checks that both need: of names, and of tables that could lose committed rows.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
@@ -66,6 +67,19 @@ class Database:
         """
         self._dsn = dsn if isinstance(dsn, str) else dsn.get_secret_value()
         self._connect_timeout_s = connect_timeout_s
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for another process, with the variables of libpq (`PGPASSWORD`, ...) of this one."""
+        given = self._given()
+        from psycopg import pq
+        from psycopg.conninfo import make_conninfo
+
+        own = {
+            option.keyword.decode(): option.val.decode()
+            for option in pq.Conninfo.get_defaults()
+            if option.val is not None and option.envvar is not None and option.envvar.decode() in os.environ
+        }
+        return vars(self) | {"_dsn": make_conninfo(**(own | given))}
 
     @property
     def has_password(self) -> bool:
