@@ -62,6 +62,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "file_formats",
         "full_disk",
         "kill_points_sinks",
+        "pg_binary",
         "session_settings",
         "sink*",
         "source_headers",

@@ -205,7 +205,8 @@ class FakePostgresSink(PostgresSink):
     """A Postgres sink that gets its rows without Spark."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:
+    def _evaluated(self, frame: Frame, done: Sequence[int], ids: Mapping[int, int]) -> Iterator[FakeCopyRows]:
+        del ids
         yield FakeCopyRows([row for row in frame.rows if row["partition"] not in done])
 
 
@@ -287,7 +288,8 @@ class FakeMariaDBSink(MariaDBSink):
     """A MariaDB sink that gets its rows without Spark."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeLiteralRows]:
+    def _evaluated(self, frame: Frame, done: Sequence[int], ids: Mapping[int, int]) -> Iterator[FakeLiteralRows]:
+        del ids
         yield FakeLiteralRows([row for row in frame.rows if row["partition"] not in done])
 
 

@@ -1,7 +1,7 @@
 """The Postgres sink and its database: tables, constraints, timeouts, lost connections, secrets."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -253,8 +253,8 @@ class Stalling(FakePostgresSink):
     """A sink whose rows arrive slowly."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:
-        with super()._evaluated(frame, done) as lines:
+    def _evaluated(self, frame: Frame, done: Sequence[int], ids: Mapping[int, int]) -> Iterator[FakeCopyRows]:
+        with super()._evaluated(frame, done, ids) as lines:
             yield SlowLines(lines.rows)
 
 

@@ -1,4 +1,4 @@
-"""The PostgreSQL sink, whose rows Spark's tasks copy into a staging table."""
+"""The PostgreSQL sink, whose rows Spark's tasks copy into staging tables."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def output(postgres: str, frame: "DataFrame") -> Output:
 
 
 def test_rows_come_from_tasks_and_nothing_else_is_left(output: Output, frame: "DataFrame") -> None:
-    """The driver evaluates no lines of its own. The staging table is there during the write, and gone afterwards."""
+    """The driver evaluates no lines of its own. Each task has a staging table until the rows are moved."""
     seen: dict[str, list[str]] = {}
     sink = output.sink()
     hook(sink, lambda step: seen.update({step: output.staging_tables()}))
@@ -81,7 +81,7 @@ def test_rows_come_from_tasks_and_nothing_else_is_left(output: Output, frame: "D
     written = sink.write(frame, RANGES, never)
 
     assert (set(written.taken), dict(written.rows)) == (set(RANGES), {0: 10, 1: 10, 2: 0})
-    assert [len(seen[step]) for step in ("evaluated", "copied", "moved", "committed")] == [1, 1, 1, 1]
+    assert [len(seen[step]) for step in ("evaluated", "copied", "moved", "committed")] == [4, 4, 4, 0]
     assert output.staging_tables() == []
     assert output.rows() == ROWS
     assert set(output.sink().write(frame, RANGES, never).skipped) == set(RANGES)
@@ -120,26 +120,24 @@ def test_a_killed_task_leaves_nothing_that_counts(output: Output, frame: "DataFr
 
 
 def test_rows_of_a_task_that_does_not_count_are_not_moved(output: Output, frame: "DataFrame") -> None:
-    """Spark ran a task twice: the rows of the other attempt are in the staging table, with another mark."""
+    """Spark ran a task twice: the rows of the other attempt are in a table of its own, which is dropped too."""
 
     def copy_again(step: str) -> None:
         if step == "evaluated":
-            (table,) = output.staging_tables()
+            table = output.staging_tables()[0]
+            again = f"{table[:-16]}{'0' * 16}"
             output.execute(
-                "INSERT INTO {schema}.{staging} (kafka_partition, kafka_offset, value, marshal_task_attempt) "
-                "SELECT kafka_partition, kafka_offset, value, 7 FROM {schema}.{staging}",
-                staging=table,
+                "CREATE UNLOGGED TABLE {schema}.{again} AS TABLE {schema}.{staging}", again=again, staging=table
             )
 
     sink = output.sink()
     hook(sink, copy_again)
     sink.write(frame, RANGES, never)
-    assert output.rows() == ROWS
+    assert (output.rows(), output.staging_tables()) == (ROWS, [])
 
 
 def test_the_table_of_a_dead_run_is_dropped_by_the_next(output: Output, frame: "DataFrame") -> None:
     """That of a living run stays: the run holds its lock."""
-    prefix = f"{PREFIX}{'0' * 8}_"
     seen: list[str] = []
     sink = output.sink()
 
@@ -149,20 +147,20 @@ def test_the_table_of_a_dead_run_is_dropped_by_the_next(output: Output, frame: "
 
     hook(sink, look)
     sink.write(frame, RANGES, never)
-    prefix = seen[0].rpartition("_")[0]
-    dead, alive = f"{prefix}_dead", f"{prefix}_alive"
-    for name in (dead, alive):
-        output.execute("CREATE UNLOGGED TABLE {schema}.{name} (a int)", name=name)
+    prefix = seen[0][: len(PREFIX) + 9]
+    dead, alive = f"{prefix}{'d' * 16}", f"{prefix}{'a' * 16}"
+    for attempt in (dead, alive):
+        output.execute("CREATE UNLOGGED TABLE {schema}.{name} (a int)", name=f"{attempt}_{'0' * 16}")
     with holding(output.dsn, alive):
         output.sink().write(frame, [part(0, 10, 20), part(1, 10, 20)], never)
-    assert output.staging_tables() == [alive]
+    assert output.staging_tables() == [f"{alive}_{'0' * 16}"]
 
 
 @contextmanager
-def holding(dsn: str, table: str) -> Iterator[None]:
-    """Hold the lock of a staging table, as its run does."""
+def holding(dsn: str, attempt: str) -> Iterator[None]:
+    """Hold the lock of an attempt, as its run does."""
     with psycopg.connect(dsn) as connection:
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (table,))
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (attempt,))
         yield
 
 
@@ -226,6 +224,65 @@ def test_empty_texts_nulls_and_signs_of_csv_are_kept(spark: "SparkSession", post
     assert [
         value for *_, value in output.execute("SELECT kafka_offset, value FROM {schema}.{table} ORDER BY kafka_offset")
     ] == texts
+
+
+@pytest.mark.parametrize("more", ["0.1 AS x", "decimal(0.1) AS x"])
+def test_values_of_each_type_are_those_that_the_driver_writes(spark: "SparkSession", postgres: str, more: str) -> None:
+    """Tasks send bytes in PostgreSQL's form if each column has one; with a number of decimals they send text."""
+    rows = spark.range(1, 9, numPartitions=2).selectExpr(
+        "0 partition",
+        "id offset",
+        *(
+            f"if(id = {number}, null, {value})"
+            for number, value in enumerate(
+                (
+                    "id % 2 = 0",
+                    "tinyint(id)",
+                    "smallint(-id)",
+                    "int(id)",
+                    "float(id) / 3",
+                    "if(id = 7, double('NaN'), -double(id) / 3)",
+                    "concat('\u00e9 \t\\N,\"\n', id)",
+                    "binary(concat('\\x', id))",
+                    "date_add(date'0001-01-01', int(id))",
+                    "timestamp'1969-12-31 23:59:59.999999+01:00' + make_interval(0, 0, 0, int(id))",
+                    "timestamp_ntz'9999-12-31 00:00:00.1'",
+                    "array(id, null)",
+                    "named_struct('a', timestamp'2020-01-01 00:00:00Z', 'b', null)",
+                )
+            )
+        ),
+        f"{more}",
+    )
+    rows = rows.toDF("partition", "offset", *(f"column_{number}" for number in range(len(rows.columns) - 2)))
+    found = []
+    for writer in ("driver", "executors"):
+        output = Output(postgres, rows)
+        output.sink(written_by=writer).write(rows, [part(0, 0, 100)], never)
+        found.append(
+            output.execute("SELECT to_jsonb(r) - 'marshal_range' FROM {schema}.{table} r ORDER BY kafka_offset")
+        )
+    assert len(found[0]) == 8
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        ("smallint", "32768"),
+        ("date", "date_from_unix_date(2147483647)"),
+        ("timestamptz", "timestamp_micros(-9000000000000000000)"),
+    ],
+)
+def test_a_number_or_a_time_that_the_column_cannot_store_is_named(
+    output: Output, frame: "DataFrame", declared: str, value: str
+) -> None:
+    """It would become another one if its lowest bytes were sent."""
+    output.execute(f"ALTER TABLE {{schema}}.{{table}} ADD COLUMN more {declared}")
+    rows = frame.withColumn("more", f.expr(f"if(offset = 7 and partition = 1, {value}, null)"))
+    with pytest.raises(SinkRejectedError, match=r"partition 1, offset 7.*out of range"):
+        output.sink().write(rows, RANGES, never)
+    assert (output.rows(), output.staging_tables()) == ([], [])
 
 
 @pytest.fixture

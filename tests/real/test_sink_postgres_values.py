@@ -1,7 +1,7 @@
 """The Postgres sink with values, tables and statements that could silently change or lose rows."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -257,8 +257,8 @@ class Losing(FakePostgresSink):
     """A sink that fetches fewer rows than it counted."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:
-        with super()._evaluated(frame, done) as lines:
+    def _evaluated(self, frame: Frame, done: Sequence[int], ids: Mapping[int, int]) -> Iterator[FakeCopyRows]:
+        with super()._evaluated(frame, done, ids) as lines:
             yield FewerLines(lines.rows)
 
 

@@ -128,7 +128,7 @@ class Writing:
 def test_the_database_is_restarted_while_tasks_copy(
     database: FaultyPostgres, frame: "DataFrame", tmp_path: Path, mode: str
 ) -> None:
-    """The batch fails, nothing is written, and the next batch writes each row once."""
+    """Nothing is written, unless all tasks have copied before and after a shut-down. Each row is written once."""
     output, pause = Output(database.dsn()), Pause(tmp_path)
     writing = Writing(output.sink(), frame.withColumn("value", pause.column()))
     pause.wait(lambda: writing.found)
@@ -136,9 +136,10 @@ def test_the_database_is_restarted_while_tasks_copy(
     database.start()
     pause.go_on()
 
-    assert isinstance(writing.result(), UnavailableError), writing.found
-    assert output.table.rows() == []
-    assert set(output.sink().write(frame, LATER, never).taken) == set(LATER)
+    has_failed = isinstance(writing.result(), UnavailableError)
+    assert has_failed or mode == "fast", writing.found
+    assert output.table.rows() == ([] if has_failed else ROWS)
+    assert set(output.sink().write(frame, LATER, never).taken) == (set(LATER) if has_failed else set())
     assert output.table.rows() == ROWS
     assert output.staging_tables() == []
 
@@ -192,7 +193,7 @@ def test_a_task_that_is_stopped_and_taken_over_adds_nothing(postgres: str, frame
     process = psutil.Process(pause.wait(lambda: writing.found))
     wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the process of the task is stopped")
     assert set(output.sink().write(frame, LATER, never).taken) == set(LATER)
-    assert len(output.staging_tables()) == 1, "the table of the run that still holds its lock"
+    wait_until(output.staging_tables, "another task has a table, which stays because its run still holds its lock")
     process.resume()
 
     assert isinstance(writing.result(), SinkRejectedError), writing.found
@@ -211,15 +212,15 @@ def test_a_run_whose_lock_is_lost_and_whose_staging_table_is_dropped_adds_nothin
     def lose(step: str) -> None:
         if step != "evaluated":
             return
-        (table,) = output.staging_tables()
+        tables = output.staging_tables()
         with psycopg.connect(postgres, autocommit=True) as connection:
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND "
                 "(classid::bigint << 32) + objid::bigint = hashtextextended(%s, 0)",
-                (table,),
+                (tables[0].rpartition("_")[0],),
             )
         others.append(output.sink().write(frame.where("partition = 1"), LATER[1:], never))
-        assert table not in output.staging_tables()
+        assert not set(tables) & set(output.staging_tables())
 
     hook(sink, lose)
     with pytest.raises(UnavailableError, match="the staging table of this batch was dropped or emptied"):

@@ -266,6 +266,8 @@ class Dialect(ABC, Generic[Connection]):
     """What a SELECT of positions ends with. `SHARED` is missing if writers of a partition always exclude each other."""
     keep_existing: str = 'ON CONFLICT (output, member_group, topic, "partition") DO NOTHING'
     """What an INSERT of positions ends with, so that existing ones are kept."""
+    keep_ids: str = ""
+    """What an INSERT of given values for a column of the kind `ID` has before its SELECT."""
     delete_statement: str = f"DELETE FROM {{rows}} WHERE {IS_OLDER}"
     """Deletes the rows of older generations at the offsets in `marshal_offsets`."""
     count_statement: str = f"SELECT count(*) FROM {{rows}} WHERE {IS_OLDER}"
@@ -401,6 +403,7 @@ class Dialect(ABC, Generic[Connection]):
         self,
         frame: "DataFrame",
         done: Sequence[int],
+        ids: Mapping[int, int],
         *,
         is_read_by_hook: bool,
     ) -> Iterator[EvaluatedRows | None]:
@@ -409,14 +412,28 @@ class Dialect(ABC, Generic[Connection]):
         Args:
             frame: The frame.
             done: The partitions whose rows are left out.
+            ids: What `reserved_ids` returned.
             is_read_by_hook: Whether a hook reads the staged rows.
 
         Yields:
             The staged rows, or None if the driver must write the batch: a row may be rejected, or the dialect has no
             staging by tasks.
         """
-        del frame, done, is_read_by_hook
+        del frame, done, ids, is_read_by_hook
         yield None
+
+    def reserved_ids(self, connection: Connection, enter: Callable[[], Mapping[int, int]]) -> Mapping[int, int]:
+        """Return ids for the entries of ranges in `marshal_taken_ranges`, by partition, for `evaluated_by_tasks`.
+
+        Args:
+            connection: The connection with the open transaction.
+            enter: Inserts the entries and returns their ids. They must not be committed.
+
+        Returns:
+            Ids that the database assigns to nothing else, or none: it then assigns them when the rows are moved.
+        """
+        del connection, enter
+        return {}
 
     @abstractmethod
     def staged_rows(

@@ -184,6 +184,7 @@ class PostgresSink(DatabaseSink["Connection"]):
 class PostgresDialect(Dialect["Connection"]):
     """PostgreSQL 14 or newer."""
 
+    keep_ids = "OVERRIDING SYSTEM VALUE"
     lock_clauses: Mapping[LockMode, str] = {
         LockMode.NOT: "",
         LockMode.SHARED: "FOR SHARE",
@@ -341,16 +342,22 @@ class PostgresDialect(Dialect["Connection"]):
 
     @contextmanager
     def evaluated_by_tasks(
-        self, frame: "DataFrame", done: Sequence[int], *, is_read_by_hook: bool
+        self, frame: "DataFrame", done: Sequence[int], ids: Mapping[int, int], *, is_read_by_hook: bool
     ) -> Iterator[TaskRows | None]:
-        """Evaluate a frame in tasks that copy its rows into an unlogged table."""
+        """Evaluate a frame in tasks that copy its rows into unlogged tables."""
         check_executors(
             frame.sparkSession, ("marshal_dagster", "psycopg"), f"use written_by={RowWriter.DRIVER.value!r}"
         )
-        with self.transaction(lambda _: None) as connection:
-            there = table_columns(connection, self.schema, self.table)
-        with rows_of_tasks(self, frame, done, there, is_read_by_hook=is_read_by_hook) as rows:
+        with rows_of_tasks(self, frame, done, ids, is_read_by_hook=is_read_by_hook) as rows:
             yield rows
+
+    def reserved_ids(self, connection: "Connection", enter: Callable[[], Mapping[int, int]]) -> Mapping[int, int]:
+        """Return ids of entries that are inserted and undone: a sequence never returns to an earlier number.
+
+        The commit of the transaction makes that durable, also beyond a crash of the server.
+        """
+        with connection.transaction(force_rollback=True):
+            return enter()
 
     def staged_rows(
         self, connection: "Connection", ids: Mapping[int, int], columns: Sequence[str], rows: FrameLines | TaskRows

@@ -287,8 +287,12 @@ class RangeTables(Generic[Connection]):
         counts: Mapping[int | None, int],
         *,
         have_offsets: bool,
+        given: Mapping[int, int] | None = None,
     ) -> dict[int, int]:
-        """Insert the entries of the ranges into `marshal_taken_ranges`, and return their ids by partition."""
+        """Insert the entries of the ranges into `marshal_taken_ranges`, and return their ids by partition.
+
+        The ids are those `given`, by partition, or new ones.
+        """
         fields = ("partition", "coordination_topic_id", "data_topic_id", "generation", "epoch", "start", "end")
         rows = [
             [getattr(range_, name) for name in (*fields, "first_readable")] + [counts.get(range_.partition, 0)]
@@ -302,12 +306,16 @@ class RangeTables(Generic[Connection]):
                 ("generation", "epoch", "start_offset", "end_offset", "first_readable", "row_count"), Kind.BIGINT
             ),
         }
+        keep = self._dialect.keep_ids if given else ""
+        if given:
+            kinds["id"] = Kind.BIGINT
+            rows = [[*row, given[range_.partition]] for row, range_ in zip(rows, wanted, strict=True)]
         names = ", ".join(f'"{name}"' for name in kinds)
         entries = self._dialect.execute(
             connection,
             f"INSERT INTO {{taken}} (output, member_group, topic, {names}, has_offsets, version) "
-            f"SELECT %(output)s, %(member_group)s, %(topic)s, {names}, %(has_offsets)s, %(version)s FROM {{wanted}} "
-            'WHERE 1 = 1 RETURNING "partition", id',
+            f"{keep} SELECT %(output)s, %(member_group)s, %(topic)s, {names}, %(has_offsets)s, %(version)s "
+            'FROM {wanted} WHERE 1 = 1 RETURNING "partition", id',
             {**self.key(wanted), "has_offsets": have_offsets, "version": IN_ORDER},
             wanted=self._dialect.relation("w", kinds, rows),
         )

@@ -253,12 +253,14 @@ class DatabaseSink(Steps, Generic[Connection]):
         columns = frame.columns
         with self._transaction() as connection:
             judged = self._judge(connection, ranges)
+            ids: Mapping[int, int] = {}
             if judged.open:
                 self._check_table(connection, frame.schema)
+                ids = self._reserved_ids(connection, judged.open)
         if not judged.open:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         done = [range_.partition for range_ in ranges if range_ not in judged.open]
-        with self._evaluated(frame, done) as rows:
+        with self._evaluated(frame, done, ids) as rows:
             refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], judged.open)
             if rows.rejected is not None:
                 raise rows.rejected.error(f"table {self._output}", judged.open)
@@ -269,7 +271,7 @@ class DatabaseSink(Steps, Generic[Connection]):
                 )
             self._reached("evaluated")
             before_commit()
-            taken = self._take(judged.open, columns, rows, checked_after_read(offsets_read, before_commit))
+            taken = self._take(judged.open, columns, rows, checked_after_read(offsets_read, before_commit), ids)
         return WriteResult(
             taken=taken,
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
@@ -277,14 +279,14 @@ class DatabaseSink(Steps, Generic[Connection]):
         )
 
     @contextmanager
-    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[EvaluatedRows]:
+    def _evaluated(self, frame: "DataFrame", done: Sequence[int], ids: Mapping[int, int]) -> Iterator[EvaluatedRows]:
         """Evaluate the rows of the partitions that are not done; tests replace it.
 
         If a row that tasks have computed may be rejected, the driver writes the batch, and names the row.
         """
         if self.written_by is RowWriter.EXECUTORS:
             is_read_by_hook = self._companion is not None
-            with self._dialect.evaluated_by_tasks(frame, done, is_read_by_hook=is_read_by_hook) as staged:
+            with self._dialect.evaluated_by_tasks(frame, done, ids, is_read_by_hook=is_read_by_hook) as staged:
                 if staged is not None:
                     yield staged
                     return
@@ -297,6 +299,7 @@ class DatabaseSink(Steps, Generic[Connection]):
         columns: Sequence[str],
         rows: EvaluatedRows,
         offsets_read: OffsetsRead,
+        given_ids: Mapping[int, int],
     ) -> tuple[ClaimedRange, ...]:
         """Write, in one transaction, those of `wanted` that no other writer has written meanwhile."""
         read: Mapping[int, Intervals] | None = None
@@ -304,7 +307,7 @@ class DatabaseSink(Steps, Generic[Connection]):
         while True:
             try:
                 with self._transaction() as connection:
-                    return self._take_in(connection, wanted, columns, rows=rows, read=read)
+                    return self._take_in(connection, wanted, columns, rows=rows, read=read, given_ids=given_ids)
             except _OffsetsNeededError:
                 read = offsets_read()
             except LocksOutdatedError:
@@ -322,10 +325,11 @@ class DatabaseSink(Steps, Generic[Connection]):
         *,
         rows: EvaluatedRows,
         read: Mapping[int, Intervals] | None,
+        given_ids: Mapping[int, int],
     ) -> tuple[ClaimedRange, ...]:
         if read is None and self._judge(connection, wanted).over_older:
             raise _OffsetsNeededError
-        ids = self._ranges.enter(connection, wanted, rows.counts, have_offsets=rows.all_have_offsets)
+        ids = self._ranges.enter(connection, wanted, rows.counts, have_offsets=rows.all_have_offsets, given=given_ids)
         staged = self._dialect.staged_rows(connection, ids, columns, rows)
         staged.stage(connection, wanted)
         self._reached("copied")
@@ -359,6 +363,14 @@ class DatabaseSink(Steps, Generic[Connection]):
         staged.clear(connection)
         self._reached("set")
         return judged.open
+
+    def _reserved_ids(self, connection: Connection, wanted: Sequence[ClaimedRange]) -> Mapping[int, int]:
+        """Return ids with which tasks write rows before the ranges have entries, or none."""
+        if self.written_by is RowWriter.DRIVER:
+            return {}
+        return self._dialect.reserved_ids(
+            connection, lambda: self._ranges.enter(connection, wanted, {}, have_offsets=True)
+        )
 
     def _judge(
         self,

@@ -1,11 +1,11 @@
-"""Rows that Spark's tasks copy into a staging table of PostgreSQL, from which the driver's transaction moves them.
+"""Rows that Spark's tasks copy into staging tables of PostgreSQL, from which the driver's transaction moves them.
 
-Each attempt to write a batch has an unlogged table of its own. Each attempt of a task copies its rows in one
-transaction, and marks them with a number of its own. The driver learns the numbers from the results of the tasks that
-counted. So rows of a task that died, or that Spark ran twice, are never moved.
+Each attempt of a task creates an unlogged table of its own and copies its rows, in one transaction. The driver learns
+the tables from the results of the tasks that counted. So rows of a task that died, or that Spark ran twice, are never
+moved. The rows already have their ranges' ids, so that PostgreSQL moves them as they are stored.
 
-The driver holds an advisory lock for the table while it works, and drops the table at the end. If it dies, the next
-batch of the same output finds that nothing holds the lock, and drops the table.
+The driver holds an advisory lock for its attempt to write the batch while it works, and drops the tables at the end. If
+it dies, the next batch of the same output finds that nothing holds the lock, and drops the tables.
 """
 
 import pickle
@@ -15,14 +15,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 
-from marshal_dagster._internal.postgres import be_only_creator
 from marshal_dagster.errors import MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import without_partitions
-from marshal_dagster.sinks.database.column_types import TableColumn
-from marshal_dagster.sinks.database.dialect import RANGE_COLUMN, Dialect, Fragment, column_names
+from marshal_dagster.sinks.database.column_types import TableColumn, table_columns
+from marshal_dagster.sinks.database.dialect import Dialect, Fragment, column_names
+from marshal_dagster.sinks.database.pg_binary import (
+    HEADER,
+    TRAILER,
+    BinaryForm,
+    OutOfRangeError,
+    binary_form,
+    binary_rows,
+    is_native,
+)
 from marshal_dagster.sinks.database.pg_copy import column_text
 from marshal_dagster.sinks.database.postgres_rights import check_may_create_tables
 from marshal_dagster.sinks.database.staged_rows import PostgresRows, limited_columns, value_errors
@@ -34,21 +43,21 @@ from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
 
 if TYPE_CHECKING:
-    from pyarrow import Buffer, RecordBatch
+    from psycopg.sql import Composed
+    from pyarrow import Array, Buffer, RecordBatch
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField
 
     from marshal_dagster._internal.postgres import Connection
 
 PREFIX: Final = "marshal_staging_"
-"""The beginning of the names of staging tables. A checksum of the output and a random number follow."""
-_TASK: Final = "marshal_task_attempt"
-_SETTING: Final = "marshal_dagster.task"
+"""The beginning of the names of staging tables. What follows: a checksum of the output, and random numbers of the
+attempt to write a batch and of the task's attempt."""
+_NUMBER_BYTES: Final = 8
 _ROWS_AT_ONCE: Final = 2_000
 """The rows of an Arrow batch, whose size is not known before they are computed."""
-_RESULTS: Final = "task bigint, partition bigint, records bigint, have_offsets boolean, error string"
+_RESULTS: Final = "task string, partition bigint, records bigint, have_offsets boolean, error string"
 _BY_DRIVER: Final = "use written_by='driver', which needs no such right"
-_BEFORE_FIELDS: Final = 3
 _DOUBTFUL: Final = "doubtful"
 """The result of a task with a row that the table may reject or change."""
 _COMMENT: Final = "Rows that a batch of marshal-dagster is writing. Its run drops this table, or the next run does"
@@ -82,7 +91,7 @@ class StagingDialect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskRows:
-    """The rows of a batch in a staging table (`EvaluatedRows`)."""
+    """The rows of a batch in staging tables (`EvaluatedRows`)."""
 
     counts: Mapping[int | None, int]
     """The number of rows, by partition."""
@@ -90,30 +99,23 @@ class TaskRows:
     """Whether each row has an offset."""
     rejected: RejectedRow | None
     """None: if a row may be rejected, the driver writes the batch."""
-    table: str
-    """The name of the staging table."""
-    tasks: tuple[int, ...]
-    """The marks of the task attempts whose rows count."""
+    tables: tuple[str, ...]
+    """The names of the staging tables whose rows count."""
     is_read_by_hook: bool
     """Whether a hook reads the rows, which expects a temporary table."""
 
 
 @contextmanager
 def rows_of_tasks(
-    dialect: StagingDialect,
-    frame: "DataFrame",
-    done: Sequence[int],
-    there: Mapping[str, TableColumn],
-    *,
-    is_read_by_hook: bool,
+    dialect: StagingDialect, frame: "DataFrame", done: Sequence[int], ids: Mapping[int, int], *, is_read_by_hook: bool
 ) -> Iterator[TaskRows | None]:
-    """Compute the rows of a frame in tasks that copy them into a staging table, and drop the table after the block.
+    """Compute the rows of a frame in tasks that copy them into staging tables, and drop these after the block.
 
     Args:
         dialect: PostgreSQL's dialect, for the output.
         frame: The frame.
         done: The partitions whose rows are left out.
-        there: The output's columns, by name.
+        ids: The id of each range's entry in `marshal_taken_ranges`, by partition.
         is_read_by_hook: Whether a hook reads the rows.
 
     Yields:
@@ -124,9 +126,8 @@ def rows_of_tasks(
         UnavailableError: The database cannot be reached.
         Exception: Spark's error for a task that failed or died, as it comes from the user's code too.
     """
-    table = f"{_prefix(dialect)}{secrets.token_hex(8)}"
-    with _held(dialect, table), _staging_table(dialect, table, frame.columns):
-        results = _copy(dialect, table, frame, done, there)
+    with _attempt(dialect) as (attempt, there):
+        results = _copy(dialect, attempt, without_partitions(frame, done), ids, there)
         if any(error == _DOUBTFUL for *_, error in results):
             yield None
             return
@@ -140,8 +141,7 @@ def rows_of_tasks(
             counts=counts,
             all_have_offsets=all(have_offsets for _, _, _, have_offsets, _ in results),
             rejected=None,
-            table=table,
-            tasks=tuple({task for task, *_ in results}),
+            tables=tuple(dict.fromkeys(f"{attempt}_{task}" for task, *_ in results)),
             is_read_by_hook=is_read_by_hook,
         )
 
@@ -151,87 +151,104 @@ def _prefix(dialect: StagingDialect) -> str:
 
 
 @contextmanager
-def _held(dialect: StagingDialect, table: str) -> Iterator[None]:
-    """Hold the lock of a staging table, by which others see that its run lives."""
-    holder = dialect.transaction(lambda _: None)
-    connection = holder.__enter__()
+def _attempt(dialect: StagingDialect) -> Iterator[tuple[str, Mapping[str, TableColumn]]]:
+    """Hold the lock of an attempt, by which others see that its run lives, and drop its tables after the block.
+
+    Yields:
+        The beginning of the names of its tables, and the output's columns.
+    """
+    attempt = f"{_prefix(dialect)}{secrets.token_hex(_NUMBER_BYTES)}"
+    is_done = False
     try:
-        connection.execute("SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (table,))
-        yield
-    finally:
-        with suppress(MarshalError):  # the server may have ended it, which then changes nothing any more
-            holder.__exit__(None, None, None)
+        with dialect.transaction(lambda _: None) as connection:
+            connection.execute("SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (attempt,))
+            check_may_create_tables(connection, dialect.output, dialect.schema, _BY_DRIVER)
+            _drop(dialect, _abandoned(dialect, connection))
+            there = table_columns(connection, dialect.schema, dialect.table)
+            try:
+                yield attempt, there
+            finally:
+                _drop_left(dialect, connection, attempt)
+            is_done = True
+    except MarshalError:
+        if not is_done:  # else the server has ended the transaction of the lock, which changes nothing any more
+            raise
 
 
-@contextmanager
-def _staging_table(dialect: StagingDialect, table: str, columns: Sequence[str]) -> Iterator[None]:
-    with dialect.transaction(lambda _: None) as connection:
-        check_may_create_tables(connection, dialect.output, dialect.schema, _BY_DRIVER)
-        be_only_creator(connection)
-        staging = Fragment(dialect.quoted(dialect.schema, table))
-        names = Fragment(", ".join(map(dialect.quoted, column_names(columns)[1:])))
-        dialect.execute(
-            connection,
-            "CREATE UNLOGGED TABLE {staging} WITH (autovacuum_enabled = false) "
-            "AS SELECT {names} FROM {rows} WITH NO DATA",
-            staging=staging,
-            names=names,
-        )
-        dialect.execute(connection, f"ALTER TABLE {{staging}} ADD COLUMN {_TASK} bigint NOT NULL", staging=staging)
-        default = f"ALTER {_TASK} SET DEFAULT current_setting('{_SETTING}')::bigint"
-        dialect.execute(connection, f"ALTER TABLE {{staging}} {default}", staging=staging)
-        dialect.execute(connection, f"COMMENT ON TABLE {{staging}} IS '{_COMMENT}'", staging=staging)
-    _drop_abandoned(dialect)
+def _tables(dialect: StagingDialect, connection: "Connection", prefix: str) -> list[str]:
+    found = connection.execute(
+        "SELECT tablename FROM pg_catalog.pg_tables WHERE schemaname = %s AND starts_with(tablename, %s)",
+        (dialect.schema, prefix),
+    )
+    return [name for (name,) in found]
+
+
+def _abandoned(dialect: StagingDialect, connection: "Connection") -> list[str]:
+    """Return the staging tables of this output whose runs have died."""
+    try_lock: LiteralString = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))"
+    end = len(_prefix(dialect)) + 2 * _NUMBER_BYTES
+    by_attempt: dict[str, list[str]] = {}
+    for name in _tables(dialect, connection, _prefix(dialect)):
+        by_attempt.setdefault(name[:end], []).append(name)
+    dead = [attempt for attempt in by_attempt if connection.execute(try_lock, (attempt,)).fetchone() == (True,)]
+    return [name for attempt in dead for name in by_attempt[attempt]]
+
+
+def _drop_left(dialect: StagingDialect, connection: "Connection", attempt: str) -> None:
+    """Drop the tables of an attempt. Usually the transaction that moved the rows has dropped them."""
+    import psycopg
+
     try:
-        yield
-    finally:
-        _drop(dialect, table)
+        _drop(dialect, _tables(dialect, connection, attempt))
+    except psycopg.Error:
+        with suppress(MarshalError), dialect.transaction(lambda _: None) as another:
+            _drop(dialect, _tables(dialect, another, attempt))
 
 
-def _drop(dialect: StagingDialect, table: str) -> None:
-    """Drop a staging table, unless a task is still writing to it; then the next batch drops it."""
-    with suppress(MarshalError), dialect.transaction(lambda _: None) as connection:
-        connection.execute("SELECT set_config('lock_timeout', '2s', true)")
-        staging = Fragment(dialect.quoted(dialect.schema, table))
-        dialect.execute(connection, "DROP TABLE IF EXISTS {staging}", staging=staging)
-
-
-def _drop_abandoned(dialect: StagingDialect) -> None:
-    """Drop the staging tables of this output whose runs have died."""
-    with dialect.transaction(lambda _: None) as connection:
-        found = connection.execute(
-            "SELECT tablename FROM pg_catalog.pg_tables WHERE schemaname = %s AND starts_with(tablename, %s)",
-            (dialect.schema, _prefix(dialect)),
-        ).fetchall()
-        try_lock: LiteralString = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))"
-        dead = [name for (name,) in found if connection.execute(try_lock, (name,)).fetchone() == (True,)]
-    for name in dead:
-        _drop(dialect, name)
+def _drop(dialect: StagingDialect, tables: Iterable[str]) -> None:
+    """Drop staging tables, except those that a transaction still uses: the next batch drops them."""
+    for table in tables:
+        with suppress(MarshalError), dialect.transaction(lambda _: None) as connection:
+            connection.execute("SELECT set_config('lock_timeout', '2s', true)")
+            staging = Fragment(dialect.quoted(dialect.schema, table))
+            dialect.execute(connection, "DROP TABLE IF EXISTS {staging}", staging=staging)
 
 
 def _copy(
-    dialect: StagingDialect, table: str, frame: "DataFrame", done: Sequence[int], there: Mapping[str, TableColumn]
-) -> list[tuple[int, int | None, int, bool, str | None]]:
-    """Run the tasks. Return their marks, and the number of rows of each partition that each has copied."""
-    spark = frame.sparkSession
+    dialect: StagingDialect, attempt: str, frame: "DataFrame", ids: Mapping[int, int], there: Mapping[str, TableColumn]
+) -> list[tuple[str, int | None, int, bool, str | None]]:
+    """Run the tasks. Return their numbers, and the number of rows of each partition that each has copied."""
+    spark, fields = frame.sparkSession, frame.schema.fields
+    forms = _forms(fields, there)
     has_offset = f.col(OFFSET_COLUMN).isNotNull() if OFFSET_COLUMN in frame.columns else f.lit(False)  # noqa: FBT003
-    rows = without_partitions(frame, done).select(
+    rows = frame.select(
         f.col(PARTITION_COLUMN).cast("bigint").alias("partition"),
         has_offset.alias("has_offset"),
         _is_doubtful(frame, there).alias("is_doubtful"),
-        *(_field(column).alias(f"field_{number}") for number, column in enumerate(frame.schema.fields)),
+        *(
+            _field(column, forms[number + 1] if forms else None).alias(f"field_{number}")
+            for number, column in enumerate(fields)
+        ),
     )
     with task_secret(spark, pickle.dumps(dialect)) as secret, limited_batches(spark, _ROWS_AT_ONCE):
-        task = _CopyTask(secret, table, tuple(column_names(frame.columns)[1:]))
+        task = _CopyTask(secret, attempt, tuple(column_names(frame.columns)), dict(ids), forms)
         found = rows.mapInArrow(task, _RESULTS).collect()
     return [tuple(row) for row in found]
 
 
-def _field(column: "StructField") -> "Column":
-    """Return a column as a field of CSV: an integer, or the text that PostgreSQL parses."""
-    is_integer = isinstance(column.dataType, t.IntegralType)
-    return f.col(quoted(column.name)) if is_integer else column_text(column.name, column.dataType)
+def _forms(fields: Sequence["StructField"], there: Mapping[str, TableColumn]) -> tuple[BinaryForm, ...] | None:
+    """Return the binary forms of the columns, the range's first; None if one is not known, and rows are sent as CSV."""
+    columns = [there[name] for name in column_names(field.name for field in fields)]
+    types = [t.LongType(), *(field.dataType for field in fields)]
+    forms = [binary_form(data_type, column) for data_type, column in zip(types, columns, strict=True)]
+    return None if None in forms else tuple(form for form in forms if form is not None)
+
+
+def _field(column: "StructField", form: BinaryForm | None) -> "Column":
+    """Return a column as it is, if it can be rendered so, else as the text that PostgreSQL parses."""
+    as_it_is = isinstance(column.dataType, t.IntegralType) if form is None else is_native(column.dataType, form)
+    return f.col(quoted(column.name)) if as_it_is else column_text(column.name, column.dataType)
 
 
 def _is_doubtful(frame: "DataFrame", there: Mapping[str, TableColumn]) -> "Column":
@@ -257,8 +274,13 @@ class _CopyTask:
     """The function that each Spark task runs on its rows. It yields a result for each partition of these."""
 
     dialect: TaskSecret
-    table: str
+    attempt: str
     columns: Sequence[str]
+    """The columns, the range's first."""
+    ids: Mapping[int, int]
+    """The id of each range, by partition."""
+    forms: Sequence[BinaryForm] | None
+    """The binary forms of the columns, or None for CSV."""
 
     def __call__(self, batches: Iterable["RecordBatch"]) -> Iterator["RecordBatch"]:
         filled = (batch for batch in batches if len(batch))
@@ -266,9 +288,9 @@ class _CopyTask:
         if first is None:
             return
         dialect: StagingDialect = pickle.loads(self.dialect.value())  # noqa: S301 - the driver's own bytes
-        task = secrets.randbits(62)
+        task = secrets.token_hex(_NUMBER_BYTES)
         try:
-            counts, have_offsets = self._copy(dialect, task, first, filled)
+            counts, have_offsets = self._copy(dialect, task, chain([first], filled))
         except _DoubtfulRowError:
             yield _result(task, None, 0, have_offsets=False, error=_DOUBTFUL)
         except MarshalError as error:
@@ -278,37 +300,66 @@ class _CopyTask:
                 yield _result(task, partition, count, have_offsets=have_offsets)
 
     def _copy(
-        self, dialect: StagingDialect, task: int, first: "RecordBatch", others: Iterator["RecordBatch"]
+        self, dialect: StagingDialect, task: str, batches: Iterable["RecordBatch"]
     ) -> tuple[Counter[int | None], bool]:
         """Copy all rows in one transaction. Return their number by partition, and whether all have offsets."""
-        from psycopg import errors, sql
-
-        names = sql.SQL(", ").join(map(sql.Identifier, self.columns))
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
-            sql.Identifier(dialect.schema, self.table), names
-        )
         counts: Counter[int | None] = Counter()
         have_offsets = True
+        wrong_values: tuple[type[Exception], ...] = (OutOfRangeError, *value_errors())
         with dialect.transaction(lambda _: None) as connection, connection.cursor() as cursor:
-            for name, value in (("statement_timeout", "0"), ("synchronous_commit", "off"), (_SETTING, str(task))):
+            for name, value in (("statement_timeout", "0"), ("synchronous_commit", "off")):
                 cursor.execute("SELECT set_config(%s, %s, true)", (name, value))
+            self._create(dialect, connection, f"{self.attempt}_{task}")
             try:
-                with cursor.copy(statement) as copy:
-                    batch: RecordBatch | None = first
-                    while batch is not None:
-                        partition, has_offset, is_doubtful, *_ = batch.columns
+                with cursor.copy(self._statement(dialect, f"{self.attempt}_{task}")) as copy:
+                    copy.write(HEADER if self.forms else b"")
+                    for batch in batches:
+                        partition, has_offset, is_doubtful, *fields = batch.columns
                         if is_doubtful.true_count:
                             raise _DoubtfulRowError
                         have_offsets = have_offsets and has_offset.true_count == len(batch)
                         for entry in partition.value_counts():
                             counts[entry["values"].as_py()] += entry["counts"].as_py()
-                        copy.write(_csv(batch.select(range(_BEFORE_FIELDS, batch.num_columns))))
-                        batch = next(others, None)
-            except value_errors():
+                        for piece in self._rendered([self._ranges(partition), *fields]):
+                            copy.write(piece)
+                    copy.write(TRAILER if self.forms else b"")
+            except wrong_values:
                 raise _DoubtfulRowError from None
-            except errors.UndefinedTable:
-                raise _staging_lost(dialect.output) from None
         return counts, have_offsets
+
+    def _create(self, dialect: StagingDialect, connection: "Connection", table: str) -> None:
+        staging = Fragment(dialect.quoted(dialect.schema, table))
+        dialect.execute(
+            connection,
+            "CREATE UNLOGGED TABLE {staging} WITH (autovacuum_enabled = false) "
+            "AS SELECT {names} FROM {rows} WITH NO DATA",
+            staging=staging,
+            names=Fragment(", ".join(map(dialect.quoted, self.columns))),
+        )
+        dialect.execute(connection, f"COMMENT ON TABLE {{staging}} IS '{_COMMENT}'", staging=staging)
+
+    def _statement(self, dialect: StagingDialect, table: str) -> "Composed":
+        """Return the COPY statement. PostgreSQL may store the rows as frozen, because the table is new."""
+        from psycopg import sql
+
+        names = sql.SQL(", ").join(map(sql.Identifier, self.columns))
+        return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {}, FREEZE)").format(
+            sql.Identifier(dialect.schema, table), names, sql.SQL("binary" if self.forms else "csv")
+        )
+
+    def _ranges(self, partitions: "Array") -> "Array":
+        """Return the ids of the rows' ranges, null for a partition that the batch has not read."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        ids = pa.array(list(self.ids.values()), pa.int64())
+        return ids.take(pc.index_in(partitions, value_set=pa.array(list(self.ids), pa.int64())))
+
+    def _rendered(self, columns: Sequence["Array"]) -> "Iterable[Buffer]":
+        import pyarrow as pa
+
+        rows = pa.RecordBatch.from_arrays(columns, self.columns)
+        return [_csv(rows)] if self.forms is None else binary_rows(rows, self.forms)
 
 
 def _staging_lost(output: str) -> UnavailableError:
@@ -333,12 +384,12 @@ def _csv(fields: "RecordBatch") -> "Buffer":
 
 
 def _result(
-    task: int, partition: int | None, records: int, *, have_offsets: bool, error: str | None = None
+    task: str, partition: int | None, records: int, *, have_offsets: bool, error: str | None = None
 ) -> "RecordBatch":
     import pyarrow as pa
 
     columns = [
-        pa.array([task], pa.int64()),
+        pa.array([task], pa.string()),
         pa.array([partition], pa.int64()),
         pa.array([records], pa.int64()),
         pa.array([have_offsets], pa.bool_()),
@@ -348,7 +399,7 @@ def _result(
 
 
 class TaskStagedRows(PostgresRows):
-    """The rows of a staging table as `pg_temp.marshal_rows`: a view, or a table if a hook reads them."""
+    """The rows of staging tables as `pg_temp.marshal_rows`: a view, or a table if a hook reads them."""
 
     def __init__(
         self,
@@ -363,11 +414,15 @@ class TaskStagedRows(PostgresRows):
         self._rows = rows
 
     def stage(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:  # noqa: ARG002 - no row is refused
-        """Create the view or the table. Raises `UnavailableError` if the staging table was dropped."""
+        """Create the view or the table. Raises `UnavailableError` if a staging table was dropped."""
         from psycopg import errors
 
         try:
-            self._create(connection, "TEMPORARY TABLE" if self._rows.is_read_by_hook else "TEMPORARY VIEW")
+            if self._rows.is_read_by_hook:
+                self._create_table(connection)
+            else:
+                view = f"CREATE TEMPORARY VIEW marshal_rows AS {self._selected()}"
+                self._dialect.execute(connection, view, names=self._names())
         except errors.UndefinedTable:
             raise _staging_lost(self._output) from None
 
@@ -382,26 +437,31 @@ class TaskStagedRows(PostgresRows):
             raise
 
     def clear(self, connection: "Connection") -> None:
-        """Drop the view, which would stay in a pooler's connection."""
+        """Drop the staging tables, and the view, which would stay in a pooler's connection."""
         if not self._rows.is_read_by_hook:
             connection.execute("DROP VIEW IF EXISTS pg_temp.marshal_rows")
+        if self._rows.tables:
+            names = ", ".join(self._dialect.quoted(self._dialect.schema, table) for table in self._rows.tables)
+            self._dialect.execute(connection, "DROP TABLE IF EXISTS {names}", names=Fragment(names))
 
     def _rejected_row(self, connection: "Connection", taken: Mapping[int, int]) -> RejectedRow | None:
         if not self._rows.is_read_by_hook:
             connection.execute("DROP VIEW pg_temp.marshal_rows")
-            self._create(connection, "TEMPORARY TABLE")
+            self._create_table(connection)
         return super()._rejected_row(connection, taken)
 
-    def _create(self, connection: "Connection", kind: str) -> None:
-        entries = ", ".join(f"({int(partition)}, {int(taken)}::bigint)" for partition, taken in self._ids.items())
-        marks = ", ".join(map(str, self._rows.tasks)) or "NULL"
-        names = ", ".join(f"staged.{self._dialect.quoted(name)}" for name in column_names(self._columns)[1:])
-        order = " ORDER BY staged.ctid" if kind == "TEMPORARY TABLE" else ""
+    def _create_table(self, connection: "Connection") -> None:
+        """Create the table with the rows in the order of the copies, which a parallel plan would change."""
+        connection.execute("SELECT set_config('max_parallel_workers_per_gather', '0', true)")
         self._dialect.execute(
             connection,
-            f"CREATE {kind} marshal_rows {'ON COMMIT DROP ' if order else ''}AS SELECT entry.{RANGE_COLUMN}, {{names}} "
-            f"FROM {{staging}} AS staged JOIN (VALUES {entries}) AS entry (number, {RANGE_COLUMN}) "
-            f"ON staged.kafka_partition = entry.number WHERE staged.{_TASK} IN ({marks}){order}",
-            names=Fragment(names),
-            staging=Fragment(self._dialect.quoted(self._dialect.schema, self._rows.table)),
+            f"CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS {self._selected()}",
+            names=self._names(),
+        )
+
+    def _selected(self) -> str:
+        """Return the SELECT of all rows. Without a staging table it has none."""
+        quoted = [self._dialect.quoted(self._dialect.schema, table) for table in self._rows.tables]
+        return " UNION ALL ".join(f"SELECT {{names}} FROM {table}" for table in quoted) or (
+            "SELECT {names} FROM {rows} WHERE false"
         )
