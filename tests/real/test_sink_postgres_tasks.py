@@ -343,6 +343,19 @@ def test_a_role_without_delete_writes_until_rows_must_be_replaced(
     assert (output.rows(), output.staging_tables()) == (ROWS, [])
 
 
+def test_upserts_need_one_more_right(output: Output, frame: "DataFrame", role: str) -> None:
+    """The error comes before the frame is evaluated, and has the right."""
+    output.execute("CREATE UNIQUE INDEX ON {schema}.{table} (kafka_partition, kafka_offset)")
+    sink = sink_of(output, role, mode="upsert", keys=["partition", "offset"])
+    grant = f"GRANT UPDATE ON {output.schema}.{TABLE} TO {role}"
+    unreadable = frame.withColumn("value", f.raise_error(f.lit("evaluated")).cast("string"))
+    with pytest.raises(ConfigurationError, match=f"execute `{grant}`"):
+        sink.write(unreadable, RANGES, never)
+    output.execute(grant)
+    sink.write(frame, RANGES, never)
+    assert output.rows() == ROWS
+
+
 def test_the_driver_writes_for_a_role_that_may_not_create_tables(output: Output, frame: "DataFrame", role: str) -> None:
     """Tasks cannot, and the error names the other way. Others can set up the output."""
     output.execute("REVOKE CREATE ON SCHEMA {schema} FROM {role}", role=role)

@@ -170,6 +170,7 @@ class PostgresSink(DatabaseSink["Connection"]):
                 table,
                 lock_timeout_s=lock_timeout_s,
                 statement_timeout_s=statement_timeout_s,
+                privileges=("SELECT", "INSERT", "UPDATE") if mode == WriteMode.UPSERT else ("SELECT", "INSERT"),
             ),
             companion=companion,
             shared_by_groups=shared_by_groups,
@@ -193,10 +194,18 @@ class PostgresDialect(Dialect["Connection"]):
     temporary_clause = "ON COMMIT DROP"
 
     def __init__(
-        self, database: Database, schema: str, table: str, *, lock_timeout_s: float, statement_timeout_s: float
+        self,
+        database: Database,
+        schema: str,
+        table: str,
+        *,
+        lock_timeout_s: float,
+        statement_timeout_s: float,
+        privileges: Sequence[str],
     ) -> None:
-        """Store the arguments (`PostgresSink.__init__`)."""
+        """Store the arguments (`PostgresSink.__init__`), and the privileges on the table that each batch needs."""
         super().__init__(schema, table)
+        self._privileges = privileges
         self._database = database
         self._lock_timeout_s, self._statement_timeout_s = lock_timeout_s, statement_timeout_s
 
@@ -299,7 +308,7 @@ class PostgresDialect(Dialect["Connection"]):
     def columns(self, connection: "Connection") -> Collection[str]:
         """Return the names of the output's columns. Raises `ConfigurationError` if the role has no right to it."""
         found = table_columns(connection, self.schema, self.table)
-        if not found and (missing := missing_grants(connection, self.schema, self.table, replaces=True)):
+        if not found and (missing := self._missing_grants(connection, "DELETE")):
             raise self._missing_right(missing)
         return found
 
@@ -321,7 +330,7 @@ class PostgresDialect(Dialect["Connection"]):
                 f"sink. To continue, {_WITHOUT_POLICIES}"
             )
 
-        if missing := missing_grants(connection, self.schema, self.table, replaces=False):
+        if missing := self._missing_grants(connection):
             raise self._missing_right(missing)
 
     def _missing_right(self, grants: Sequence[str]) -> ConfigurationError:
@@ -433,13 +442,16 @@ class PostgresDialect(Dialect["Connection"]):
             # Not chained: psycopg's errors can contain the connection string or a row.
             raise self._translated_error(error) from None
 
-    def _missing_grants(self) -> list[str]:
+    def _missing_grants(self, connection: "Connection", *more: str) -> list[str]:
+        return missing_grants(connection, self.schema, self.table, [*self._privileges, *more])
+
+    def _missing_grants_after_error(self) -> list[str]:
         """Return the statements that grant what the role lacks; none if they cannot be found out."""
         import psycopg
 
         try:
             with self._database.connect(is_one_transaction=True) as connection:
-                return missing_grants(connection, self.schema, self.table, replaces=True)
+                return self._missing_grants(connection, "DELETE")
         except psycopg.Error:
             return []
 
@@ -463,7 +475,7 @@ class PostgresDialect(Dialect["Connection"]):
             return ConfigurationError(f"table {self.output}: {said}. Create missing tables with `create_tables`")
         if isinstance(error, errors.InsufficientPrivilege) and "row-level security" in said:
             return ConfigurationError(f"table {self.output}: {said}. To continue, {_WITHOUT_POLICIES}")
-        if isinstance(error, errors.InsufficientPrivilege) and (missing := self._missing_grants()):
+        if isinstance(error, errors.InsufficientPrivilege) and (missing := self._missing_grants_after_error()):
             return self._missing_right(missing)
         if isinstance(error, errors.DeadlockDetected):
             return TransactionConflictError(

@@ -39,31 +39,30 @@ _MISSING: Final[LiteralString] = """
 """Selects a statement for each object on which the role lacks rights. Objects that do not exist are left out."""
 
 
-def missing_grants(connection: "Connection", schema: str, table: str, *, replaces: bool) -> list[str]:
+def missing_grants(connection: "Connection", schema: str, table: str, privileges: Sequence[str]) -> list[str]:
     """Return the statements that grant the rights which the role lacks, without the one to create tables.
 
     Args:
         connection: A connection of the role, with an open transaction.
         schema: The output's schema.
         table: The output's table.
-        replaces: Whether rows of older generations are deleted.
+        privileges: The privileges on the table.
     """
-    wanted = list(_rights(schema, table, replaces=replaces))
-    kinds, names, privileges = map(list, zip(*wanted, strict=True))
-    found = connection.execute(_MISSING, {"schema": schema, "kinds": kinds, "names": names, "privileges": privileges})
+    kinds, names, wanted = map(list, zip(*_rights(schema, table, privileges), strict=True))
+    found = connection.execute(_MISSING, {"schema": schema, "kinds": kinds, "names": names, "privileges": wanted})
     return [statement for (statement,) in found]
 
 
-def _rights(schema: str, table: str, *, replaces: bool) -> Iterator[tuple[str, str, str]]:
+def _rights(schema: str, table: str, privileges: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     tables: dict[str, Sequence[str]] = {
-        table: ("SELECT", "INSERT", *(("DELETE",) if replaces else ())),
+        table: privileges,
         POSITIONS: ("SELECT", "INSERT", "UPDATE"),
         TAKEN: ("SELECT", "INSERT", "DELETE"),
     }
     yield _DATABASE, "", "TEMPORARY"
     yield _SCHEMA, schema, "USAGE"
-    for name, privileges in tables.items():
-        for privilege in privileges:
+    for name, wanted in tables.items():
+        for privilege in wanted:
             yield _TABLE, name, privilege
 
 
