@@ -1,5 +1,6 @@
 """Check that the Python workers of a session's executors have the packages that a sink's tasks import."""
 
+import importlib.metadata
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 ARROW: Final = ("pandas", "pyarrow")
 """The packages with which Spark passes rows to Python as Arrow batches. The driver needs them too."""
 _MISSING: Final = re.compile(r"No module named '(?P<name>[\w.]+)'")
+_DISTRIBUTION: Final = "marshal-dagster"
 _PLACE: Final = re.compile(r"\(TID \d+\) \((?P<host>\S+) executor")
 _ROWS: Final = 10_000
 """The rows of the probe. Spark divides them among all task slots, so each executor runs it."""
@@ -32,14 +34,18 @@ def check_executors(spark: "SparkSession", packages: Sequence[str], otherwise: s
         otherwise: What the user can do instead of installing them, as the end of a sentence.
 
     Raises:
-        ConfigurationError: A package is missing, or the executors run another version of Python.
+        ConfigurationError: A package is missing, or the executors have another version of Python or of this library.
     """
     wanted = (*ARROW, *packages)
     if _checked.get(spark, set()).issuperset(wanted):
         return
     _check_driver(otherwise)
     try:
-        rows = spark.range(_ROWS).mapInArrow(_probe(wanted), "host string, python string, missing string").collect()
+        rows = (
+            spark.range(_ROWS)
+            .mapInArrow(_probe(wanted, _own_version()), "host string, python string, missing string")
+            .collect()
+        )
     except Exception as error:
         text = f"{error} {vars(error)}"  # PySpark keeps Java's text, which has the host, in a field
         place = f" on {found['host']}" if (found := _PLACE.search(text)) else ""
@@ -75,10 +81,23 @@ def _check_driver(otherwise: str) -> None:
         ) from error
 
 
-def _probe(packages: Sequence[str]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return a function that yields each package that is missing where it runs, with the host and the Python."""
+def _own_version() -> str | None:
+    """Return the version of this library, None if it was not installed but copied."""
+    try:
+        return importlib.metadata.version(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _probe(packages: Sequence[str], version: str | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Return a function that yields each package that is missing where it runs, with the host and the Python.
+
+    The functions of tasks are pickled, so they need the driver's version of this library.
+    """
+    distribution = _DISTRIBUTION
 
     def missing(_: Iterable[Any]) -> Iterator[Any]:
+        import importlib.metadata
         import importlib.util
         import socket
         import sys
@@ -86,6 +105,9 @@ def _probe(packages: Sequence[str]) -> Callable[[Iterable[Any]], Iterator[Any]]:
         import pyarrow as pa
 
         names = [name for name in packages if importlib.util.find_spec(name) is None]
+        found = [each.version for each in importlib.metadata.distributions(name=distribution)]
+        if version is not None and found and found[0] != version:
+            names.append(f"{distribution} {version} (but {found[0]})")
         columns = {
             "host": [socket.gethostname()] * len(names),
             "python": [sys.executable] * len(names),

@@ -1,5 +1,6 @@
 """The check whether executors have the packages of a sink's tasks."""
 
+import importlib.metadata
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark import executor_check
 from marshal_dagster.spark.executor_check import check_executors
 
 
@@ -72,6 +74,16 @@ def test_what_is_missing_is_one_line(error: Exception | None, expected: str) -> 
         with pytest.raises(ConfigurationError, match=expected):
             check_executors(session, ["another", "a_package"], "wait")
     assert session.jobs == 2
+
+
+def test_another_version_of_this_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that one version has pickled may not run with another one. A copy without a version is accepted."""
+    there = importlib.metadata.version("marshal-dagster")
+    monkeypatch.setattr(executor_check, "_own_version", lambda: "0.0.1")
+    with pytest.raises(ConfigurationError, match=rf"has no marshal-dagster 0\.0\.1 \(but {there}\): install"):
+        check_executors(Session(), ["psycopg"], "wait")  # type: ignore[arg-type]
+    monkeypatch.setattr(executor_check, "_own_version", lambda: None)
+    check_executors(Session(), ["psycopg"], "wait")  # type: ignore[arg-type]
 
 
 def test_at_most_three_places_are_named() -> None:
