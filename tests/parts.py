@@ -49,6 +49,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "spark": (
         "avro_*",
         "decoding*",
+        "arrow_tasks*",
         "executor*",
         "failing_records",
         "record_search",

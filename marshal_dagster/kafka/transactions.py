@@ -40,6 +40,8 @@ _PAUSE_S: Final = 0.05
 _ABORT_WITHIN_S: Final = 5.0
 _RECORDS_BETWEEN_POLLS: Final = 1_000
 _READ_BATCH: Final = 10_000
+_FEW_OFFSETS: Final = 1_000
+"""So few offsets are read one message at a time, because a read of a batch lasts until the batch is full."""
 _LONGEST_SHOWN: Final = 100
 
 Header = tuple[str, str | bytes | None]
@@ -558,9 +560,10 @@ class NotesReader:
         consumer.assign([TopicPartition(self.topic, NOTES_PARTITION, start)])
         deadline = time.monotonic() + patience_s
         readable_end = None
+        at_once = _READ_BATCH if end - start > _FEW_OFFSETS else 1
         try:
             while start < end:
-                for message in consumer.consume(_READ_BATCH, _PAUSE_S):
+                for message in consumer.consume(at_once, _PAUSE_S):
                     start = max(start, self._take(message, log))
                     if _is_end(message):
                         readable_end = message.offset()

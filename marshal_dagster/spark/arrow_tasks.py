@@ -4,9 +4,9 @@ A task that raises loses its class on the way to the driver. So a task returns a
 raises it again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster import errors
 from marshal_dagster.errors import MarshalError
@@ -17,23 +17,36 @@ if TYPE_CHECKING:
 
 _BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _NO_LIMIT: Final = 0
+_BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_UNLIMITED_BYTES: Final = 2**31 - 1
+"""The value with which Spark does not measure batches."""
 
 
 @contextmanager
-def limited_batches(spark: "SparkSession", most_rows: int) -> Iterator[None]:
+def limited_batches(spark: "SparkSession", most_rows: int, *, is_size_known: bool = False) -> Iterator[None]:
     """Limit the rows of an Arrow batch during the block, so that a batch of large rows fits into memory.
 
     Args:
         spark: The session.
         most_rows: The maximum number of rows of a batch. A smaller limit of the session stays.
+        is_size_known: Whether `most_rows` follows from the size of the largest row. Spark's own limit of a batch's
+            bytes is then switched off. To keep it, Spark measures the batch at each row, which takes several times
+            as long as the rest if there are arrays or structs.
     """
-    before = int(spark.conf.get(_BATCH_ROWS) or _NO_LIMIT)
-    if 0 < before <= most_rows:
+    changed: dict[str, int] = {}
+    if not 0 < int(spark.conf.get(_BATCH_ROWS) or _NO_LIMIT) <= most_rows:
+        changed[_BATCH_ROWS] = most_rows
+    if is_size_known and spark.conf.get(_BATCH_BYTES, None) is not None:  # Spark 3.5 has no such limit
+        changed[_BATCH_BYTES] = _UNLIMITED_BYTES
+    before = {name: spark.conf.get(name) for name in changed}
+    with unless_interrupted(lambda: _set(spark, before)):
+        _set(spark, changed)
         yield
-        return
-    spark.conf.set(_BATCH_ROWS, most_rows)
-    with unless_interrupted(lambda: spark.conf.set(_BATCH_ROWS, before)):
-        yield
+
+
+def _set(spark: "SparkSession", settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        spark.conf.set(name, value)
 
 
 def error_as_text(error: MarshalError) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from marshal_dagster.kafka.transactions import RecordRejectedError, UnnamedRecord
 from marshal_dagster.sinks.conformance.target import part
-from marshal_dagster.sinks.kafka.tasks import _ArrowRows
+from marshal_dagster.sinks.kafka.tasks import _ArrowRows, _UnorderedError
 
 SCHEMA = pa.schema(
     [
@@ -99,6 +99,40 @@ def test_nulls_are_the_clients_own_values() -> None:
         (b"", b"", 0, 6, []),
     ]
     assert sent(rows, 1) == [(b"b", None, 1, 0, [("", b"2")]), (b"c", None, -1, 0, None)]
+
+
+def test_columns_that_the_frame_lacks_are_null() -> None:
+    """Spark passes only the columns of the user's frame."""
+    full = batch((0, 0, b"a", b"k", [], 5, 2), (0, 1, b"b", b"l", None, 6, 1))
+    assert sent(_ArrowRows([full.select(["partition", "value"])]), 0) == [
+        (b"a", None, -1, 0, None),
+        (b"b", None, -1, 0, None),
+    ]
+    assert sent(_ArrowRows([full.select(["partition", "offset", "value", "key", "output_partition"])]), 0) == [
+        (b"a", b"k", 2, 0, None),
+        (b"b", b"l", 1, 0, None),
+    ]
+
+
+UNORDERED = {
+    "within a batch": [batch((0, 4, b""), (0, 3, b""))],
+    "between batches": [batch((0, 4, b"")), batch((0, 3, b""))],
+    "no offset": [batch((0, 4, b""), (0, None, b""))],
+    "another range in between": [batch((0, 3, b""), (1, 0, b""), (0, 4, b""))],
+    "a row is missing": [batch((0, 3, b""))],
+}
+
+
+@pytest.mark.parametrize("case", UNORDERED)
+def test_rows_whose_order_is_checked(case: str) -> None:
+    """Rows of one range must follow each other, with rising offsets; the rows of a message stay together."""
+    wanted, transaction = part(0, 0, 9), Transaction()
+    with pytest.raises(_UnorderedError):
+        _ArrowRows(UNORDERED[case], {wanted: 2}).send(transaction, "t", wanted)  # type: ignore[arg-type]
+    rows = _ArrowRows([batch((0, 3, b"a"), (0, 3, b"b")), batch((0, 3, b"c"), (0, 7, b"d"))], {wanted: 4})
+    assert rows.send(transaction, "t", wanted) == 4  # type: ignore[arg-type]
+    without = _ArrowRows([batch((0, 3, b"a"), (0, 1, b"b")).drop_columns(["offset"])], {wanted: 2})
+    assert without.send(transaction, "t", wanted) == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,26 @@ def test_rows_of_a_range_in_many_tasks_are_sent_in_order(
     assert (again.taken, set(again.skipped)) == ((), set(ranges))
 
 
+@pytest.mark.parametrize("order", [["offset"], ["-offset"], ["partition", "-offset"]])
+def test_rows_in_one_task_are_sent_in_order(
+    output: KafkaOutput, spark: "SparkSession", connection: KafkaConnection, order: Sequence[str]
+) -> None:
+    """The rows of one range are reversed, or those of several ranges alternate. The task finds out while it sends."""
+    ranges = [part(partition, 0, 100) for partition in range(3)]
+    frame = (
+        spark.range(0, 300, numPartitions=1)
+        .selectExpr("int(id % 3) partition", "if(id < 3, null, id div 3) offset", "'a' value", "0 output_partition")
+        .sortWithinPartitions(*map(f.expr, order))
+        .withColumn("key", f.concat_ws("/", "partition", f.coalesce("offset", f.lit(0))))
+    )
+
+    assert set(output.open().write(frame, ranges, dict).taken) == set(ranges)
+
+    keys = [message.key().decode() for message in committed(connection, output.topic)]
+    for partition in range(3):
+        assert [key for key in keys if key.startswith(f"{partition}/")] == [f"{partition}/{at}" for at in range(100)]
+
+
 MISTAKES = {
     "headers": ("array(struct(string(null), binary('x')))", "array()", "a header has no name"),
     "timestamp": ("timestamp_millis(0)", "timestamp_millis(5)", "column 'timestamp' is 0 ms after 1970"),

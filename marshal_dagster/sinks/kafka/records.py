@@ -29,6 +29,7 @@ REPLACED_TIMES: Final = {
     0: "and for 0 the client sends the current time",
     -1: "and Kafka stores a record with the time -1 as one without a time",
 }
+_RECORD: Final = (PARTITION_COLUMN, OFFSET_COLUMN, VALUE, KEY, HEADERS, TIMESTAMP, OUTPUT_PARTITION)
 _BYTES_AT_ONCE: Final = 8_000_000
 _ROW_BYTES: Final = 50
 _SEQUENCE, _HELD_BY = "marshal_sequence", "marshal_held_by"
@@ -96,17 +97,19 @@ class FrameRecords:
     """The first row with a header whose name is not UTF-8, or None."""
     largest: int
     """The size of the largest row, in bytes."""
-    _rows: "DataFrame"
+    rows: "DataFrame"
+    """The rows, with those columns of a record that the user's frame has."""
+    has_whole_partitions: bool
+    """Whether all rows of each source partition are in one partition of `rows`."""
     _size: int
-    _has_whole_partitions: bool
-    """Whether all rows of each source partition are in one partition of the frame."""
 
     def __iter__(self) -> Iterator[Record]:
         """Yield all records by source partition and offset; this process holds about 8 MB of them at a time."""
         pieces = max(1, math.ceil(self._size / _BYTES_AT_ONCE))
-        order = [PARTITION_COLUMN, OFFSET_COLUMN, _SEQUENCE]
-        spread = self._rows.repartitionByRange(pieces, *order) if pieces > 1 else self._rows.coalesce(1)
-        ordered = spread.sortWithinPartitions(*order).drop(_SEQUENCE)
+        numbered, order = self._numbered()
+        spread = numbered.repartitionByRange(pieces, *order) if pieces > 1 else numbered.coalesce(1)
+        nulls = [f.lit(None).alias(name) for name in _RECORD if name not in spread.columns]
+        ordered = spread.sortWithinPartitions(*order).select("*", *nulls).select(*_RECORD)
         rows: Iterable[Row] = ordered.toLocalIterator(prefetchPartitions=True) if pieces > 1 else ordered.collect()
         for partition, offset, value, key, headers, timestamp_ms, output_partition in rows:
             yield Record(
@@ -122,29 +125,32 @@ class FrameRecords:
     @property
     def session(self) -> "SparkSession":
         """The session that has evaluated the frame."""
-        return self._rows.sparkSession
+        return self.rows.sparkSession
 
     def of(self, partition: int) -> "FrameRecords":
         """Return the records of one source partition."""
-        return replace(self, _rows=self._rows.where(f.col(PARTITION_COLUMN) == partition))
+        return replace(self, rows=self.rows.where(f.col(PARTITION_COLUMN) == partition))
 
     def by_range(self, most_tasks: int) -> "DataFrame":
         """Return the rows, all of a source partition in one partition of the frame, in the order of their messages.
 
         Args:
-            most_tasks: The maximum number of partitions of the frame, if the rows must be moved.
+            most_tasks: The maximum number of partitions of the frame.
         """
-        order = [PARTITION_COLUMN, OFFSET_COLUMN, _SEQUENCE]
-        if self._has_whole_partitions:
-            return self._rows.sortWithinPartitions(*order).drop(_SEQUENCE)
         tasks = max(1, min(most_tasks, len(self.counts)))
         salts = _salts(self.session, tasks)
-        numbered = {
+        numbers = {
             partition: salts[index % len(salts)] for index, partition in enumerate(sorted(map(_number, self.counts)))
         }
-        entries = [f.lit(value).cast("bigint") for entry in numbered.items() for value in entry]
-        spread = self._rows.repartition(tasks, f.create_map(*entries)[f.col(PARTITION_COLUMN)])
+        entries = [f.lit(value).cast("bigint") for entry in numbers.items() for value in entry]
+        numbered, order = self._numbered()
+        spread = numbered.repartition(tasks, f.create_map(*entries)[f.col(PARTITION_COLUMN)])
         return spread.sortWithinPartitions(*order).drop(_SEQUENCE)
+
+    def _numbered(self) -> "tuple[DataFrame, list[str]]":
+        """Return the rows with a number that keeps those of a message in their order, and the columns to sort by."""
+        order = [name for name in (PARTITION_COLUMN, OFFSET_COLUMN) if name in self.rows.columns]
+        return self.rows.withColumn(_SEQUENCE, f.monotonically_increasing_id()), [*order, _SEQUENCE]
 
 
 def _number(partition: int | None) -> int:
@@ -164,15 +170,10 @@ def _salts(spark: "SparkSession", tasks: int) -> list[int]:
 def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]:
     """Evaluate `frame` once on the executors, without the rows of the partitions `done`, and yield its records."""
     wanted = without_partitions(frame, done)
-    columns = _columns(frame.columns)
-    size = f.lit(_ROW_BYTES) + _bytes_of(f.col(VALUE)) + _bytes_of(f.col(KEY))
-    in_headers = f.aggregate(
-        HEADERS, f.lit(0), lambda total, header: total + _bytes_of(header["key"]) + _bytes_of(header["value"])
-    )
-    size = size + f.coalesce(in_headers, f.lit(0))
-    with persisted(wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE))) as rows:
+    with persisted(wanted.select(*_columns(frame.columns))) as rows:
         # Keys and values are binary here, so the only strings are names of headers.
         texts = text_check(rows.schema, refuse_nul=False)
+        size = _size(rows.columns)
         totals = (
             rows.withColumn(_HELD_BY, f.spark_partition_id())
             .groupBy(PARTITION_COLUMN)
@@ -183,10 +184,23 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
             counts={row[0]: row[1] for row in totals},
             rejected=texts.first((row[0], row[3]) for row in totals),
             largest=max((row[4] for row in totals), default=0),
-            _rows=rows,
+            rows=rows,
+            has_whole_partitions=all(row[5] == row[6] for row in totals),
             _size=sum(row[2] for row in totals),
-            _has_whole_partitions=all(row[5] == row[6] for row in totals),
         )
+
+
+def _size(names: Sequence[str]) -> "Column":
+    """Return the size of a row in bytes."""
+    size = f.lit(_ROW_BYTES) + _bytes_of(f.col(VALUE))
+    if KEY in names:
+        size = size + _bytes_of(f.col(KEY))
+    if HEADERS in names:
+        in_headers = f.aggregate(
+            HEADERS, f.lit(0), lambda total, header: total + _bytes_of(header["key"]) + _bytes_of(header["value"])
+        )
+        size = size + f.coalesce(in_headers, f.lit(0))
+    return size
 
 
 def _bytes_of(column: "Column") -> "Column":
@@ -208,18 +222,14 @@ def _header(header: "Row", partition: int | None, offset: int | None) -> tuple[s
 
 
 def _columns(names: Sequence[str]) -> "list[Column]":
-
-    def given(name: str, kind: str) -> "Column":
-        column = f.col(name) if name in names else f.lit(None)
-        return column.cast(kind).alias(name)
-
-    milliseconds = f.unix_millis(f.col(TIMESTAMP)) if TIMESTAMP in names else f.lit(None).cast("bigint")
-    return [
-        given(PARTITION_COLUMN, "bigint"),  # not int: a truncated number could be that of another partition
-        given(OFFSET_COLUMN, "bigint"),
-        given(VALUE, "binary"),
-        given(KEY, "binary"),
-        given(HEADERS, "array<struct<key:string,value:binary>>"),
-        milliseconds.alias(TIMESTAMP),
-        given(OUTPUT_PARTITION, "int"),
-    ]
+    """Return those columns of a record that are among `names`, with the types of a record."""
+    columns = {
+        PARTITION_COLUMN: f.col(PARTITION_COLUMN).cast("bigint"),  # not int: it could be cut to another partition
+        OFFSET_COLUMN: f.col(OFFSET_COLUMN).cast("bigint"),
+        VALUE: f.col(VALUE).cast("binary"),
+        KEY: f.col(KEY).cast("binary"),
+        HEADERS: f.col(HEADERS).cast("array<struct<key:string,value:binary>>"),
+        TIMESTAMP: f.unix_millis(f.col(TIMESTAMP)),
+        OUTPUT_PARTITION: f.col(OUTPUT_PARTITION).cast("int"),
+    }
+    return [column.alias(name) for name, column in columns.items() if name in names]

@@ -9,7 +9,7 @@ between adds nothing: the next owner writes the same range, and whichever writer
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
@@ -23,15 +23,26 @@ from marshal_dagster.kafka.transactions import (
     UnnamedRecord,
 )
 from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.caching import without_partitions
 from marshal_dagster.sinks.kafka.notes import new_attempt
 from marshal_dagster.sinks.kafka.range_write import Place, RangeSink, Step
-from marshal_dagster.sinks.kafka.records import REPLACED_TIMES, FrameRecords
+from marshal_dagster.sinks.kafka.records import (
+    HEADERS,
+    KEY,
+    OUTPUT_PARTITION,
+    REPLACED_TIMES,
+    TIMESTAMP,
+    VALUE,
+    FrameRecords,
+)
+from marshal_dagster.sinks.sink import OFFSET_COLUMN
 from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
 
 if TYPE_CHECKING:
     from pyarrow import Array, RecordBatch
+    from pyspark.sql import DataFrame
 
 _RESULTS: Final = "partition bigint, outcome string, text string, took_s double"
 _ARROW_BYTES: Final = 32_000_000
@@ -45,6 +56,8 @@ class _Outcome(StrEnum):
     SKIPPED = "skipped"
     REJECTED = "rejected"
     """A record was rejected, and nothing was written."""
+    UNORDERED = "unordered"
+    """The rows are not in the order of their messages, and nothing was written."""
     FENCED = "fenced"
     FAILED = "failed"
     """The text is that of `error_as_text`."""
@@ -82,24 +95,37 @@ def write_in_tasks(
     notes = place.notes.newest(sink._patience_s)
     with (
         task_secret(spark, pickle.dumps(sink._connection.detached())) as secret,
-        limited_batches(spark, max(1, _ARROW_BYTES // max(1, records.largest))),
+        limited_batches(spark, max(1, _ARROW_BYTES // max(1, records.largest)), is_size_known=True),
     ):
         task = _RangeTask(
             sink._with_connection(None), place.topic_id, dict(notes), place.notes.next_offset, counts, secret
         )
-        rows = records.by_range(int(spark.conf.get(_TASKS) or 1))
-        try:
-            found = rows.mapInArrow(task, _RESULTS).collect()
-        except Exception as error:
-            raise UnavailableError(
-                f"topic {sink.topic}: a Spark task that wrote to it has died ({first_line(error)}). The next attempt "
-                "of the batch finds out which ranges were written"
-            ) from error
-    ranges = {range_.partition: range_ for range_ in counts}
+        outcomes: dict[ClaimedRange, _Outcome] = {}
+        if records.has_whole_partitions:
+            outcomes = _run(task, records.rows)
+        unordered = {range_ for range_ in counts if outcomes.get(range_, _Outcome.UNORDERED) is _Outcome.UNORDERED}
+        if unordered:
+            done = [range_.partition for range_ in counts if range_ not in unordered]
+            rows = without_partitions(records.by_range(int(spark.conf.get(_TASKS) or 1)), done)
+            outcomes |= _run(replace(task, are_sorted=True), rows)
+    return {range_: _STEPS[outcome] for range_, outcome in outcomes.items() if outcome in _STEPS}
+
+
+def _run(task: "_RangeTask", rows: "DataFrame") -> "dict[ClaimedRange, _Outcome]":
+    """Run a task on each partition of a frame, and return what was done with each range that it has rows of."""
+    sink = task.sink
+    try:
+        found = rows.mapInArrow(task, _RESULTS).collect()
+    except Exception as error:
+        raise UnavailableError(
+            f"topic {sink.topic}: a Spark task that wrote to it has died ({first_line(error)}). The next attempt "
+            "of the batch finds out which ranges were written"
+        ) from error
+    ranges = {range_.partition: range_ for range_ in task.counts}
     results = [_Result(ranges[row.partition], _Outcome(row.outcome), row.text, row.took_s) for row in found]
     for result in results:
         result.check(sink)
-    return {result.range_: _STEPS[result.outcome] for result in results if result.outcome in _STEPS}
+    return {result.range_: result.outcome for result in results}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +169,12 @@ class _RangeTask:
     """The offset up to which the driver has read the topic of notes."""
     counts: Mapping[ClaimedRange, int]
     connection: TaskSecret
+    are_sorted: bool = False
+    """Whether the rows of each task are sorted by the partition and the offset of their messages."""
     attempt: str = field(default_factory=new_attempt)
 
     def __call__(self, batches: Iterable["RecordBatch"]) -> Iterator["RecordBatch"]:
-        rows = _ArrowRows(batches)
+        rows = _ArrowRows(batches, None if self.are_sorted else self.counts)
         if rows.partition is None:
             return
         with self._place() as (sink, place):
@@ -163,18 +191,21 @@ class _RangeTask:
     def _results(self, sink: RangeSink, place: Place, rows: "_ArrowRows") -> Iterator[_Result]:
         ranges = {range_.partition: range_ for range_ in self.counts}
         while rows.partition is not None:
-            wanted = ranges[rows.partition]
-            result = self._write(sink, place, wanted, rows)
-            yield result
-            if result.outcome in {_Outcome.FENCED, _Outcome.FAILED}:
-                return
-            rows.skip(wanted.partition)
+            partition = rows.partition
+            if partition in ranges:  # only rows that are not sorted can return to a range
+                result = self._write(sink, place, ranges.pop(partition), rows)
+                yield result
+                if result.outcome in {_Outcome.FENCED, _Outcome.FAILED}:
+                    return
+            rows.skip(partition)
 
     def _write(self, sink: RangeSink, place: Place, wanted: ClaimedRange, rows: "_ArrowRows") -> _Result:
         try:
             step = sink._write(place, wanted, self.counts[wanted], rows, lambda: None, attempt=self.attempt)
         except ProducerFencedError as fenced:
             return _Result(wanted, _Outcome.FENCED, took_s=fenced.took_s)
+        except _UnorderedError:
+            return _Result(wanted, _Outcome.UNORDERED)
         except RecordRejectedError as rejected:
             return _Result(wanted, _Outcome.REJECTED, str(rejected))
         except MarshalError as error:
@@ -182,12 +213,23 @@ class _RangeTask:
         return _Result(wanted, _Outcome.SKIPPED if step is None else _Outcome(step.value))
 
 
-class _ArrowRows:
-    """The rows of a task, in ascending order of source partition and offset."""
+class _UnorderedError(Exception):
+    """The rows of a range are not in the order of their messages."""
 
-    def __init__(self, batches: Iterable["RecordBatch"]) -> None:
+
+class _ArrowRows:
+    """The rows of a task. All rows of a range follow each other, in ascending order of their offsets."""
+
+    def __init__(self, batches: Iterable["RecordBatch"], checked: Mapping[ClaimedRange, int] | None = None) -> None:
+        """Set up.
+
+        Args:
+            batches: The rows.
+            checked: The number of rows of each range, if their order must be checked.
+        """
         self._batches = iter(batches)
         self._batch: RecordBatch | None = None
+        self._checked = checked
         self._next()
 
     @property
@@ -196,8 +238,18 @@ class _ArrowRows:
         return None if self._batch is None else self._batch.column(0)[0].as_py()
 
     def send(self, transaction: Transaction, topic: str, wanted: ClaimedRange) -> int:
-        """Send the records of a range, and return their number."""
-        return sum(transaction.send_many(topic, _records(rows)) for rows in self._of(wanted.partition))
+        """Send the records of a range, and return their number.
+
+        Raises `_UnorderedError` at the first row that is checked and not in its order.
+        """
+        sent, last = 0, -1
+        for rows in self._of(wanted.partition):
+            if self._checked is not None:
+                last = _last_offset(rows, last)
+            sent += transaction.send_many(topic, _records(rows))
+        if self._checked is not None and sent < self._checked[wanted]:
+            raise _UnorderedError  # further rows of the range may follow after those of another range
+        return sent
 
     def skip(self, partition: int) -> None:
         """Skip the remaining rows of a partition."""
@@ -208,8 +260,9 @@ class _ArrowRows:
         while self._batch is not None and self.partition == partition:
             batch, partitions = self._batch, self._batch.column(0)
             end = len(batch)
-            if partitions[end - 1].as_py() != partition:
-                end = int(partitions.to_numpy().searchsorted(partition, side="right"))
+            others = partitions.to_numpy() != partition
+            if others.any():
+                end = int(others.argmax())
             if end == len(batch):
                 self._next()
             else:
@@ -220,15 +273,29 @@ class _ArrowRows:
         self._batch = next((batch for batch in self._batches if len(batch)), None)
 
 
+def _last_offset(rows: "RecordBatch", before: int) -> int:
+    """Return the offset of the last row. Raises `_UnorderedError` if one is missing or lower than that before it."""
+    if OFFSET_COLUMN not in rows.schema.names:
+        return before
+    column = rows.column(OFFSET_COLUMN)
+    if column.null_count:
+        raise _UnorderedError
+    offsets = column.to_numpy()
+    if offsets[0] < before or (offsets[1:] < offsets[:-1]).any():
+        raise _UnorderedError
+    return int(offsets[-1])
+
+
 def _records(rows: "RecordBatch") -> Iterable[UnnamedRecord]:
     """Return the records of rows. Raises `RecordRejectedError` if the client would send another record than one."""
-    _, _, values, keys, headers, timestamps, partitions = rows.columns
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    given = {name: column for name, column in columns.items() if column.null_count < len(rows)}
     return zip(
-        values.to_pylist(),
-        keys.to_pylist() if keys.null_count < len(rows) else repeat(None),
-        _numbers(partitions, -1, _is_negative),
-        _numbers(timestamps, 0, _is_replaced),
-        _headers(headers) if headers.null_count < len(rows) else repeat(None),
+        columns[VALUE].to_pylist(),
+        given[KEY].to_pylist() if KEY in given else repeat(None),
+        _numbers(given.get(OUTPUT_PARTITION), -1, _is_negative),
+        _numbers(given.get(TIMESTAMP), 0, _is_replaced),
+        _headers(given[HEADERS]) if HEADERS in given else repeat(None),
         strict=False,
     )
 
@@ -246,8 +313,8 @@ def _is_replaced(timestamps: "Array") -> bool:
     return bool(pc.any(pc.is_in(timestamps, value_set=pa.array(list(REPLACED_TIMES), pa.int64()))).as_py())
 
 
-def _numbers(column: "Array", default: int, is_wrong: Callable[["Array"], bool]) -> Iterable[int]:
-    if column.null_count == len(column):
+def _numbers(column: "Array | None", default: int, is_wrong: Callable[["Array"], bool]) -> Iterable[int]:
+    if column is None:
         return repeat(default)
     if is_wrong(column):
         raise RecordRejectedError("", "a partition or a timestamp is not valid", is_too_large=False)

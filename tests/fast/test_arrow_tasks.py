@@ -1,0 +1,45 @@
+"""The size of the Arrow batches that Spark passes to a task."""
+
+from typing import Any
+
+import pytest
+
+from marshal_dagster.spark.arrow_tasks import limited_batches
+
+ROWS, BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+class Session:
+    """A session with settings only."""
+
+    def __init__(self, **settings: str) -> None:
+        self.settings = settings
+        self.conf = self
+
+    def get(self, name: str, *default: Any) -> Any:  # noqa: ANN401 - a text, or the default
+        """Return a setting."""
+        return self.settings.get(name, *default)
+
+    def set(self, name: str, value: object) -> None:
+        """Change a setting."""
+        self.settings[name] = str(value)
+
+
+@pytest.mark.parametrize(
+    ("before", "is_size_known", "inside"),
+    [
+        ({ROWS: "10000", BYTES: "64b"}, True, {ROWS: "500", BYTES: "2147483647"}),
+        ({ROWS: "10000", BYTES: "64b"}, False, {ROWS: "500", BYTES: "64b"}),
+        ({ROWS: "100", BYTES: "64b"}, True, {ROWS: "100", BYTES: "2147483647"}),
+        ({ROWS: "0"}, True, {ROWS: "500"}),
+    ],
+)
+def test_limits_are_those_of_the_block(before: dict[str, str], is_size_known: bool, inside: dict[str, str]) -> None:
+    """Spark measures a batch at each row, unless its number of rows limits its size. Spark 3.5 does not measure."""
+    session: Any = Session(**before)
+    with limited_batches(session, 500, is_size_known=is_size_known):
+        assert session.settings == inside
+    assert session.settings == before
+    with pytest.raises(RuntimeError), limited_batches(session, 500, is_size_known=is_size_known):
+        raise RuntimeError
+    assert session.settings == before
