@@ -8,6 +8,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,8 @@ PREFIX: Final = "RUN_WITH"
 """The environment variable with a command that runs each pytest, such as `nice`."""
 FILES: Final = "RUN_FILES"
 """The environment variable with the number of files of each such run (default: one)."""
+AT_ONCE: Final = "RUN_AT_ONCE"
+"""The environment variable with the number of such runs at once (default: one)."""
 _NO_TESTS: Final = 5
 _WITH_SPARK: Final = (Kind.SPARK, Kind.TUTORIAL)
 _FREE: Final = {Kind.SPARK: ("pyspark", "py4j"), Kind.TUTORIAL: ("pyspark", "py4j"), Kind.DAGSTER: ("dagster",)}
@@ -133,11 +136,14 @@ def run_tests(python: Path, tests: Sequence[str], variables: Mapping[str, str]) 
     files: dict[str, list[str]] = {}
     for test in tests[: len(tests) - len(options)]:
         files.setdefault(test.partition("::")[0], []).append(test)
-    found: dict[str, Counts] = {}
-    for piece in batched(files, int(os.environ.get(FILES, "1"))):
+
+    def run_piece(piece: Sequence[str]) -> dict[str, Counts]:
         names = [name for file in piece for name in files[file]]
-        found |= _run_pytest(python, (*names, *options), variables, piece)
-    return found
+        return _run_pytest(python, (*names, *options), variables, piece)
+
+    with ThreadPoolExecutor(int(os.environ.get(AT_ONCE, "1"))) as pool:
+        found = pool.map(run_piece, batched(files, int(os.environ.get(FILES, "1"))))
+        return {file: counts for results in found for file, counts in results.items()}
 
 
 def batched(names: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
