@@ -1,5 +1,6 @@
 """The same work as a task of Airflow 3. Without Airflow, this module has only the task's function."""
 
+import signal
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,12 +12,22 @@ def run_task(run_id: str, try_number: int) -> int:
     return count_orders(run_id=f"{run_id} try {try_number}")
 
 
+def end_at_sigterm() -> None:
+    """Let SIGTERM end the function, so that its batch releases the claims. Airflow only calls `on_kill`."""
+
+    def end(*_: object) -> None:
+        raise SystemExit("SIGTERM ended the task")
+
+    signal.signal(signal.SIGTERM, end)
+
+
 def build_dag() -> Any:  # noqa: ANN401 - a type of Airflow
     """Return the DAG. Several runs may work at once, because each claims its own partitions."""
     from airflow.sdk import dag, get_current_context, task
 
     @task(retries=2)
     def claim_and_count() -> int:
+        end_at_sigterm()
         context = get_current_context()
         return run_task(context["run_id"], context["ti"].try_number)
 

@@ -1,5 +1,6 @@
 """Check claimed batches without Dagster: `BatchSession.open`, and its example, with Kafka and Spark in memory."""
 
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -122,6 +123,17 @@ def dag(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.delitem(sys.modules, "orders_dag")
     monkeypatch.delitem(sys.modules, "count_orders")
     return yield_module
+
+
+def test_sigterm_ends_a_task_of_airflow(dag: ModuleType) -> None:
+    """Airflow's own handler would not raise, and the batch would keep its claims."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        dag.end_at_sigterm()
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_task_of_airflow_processes_each_message_once(
