@@ -122,7 +122,7 @@ def prepare(target: Target) -> Path:
 def run_tests(python: Path, tests: Sequence[str], variables: Mapping[str, str]) -> dict[str, Counts]:
     """Run pytest in an environment; its output goes to the terminal.
 
-    With a command in `RUN_WITH`, each file of real tests is a run of its own, or as many as `RUN_FILES` says.
+    With a command in `RUN_WITH`, each file of real tests is a run of its own, or `RUN_FILES` of them are.
 
     Returns:
         The result of each file if there were several runs, else that of all tests under the name of none.
