@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
 from marshal_dagster.sinks import PostgresSink
 from marshal_dagster.sinks.conformance.target import never, part
+from marshal_dagster.sinks.database import task_rows
 from marshal_dagster.sinks.database.task_rows import PREFIX
 from tests.sink_outputs import TABLE, hook, own_schema
 
@@ -119,20 +120,21 @@ def test_a_killed_task_leaves_nothing_that_counts(output: Output, frame: "DataFr
     assert output.rows() == ROWS
 
 
-def test_rows_of_a_task_that_does_not_count_are_not_moved(output: Output, frame: "DataFrame") -> None:
-    """Spark ran a task twice: the rows of the other attempt are in a table of its own, which is dropped too."""
+def test_rows_of_a_task_that_does_not_count_are_not_moved(
+    output: Output, frame: "DataFrame", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of a task has copied all rows, but Spark has lost its result and counts those of the next process."""
+    run_tasks = task_rows._copy
 
-    def copy_again(step: str) -> None:
-        if step == "evaluated":
-            table = output.staging_tables()[0]
-            again = f"{table[:-16]}{'0' * 16}"
-            output.execute(
-                "CREATE UNLOGGED TABLE {schema}.{again} AS TABLE {schema}.{staging}", again=again, staging=table
-            )
+    def with_another_attempt(*arguments: Any) -> Any:  # noqa: ANN401 - those of the function
+        results = run_tasks(*arguments)
+        table = output.staging_tables()[0]
+        again = f"{table[:-16]}{'0' * 16}"
+        output.execute("CREATE UNLOGGED TABLE {schema}.{again} AS TABLE {schema}.{staging}", again=again, staging=table)
+        return results
 
-    sink = output.sink()
-    hook(sink, copy_again)
-    sink.write(frame, RANGES, never)
+    monkeypatch.setattr(task_rows, "_copy", with_another_attempt)
+    output.sink().write(frame, RANGES, never)
     assert (output.rows(), output.staging_tables()) == (ROWS, [])
 
 

@@ -18,6 +18,7 @@ from marshal_dagster.sinks.conformance.target import never, part
 from marshal_dagster.sinks.database.task_rows import PREFIX
 from tests.conditions import WITHIN_S, wait_until
 from tests.outbox_faults.cluster import FaultyPostgres, faulty_postgres
+from tests.session_settings import session_settings
 from tests.sink_outputs import TABLE, PostgresOutput, hook, own_schema
 
 if TYPE_CHECKING:
@@ -28,13 +29,29 @@ RANGES = [part(0, 0, 10, epoch=1), part(1, 0, 10, epoch=1)]
 LATER = [part(0, 0, 10, epoch=2), part(1, 0, 10, epoch=2)]
 """The same ranges, claimed by another run."""
 ROWS = sorted((partition, offset, f"message {offset}") for partition in range(2) for offset in range(10))
+MANY = 10_000
+"""The rows of each partition of which a task copies the first ones while it computes the others."""
+MANY_RANGES = [part(0, 0, MANY, epoch=1), part(1, 0, MANY, epoch=1)]
+MANY_LATER = [part(0, 0, MANY, epoch=2), part(1, 0, MANY, epoch=2)]
 
 
 @pytest.fixture
 def frame(spark: "SparkSession") -> "DataFrame":
     """The rows of two partitions, in two tasks."""
-    rows = spark.range(0, 20, numPartitions=2)
+    return rows_of(spark, 10)
+
+
+def rows_of(spark: "SparkSession", count: int) -> "DataFrame":
+    """Return the rows of two partitions with this number of offsets."""
+    rows = spark.range(0, 2 * count, numPartitions=2)
     return rows.selectExpr("int(id % 2) partition", "id div 2 offset", "concat('message ', id div 2) value")
+
+
+@pytest.fixture
+def many_rows(spark: "SparkSession") -> Iterator["DataFrame"]:
+    """Rows that tasks copy in many pieces."""
+    with session_settings(spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": "500"}):
+        yield rows_of(spark, MANY)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +81,12 @@ class Output:
             )
             return [name for (name,) in found]
 
+    def is_copying(self) -> bool:
+        """Return whether one task has copied all its rows, and the other one some of them."""
+        with psycopg.connect(self.dsn) as connection:
+            copies = connection.execute("SELECT tuples_processed FROM pg_stat_progress_copy").fetchall()
+        return len(copies) == 1 and copies[0][0] > 0 and len(self.staging_tables()) == 1
+
 
 class Pause:
     """A column whose computation waits once, in the middle of a task, until the test lets it continue."""
@@ -80,7 +103,7 @@ class Pause:
             import os
             import time
 
-            if value == "message 3":
+            if value == "message 4000":
                 try:
                     with open(begun, "x") as file:  # noqa: PTH123 - the code runs without this module's imports
                         file.write(str(os.getpid()))
@@ -94,9 +117,10 @@ class Pause:
         compute.__module__ = act.__module__ = "__main__"
         return f.udf(compute, "string", useArrow=False)("value")
 
-    def wait(self, is_over: Callable[[], object]) -> int:
-        """Wait until a task computes the column, and return the id of its process."""
+    def wait(self, output: "Output", is_over: Callable[[], object]) -> int:
+        """Wait until a task that has copied rows computes the column. Return the id of the process that computes it."""
         wait_until(lambda: (self._begun.exists() and self._begun.read_text()) or is_over(), "the task is at work")
+        wait_until(lambda: output.is_copying() or is_over(), "the task copies")
         return int(self._begun.read_text())
 
     def go_on(self) -> None:
@@ -114,7 +138,7 @@ class Writing:
 
     def _write(self, sink: PostgresSink, frame: "DataFrame") -> None:
         try:
-            self.found.append(sink.write(frame, RANGES, never))
+            self.found.append(sink.write(frame, MANY_RANGES, never))
         except Exception as error:  # noqa: BLE001 - the test examines it
             self.found.append(error)
 
@@ -126,21 +150,20 @@ class Writing:
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_the_database_is_restarted_while_tasks_copy(
-    database: FaultyPostgres, frame: "DataFrame", tmp_path: Path, mode: str
+    database: FaultyPostgres, many_rows: "DataFrame", tmp_path: Path, mode: str
 ) -> None:
-    """Nothing is written, unless all tasks have copied before and after a shut-down. Each row is written once."""
+    """The batch fails, nothing is written, and the next batch writes each row once."""
     output, pause = Output(database.dsn()), Pause(tmp_path)
-    writing = Writing(output.sink(), frame.withColumn("value", pause.column()))
-    pause.wait(lambda: writing.found)
+    writing = Writing(output.sink(), many_rows.withColumn("value", pause.column()))
+    pause.wait(output, lambda: writing.found)
     database.stop(mode)
     database.start()
     pause.go_on()
 
-    has_failed = isinstance(writing.result(), UnavailableError)
-    assert has_failed or mode == "fast", writing.found
-    assert output.table.rows() == ([] if has_failed else ROWS)
-    assert set(output.sink().write(frame, LATER, never).taken) == (set(LATER) if has_failed else set())
-    assert output.table.rows() == ROWS
+    assert isinstance(writing.result(), UnavailableError), writing.found
+    assert output.table.rows() == []
+    assert set(output.sink().write(many_rows, MANY_LATER, never).taken) == set(MANY_LATER)
+    assert output.table.rows() == [(number, offset, f"message {offset}") for number in (0, 1) for offset in range(MANY)]
     assert output.staging_tables() == []
 
 
@@ -182,22 +205,24 @@ def test_the_database_is_restarted_around_the_move(
     assert output.staging_tables() == []
 
 
-def test_a_task_that_is_stopped_and_taken_over_adds_nothing(postgres: str, frame: "DataFrame", tmp_path: Path) -> None:
+def test_a_task_that_is_stopped_and_taken_over_adds_nothing(
+    postgres: str, many_rows: "DataFrame", tmp_path: Path
+) -> None:
     """A process of a task sleeps in the middle of its copy. Another run writes the ranges, then it continues."""
     output, pause = Output(postgres), Pause(tmp_path)
 
     def stop() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    writing = Writing(output.sink(), frame.withColumn("value", pause.column(stop)))
-    process = psutil.Process(pause.wait(lambda: writing.found))
+    writing = Writing(output.sink(), many_rows.withColumn("value", pause.column(stop)))
+    process = psutil.Process(pause.wait(output, lambda: writing.found))
     wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the process of the task is stopped")
-    assert set(output.sink().write(frame, LATER, never).taken) == set(LATER)
-    wait_until(output.staging_tables, "another task has a table, which stays because its run still holds its lock")
+    assert set(output.sink().write(many_rows, MANY_LATER, never).taken) == set(MANY_LATER)
+    assert output.staging_tables(), "the table of another task, which stays because its run still holds its lock"
     process.resume()
 
     assert isinstance(writing.result(), SinkRejectedError), writing.found
-    assert output.table.rows() == ROWS
+    assert output.table.rows() == [(number, offset, f"message {offset}") for number in (0, 1) for offset in range(MANY)]
     assert output.staging_tables() == []
 
 

@@ -3,17 +3,20 @@
 import multiprocessing
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Self
+from unittest.mock import patch
 
 import psutil
 
+from marshal_dagster.sinks.caching import without_partitions
+from marshal_dagster.sinks.kafka import tasks
 from tests.conditions import WITHIN_S, wait_until
 from tests.task_races.worker import PRELOADED, STOPPED, Fault, run_task
 
@@ -32,8 +35,8 @@ class TaskDiedError(Exception):
 class LocalSession:
     """The part of a Spark session that the sink uses."""
 
-    def __init__(self) -> None:
-        self.conf = SimpleNamespace(get=lambda _, default=None: default, set=lambda *_: None)
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self.conf = SimpleNamespace(get=settings.get, set=lambda *_: None)
         self.sparkContext = SimpleNamespace(broadcast=Broadcast)
 
     def range(self, _: int) -> "LocalRows":
@@ -91,13 +94,17 @@ class Processes:
         self.left: list[TaskProcess] = []
         self._all: list[TaskProcess] = []
         self._lock = threading.Lock()
+        # The condition of the real function needs a session.
+        self._without_spark = patch.object(tasks, without_partitions.__name__, LocalRows.without)
 
     def __enter__(self) -> Self:
         FORKED.set_forkserver_preload(["__main__", *PRELOADED])
+        self._without_spark.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Kill the processes that still run."""
+        self._without_spark.stop()
         for process in self._all:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -150,6 +157,18 @@ class LocalRows:
     tasks: "Sequence[Sequence[RecordBatch]]"
     attempts: Attempts
     function: bytes = b""
+
+    def without(self, done: Sequence[int]) -> "LocalRows":
+        """Return the rows except those of the partitions `done`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        numbers = pa.array(list(done), pa.int64())
+        tasks = [
+            [rows.filter(pc.invert(pc.is_in(rows.column(0), value_set=numbers))) for rows in task]
+            for task in self.tasks
+        ]
+        return replace(self, tasks=tasks)
 
     def mapInArrow(self, function: object, _: str) -> "LocalRows":  # noqa: N802 - Spark's name
         """Return the results of a function on the rows."""

@@ -90,22 +90,44 @@ class RaceRecords:
         partitions = [partition for partition, _, _ in self.places]
         return {partition: partitions.count(partition) for partition in partitions}
 
+    @property
+    def has_whole_partitions(self) -> bool:
+        """Whether each range is in one task. Half of the runs have no such rows."""
+        return self.run.has_whole_partitions
+
+    @cached_property
+    def rows(self) -> LocalRows:
+        """The rows in the tasks of the frame. In some tasks they are not in order."""
+        return self._in_tasks(are_mixed=True)
+
     def by_range(self, _: int) -> LocalRows:
-        """Return the rows of each range in one task; a task may have several ranges."""
+        """Return the rows of each range in one task, in order; a task may have several ranges."""
+        return self._in_tasks(are_mixed=False)
+
+    def _in_tasks(self, *, are_mixed: bool) -> LocalRows:
         dice = self.run.dice
-        tasks: list[list[RecordBatch]] = [[] for _ in range(dice.randint(1, PARTITIONS))]
+        tasks: list[list[Place]] = [[] for _ in range(dice.randint(1, PARTITIONS))]
         chosen = {partition: dice.randrange(len(tasks)) for partition in sorted(self.counts)}
-        for number, task in enumerate(tasks):
-            places = [place for place in self.places if chosen[place[0]] == number]
-            while places:
-                size = dice.randint(1, len(places))
-                task.append(arrow(places[:size], self.run.name))
-                del places[:size]
-        return LocalRows(self.run.processes, [task for task in tasks if task], self.run.attempts)
+        for place in self.places:
+            tasks[chosen[place[0]]].append(place)
+        for task in tasks:
+            if are_mixed and dice.random() < 0.4:
+                moments = {place[:2]: dice.random() for place in task}
+                task.sort(key=lambda place: (moments[place[:2]], place))
+        return LocalRows(self.run.processes, [self._pieces(task) for task in tasks if task], self.run.attempts)
+
+    def _pieces(self, places: list[Place]) -> "list[RecordBatch]":
+        """Return rows in batches of random sizes."""
+        pieces = []
+        while places:
+            size = self.run.dice.randint(1, len(places))
+            pieces.append(arrow(places[:size], self.run.name))
+            places = places[size:]
+        return pieces
 
 
 def arrow(places: Sequence[Place], run: str) -> "RecordBatch":
-    """Return rows as `FrameRecords.by_range` passes them to a task."""
+    """Return rows with the columns of `FrameRecords.rows`."""
     import pyarrow as pa
 
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -117,7 +139,6 @@ def arrow(places: Sequence[Place], run: str) -> "RecordBatch":
         "headers": pa.array(
             [[{"key": key, "value": value} for key, value in headers_of(place, run)] for place in places], headers
         ),
-        "timestamp": pa.array([None] * len(places), pa.int64()),
         "output_partition": pa.array([partition % 2 for partition, _, _ in places], pa.int32()),
     }
     return pa.RecordBatch.from_pydict(columns)
@@ -157,13 +178,15 @@ class Run:
     ranges: Sequence[ClaimedRange]
     dice: Random
     attempts: Attempts
+    has_whole_partitions: bool = True
     before_commit: Callable[[], None] = lambda: None
 
     def write(self) -> WriteResult:
         """Write the ranges as a batch does."""
         self.sink.run = self
         places = [place for range_ in self.ranges for place in rows_of(range_)]
-        frame: Any = RaceFrame(LocalSession(), places)
+        session = LocalSession({"spark.speculation": "true"} if self.attempts.copies > 1 else {})
+        frame: Any = RaceFrame(session, places)
         return self.sink.write(frame, self.ranges, never, self.before_commit)
 
 
@@ -274,6 +297,7 @@ class Race:
             [replace(range_, epoch=self._epoch + 10) for range_ in ranges],
             own,
             attempts,
+            own.random() < 0.5,
             lose_claim if not is_healthy and own.random() < 0.1 else lambda: None,
         )
 

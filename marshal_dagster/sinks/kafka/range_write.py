@@ -1,5 +1,6 @@
 """What the write of one range needs and returns, in the driver and in Spark's tasks."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.kafka.notes import PositionNote
 from marshal_dagster.sinks.sink import BeforeCommit
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class RangeSink(Protocol):
     """The parts of `KafkaSink` that Spark's tasks use."""
 
     topic: str
+    transaction_timeout_s: float
     _connection: KafkaConnection
     _patience_s: float
 
@@ -67,6 +70,10 @@ class RangeSink(Protocol):
         attempt: str | None = None,
     ) -> Step | None:
         """Write a range in one transaction; return None if another writer has taken it."""
+        ...
+
+    def _found(self, notes: Mapping[str, bytes], wanted: ClaimedRange) -> PositionNote | None:
+        """Return the note of the range's partition."""
         ...
 
     def _fenced_error(self, wanted: ClaimedRange, took_s: float) -> MarshalError:

@@ -7,8 +7,9 @@ between adds nothing: the next owner writes the same range, and whichever writer
 """
 
 import pickle
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import repeat
@@ -48,6 +49,8 @@ _RESULTS: Final = "partition bigint, outcome string, text string, took_s double"
 _ARROW_BYTES: Final = 32_000_000
 """The maximum size of a batch of rows that Spark passes to Python."""
 _TASKS: Final = "spark.sql.shuffle.partitions"
+_SPECULATION: Final = "spark.speculation"
+_PAUSE_S: Final = 0.2
 
 
 class _Outcome(StrEnum):
@@ -98,7 +101,13 @@ def write_in_tasks(
         limited_batches(spark, max(1, _ARROW_BYTES // max(1, records.largest)), is_size_known=True),
     ):
         task = _RangeTask(
-            sink._with_connection(None), place.topic_id, dict(notes), place.notes.next_offset, counts, secret
+            sink._with_connection(None),
+            place.topic_id,
+            dict(notes),
+            place.notes.next_offset,
+            counts,
+            secret,
+            may_have_copy=str(spark.conf.get(_SPECULATION, "false")).lower() == "true",
         )
         outcomes: dict[ClaimedRange, _Outcome] = {}
         if records.has_whole_partitions:
@@ -169,6 +178,8 @@ class _RangeTask:
     """The offset up to which the driver has read the topic of notes."""
     counts: Mapping[ClaimedRange, int]
     connection: TaskSecret
+    may_have_copy: bool
+    """Whether Spark may run a task twice at the same time, and uses the result of the process that ends first."""
     are_sorted: bool = False
     """Whether the rows of each task are sorted by the partition and the offset of their messages."""
     attempt: str = field(default_factory=new_attempt)
@@ -203,7 +214,8 @@ class _RangeTask:
         try:
             step = sink._write(place, wanted, self.counts[wanted], rows, lambda: None, attempt=self.attempt)
         except ProducerFencedError as fenced:
-            return _Result(wanted, _Outcome.FENCED, took_s=fenced.took_s)
+            is_written = self.may_have_copy and self._is_written_by_copy(sink, place, wanted)
+            return _Result(wanted, _Outcome.TAKEN if is_written else _Outcome.FENCED, took_s=fenced.took_s)
         except _UnorderedError:
             return _Result(wanted, _Outcome.UNORDERED)
         except RecordRejectedError as rejected:
@@ -211,6 +223,19 @@ class _RangeTask:
         except MarshalError as error:
             return _Result(wanted, _Outcome.FAILED, error_as_text(error))
         return _Result(wanted, _Outcome.SKIPPED if step is None else _Outcome(step.value))
+
+    def _is_written_by_copy(self, sink: RangeSink, place: Place, wanted: ClaimedRange) -> bool:
+        """Wait for the note of the writer that has fenced this one. Return whether it ran the same task."""
+        deadline = time.monotonic() + sink.transaction_timeout_s
+        with suppress(MarshalError):
+            while time.monotonic() < deadline:
+                note = sink._found(place.notes.newest(sink._patience_s), wanted)
+                if note is not None and note.attempt == self.attempt:
+                    return True
+                if note is not None and note.position.position >= wanted.end:
+                    return False
+                time.sleep(_PAUSE_S)
+        return False
 
 
 class _UnorderedError(Exception):
