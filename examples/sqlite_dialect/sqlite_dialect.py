@@ -68,6 +68,7 @@ class SqliteDialect(Dialect[sqlite3.Connection]):
     """SQLite 3.35 or newer. A transaction locks the whole file, so no other lock is needed."""
 
     lock_clauses: Mapping[LockMode, str] = {LockMode.NOT: "", LockMode.ALONE: ""}
+    add_column_statement = "ALTER TABLE {rows} ADD COLUMN {column}"
 
     def __init__(self, path: str, table: str) -> None:
         """Set the file and the table."""

@@ -35,6 +35,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "settings": "Show and change a group's settings.",
     "topic": "Create and check the coordination topic.",
     "outbox": "Publish committed PostgreSQL rows to Kafka.",
+    "sink": "Describe, check and vacuum the output of a sink.",
     "coordinator": "Assign partitions to the members of a group.",
     "kafka": "Start, show and stop a real Kafka on this machine.",
 }

@@ -11,6 +11,7 @@
 - `files.commit_log`: the commit log of a file output, which does not need Spark.
 - `database.sink`, `database.dialect`: the course of a write to any database, and what differs between engines.
 - `database.ranges`: the tables that record which ranges a database output has.
+- `report`: what a sink reports about its output; `database.maintenance`: the reports of a database, and its vacuum.
 - `database.upsert`: tables with one row for each key.
 - `delta.table`: access to a Delta table through Spark.
 - `kafka.notes`: the notes that each transaction to an output topic writes.
@@ -39,6 +40,10 @@ from marshal_dagster.sinks.kafka.sink import KafkaSink as KafkaSink
 from marshal_dagster.sinks.kafka.sink import NewGeneration as NewGeneration
 from marshal_dagster.sinks.output_groups import OutputGroups as OutputGroups
 from marshal_dagster.sinks.remote import RemoteSink as RemoteSink
+from marshal_dagster.sinks.report import ReportingSink as ReportingSink
+from marshal_dagster.sinks.report import SinkReport as SinkReport
+from marshal_dagster.sinks.report import StoredGeneration as StoredGeneration
+from marshal_dagster.sinks.report import VacuumResult as VacuumResult
 from marshal_dagster.sinks.row_writer import RowWriter as RowWriter
 from marshal_dagster.sinks.sink import BeforeCommit as BeforeCommit
 from marshal_dagster.sinks.sink import Intervals as Intervals

@@ -99,10 +99,30 @@ def test_missing_tables_columns_and_other_types_are_refused(output: SqliteOutput
     refused("missing", r"table main\.missing does not exist.*create_tables")
     with closing(sqlite3.connect(output.path)) as database:
         database.execute("ALTER TABLE orders DROP COLUMN value")
-        refused("orders", "lacks the columns value")
+        refused("orders", "lacks the columns value: add them, or give the sink add_columns=True")
         database.execute("ALTER TABLE orders ADD COLUMN value INTEGER")
     refused("orders", "column 'value' is INTEGER: make it TEXT")
     with pytest.raises(ConfigurationError, match="cast it to string"):
         output.sink().create_tables(
             t.StructType([t.StructField("partition", t.IntegerType()), t.StructField("v", t.DateType())])
         )
+
+
+def test_columns_are_added_if_the_sink_may(output: SqliteOutput) -> None:
+    """Rows that are older have null there. A column of the sink, and one that is spelt otherwise, are not added."""
+
+    def alter(change: str) -> None:
+        with closing(sqlite3.connect(output.path)) as database:
+            database.execute(f"ALTER TABLE orders {change}")
+
+    alter("DROP COLUMN value")
+    sink = SqliteDialectSink(output.path, "orders", add_columns=True)
+    sink.write(output.frame([(0, 0)], ["partition", "offset"]), [part(0, 0, 1)], never)
+    sink.write(output.frame([(0, 1, "a")]), [part(0, 1, 2)], never)
+    assert output.rows() == [(0, 0, None), (0, 1, "a")]
+    alter("RENAME COLUMN value TO Value")
+    with pytest.raises(ConfigurationError, match="lacks the columns value, but has Value, spelt otherwise"):
+        sink.write(output.frame([(0, 2, "a")]), [part(0, 2, 3)], never)
+    alter("DROP COLUMN kafka_offset")
+    with pytest.raises(ConfigurationError, match="add kafka_offset, by which the sink finds rows, yourself"):
+        sink.write(output.frame([(0, 2, "a")]), [part(0, 2, 3)], never)

@@ -377,3 +377,24 @@ def test_an_older_generation_is_replaced_from_the_staging_table(output: Output, 
     rows = frame.withColumn("value", f.concat(f.lit("new "), "value"))
     output.sink().write(rows, newer, lambda: {number: [(0, 10)] for number in range(3)})
     assert output.rows() == [(partition, offset, f"new {value}") for partition, offset, value in ROWS]
+
+
+@pytest.mark.parametrize("written_by", ["executors", "driver"])
+def test_the_newest_row_of_each_key_stays(output: Output, frame: "DataFrame", written_by: str) -> None:
+    """Tasks and the driver write the same upserts; a key that another partition has is refused."""
+    output.execute("CREATE UNIQUE INDEX ON {schema}.{table} (value)")
+    keyed = frame.withColumn("value", f.concat("partition", f.lit(" "), f.col("offset") % 4))
+    sink = output.sink(mode="upsert", keys=["value"], written_by=written_by)
+    sink.write(keyed, RANGES, never)
+    newest = sorted(
+        (partition, offset, f"{partition} {offset % 4}") for partition in range(2) for offset in range(6, 10)
+    )
+    assert output.rows() == newest
+    later = keyed.withColumn("offset", f.col("offset") + 10).where("offset < 12")
+    sink.write(later, [part(number, 10, 20) for number in range(3)], never)
+    moved = {(0, 8): 10, (0, 9): 11, (1, 8): 10, (1, 9): 11}
+    assert output.rows() == sorted((at, moved.get((at, offset), offset), value) for at, offset, value in newest)
+    crossing = keyed.where("partition = 0").withColumn("partition", f.lit(2)).withColumn("offset", f.col("offset") + 20)
+    with pytest.raises(SinkRejectedError, match="the stored row of its key is from partition 0"):
+        sink.write(crossing, [part(2, 20, 30)], never)
+    assert output.staging_tables() == []

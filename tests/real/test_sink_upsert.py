@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from psycopg import sql
+from pyspark.sql import types as t
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks.conformance.target import part
 from tests.conditions import WITHIN_S
 from tests.sink_outputs import TABLE, FakeMariaDBSink, FakePostgresSink, MariaDBOutput, hook, own_schema
+from tests.sink_typed_frames import TypedFrame
 from tests.upserts import KeyedRow, UpsertTarget, check_history, keyed_frame
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def test_what_no_order_decides_is_refused(table: Table) -> None:
     for row, match in (
         ((1, 2, 1, "b", 2), "offset 2: the stored row of its key is from partition 0 of topic 't'"),
         ((1, 2, None, "b", 2), "offset 2: one of key is null"),
-        ((1, 2, 2, "b", 1), "another unique index|duplicate key value violates unique constraint"),
+        ((1, 2, 2, "b", 1), "offset 2: (another unique index|duplicate key value violates unique constraint)"),
     ):
         with pytest.raises(SinkRejectedError, match=match) as raised:
             table.write([row], B)
@@ -169,3 +171,78 @@ def test_an_order_column_of_text_is_refused(table: Table) -> None:
     table.execute(f"ALTER TABLE {TABLE} {verb} {text}")
     with pytest.raises(ConfigurationError, match="column 'version' is not a number or a time"):
         table.upserting(order_by="version").write(keyed_frame([]), [A], dict)
+
+
+def test_runs_that_add_columns_at_once(table: Table) -> None:
+    """Both add the same column, and their rows have it. Upserts set it too. Another type is refused."""
+    table.write([(0, 1, 1, "a", 1)], A)
+    table.write([(1, 1, 2, "b", 2)], B)
+    table.execute(f"ALTER TABLE {TABLE} DROP COLUMN value, DROP COLUMN version")
+    barrier = threading.Barrier(2, timeout=WITHIN_S)
+    results: list[int] = []
+
+    def write(partition: int) -> None:
+        sink = table.upserting(add_columns=True)
+        add = sink._dialect.add_columns
+
+        def add_together(*given: Any) -> None:  # noqa: ANN401 - its arguments
+            barrier.wait()
+            add(*given)
+
+        sink._dialect.add_columns = add_together
+        frame = keyed_frame([(partition, 11, partition + 1, "new", 3)])
+        results.extend(sink.write(frame, [part(partition, 10, 20)], dict).rows.values())
+
+    threads = [threading.Thread(target=write, args=(partition,)) for partition in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WITHIN_S)
+    assert results == [1, 1]
+    assert [row[3:] for row in table.rows()] == [("new", 3), ("new", 3)]
+    table.execute(f"ALTER TABLE {TABLE} DROP COLUMN value", f"ALTER TABLE {TABLE} ADD COLUMN value date")
+    with pytest.raises(ConfigurationError, match=r"column 'value' is .*make it"):
+        table.upserting(add_columns=True).write(keyed_frame([(0, 21, 1, "x", 4)]), [part(0, 20, 30)], dict)
+
+
+NAME = 'A "key".{%} of %(topic)s'
+
+
+def test_names_with_capitals_quotes_dots_and_braces(table: Table) -> None:
+    """The key and the order may have any name, in the statements and in the error for the index."""
+    renamed = {"key": NAME, "version": NAME + " or more"}
+    fields = keyed_frame([]).schema
+    schema = t.StructType([t.StructField(renamed.get(f.name, f.name), f.dataType) for f in fields])
+
+    def odd(rows: list[KeyedRow]) -> Any:  # noqa: ANN401 - has the parts of a DataFrame that sinks use
+        given = keyed_frame(rows).rows
+        return TypedFrame(schema, [{renamed.get(name, name): value for name, value in row.items()} for row in given])
+
+    options: dict[str, Any] = {"mode": "upsert", "keys": [NAME], "order_by": renamed["version"]}
+    table.execute(f"DROP TABLE {TABLE}")
+    table.sink().create_tables(schema)
+    with pytest.raises(ConfigurationError, match="no unique index on") as raised:
+        table.sink(**options).write(odd([]), [A], dict)
+    statement = str(raised.value).partition(" Run ")[2]
+    table.execute(statement)
+    table.sink(**options).write(odd([(0, 1, 1, "a", 1), (0, 2, 1, "b", 2), (0, 3, 1, "c", 0)]), [A], dict)
+    assert table.execute(f"SELECT value FROM {TABLE}") == [("b",)]  # noqa: S608 - a constant
+    table.sink(**options).write(odd([(0, 11, 1, "d", 3), (0, 12, 1, "e", 1)]), [part(0, 10, 20)], dict)
+    assert table.execute(f"SELECT value FROM {TABLE}") == [("d",)]  # noqa: S608 - a constant
+
+
+def test_a_partitioned_table_has_a_row_for_each_key(postgres: str) -> None:
+    """Rows go through the parent. A row for which there is no partition is named."""
+    table = PostgresUpserts(postgres)
+    table.execute(
+        f"DROP TABLE {TABLE}",
+        f"CREATE TABLE {TABLE} (marshal_range bigint, kafka_partition int, kafka_offset bigint, "
+        "key int UNIQUE, value text, version bigint) PARTITION BY RANGE (key)",
+        f"CREATE TABLE first PARTITION OF {TABLE} FOR VALUES FROM (0) TO (10)",
+        f"CREATE TABLE second PARTITION OF {TABLE} FOR VALUES FROM (10) TO (20)",
+    )
+    table.write([(0, 1, 1, "a", 1), (0, 2, 11, "b", 1)], A)
+    table.write([(0, 11, 11, "c", 2)], part(0, 10, 20))
+    assert [row[2:4] for row in table.rows()] == [(1, "a"), (11, "c")]
+    with pytest.raises(SinkRejectedError, match="partition 0, offset 21: no partition of relation"):
+        table.write([(0, 20, 2, "d", 3), (0, 21, 20, "e", 3)], part(0, 20, 30))

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 _COLUMNS: Final = """
     WITH RECURSIVE columns AS (
         SELECT a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod) AS shown, a.atttypid AS type,
-            a.atttypmod AS modifier
+            a.atttypmod AS modifier, a.attgenerated <> '' OR a.attidentity = 'a' AS is_generated
         FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid
         JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
         WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
         AND pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT, INSERT, UPDATE, REFERENCES')
         UNION ALL
         SELECT c.attname, c.attnum, c.shown, t.typbasetype,
-            CASE WHEN t.typtypmod = -1 THEN c.modifier ELSE t.typtypmod END
+            CASE WHEN t.typtypmod = -1 THEN c.modifier ELSE t.typtypmod END, c.is_generated
         FROM columns AS c JOIN pg_catalog.pg_type AS t ON t.oid = c.type WHERE t.typtype = 'd'
     )
     SELECT c.attname, c.shown, CASE n.nspname WHEN 'pg_catalog' THEN t.typname ELSE '' END, t.typcategory::text,
-        c.modifier
+        c.modifier, c.is_generated
     FROM columns AS c JOIN pg_catalog.pg_type AS t ON t.oid = c.type
     JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace WHERE t.typtype <> 'd' ORDER BY c.attnum
     """
@@ -48,6 +48,8 @@ class TableColumn:
     """`pg_type.typcategory`."""
     modifier: int
     """`pg_attribute.atttypmod`: -1 without length, precision or scale."""
+    is_generated: bool = False
+    """Whether PostgreSQL computes each value, or always takes it from a sequence."""
 
     @property
     def scale(self) -> int | None:
@@ -77,7 +79,9 @@ def table_columns(connection: "Connection", schema: str, table: str) -> dict[str
 
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
 _JSON: Final = frozenset({"json", "jsonb"})
-_CHANGING_TEXT: Final = frozenset({"bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "xid8", "cid"})
+_CHANGING_TEXT: Final = frozenset(
+    {"bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "xid8", "cid"} | {"tsvector", "tsquery"}
+)
 """Types that parse a string to another value, or truncate it."""
 
 _COMPOUND: Final = frozenset({"A", "C", "D", "G", "P", "R", "T", "Z"})
@@ -142,6 +146,12 @@ def check_column_types(
         there: The table's columns.
         own: The columns by which the sink finds rows; these must have integer types.
     """
+    for name in types:
+        if there[name].is_generated:
+            raise ConfigurationError(
+                f"table {table}: column {name!r} is generated, so it cannot hold the result's values. Drop the column "
+                "from the result, or make it a plain column"
+            )
     wrong = [
         f"column {name!r} is {there[name].shown}, and the result's is {data_type.simpleString()}: make it {wanted}"
         for name, data_type in types.items()

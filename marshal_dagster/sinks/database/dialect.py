@@ -45,6 +45,15 @@ class TransactionConflictError(UnavailableError):
     """The database ended the transaction because of another one, such as by a deadlock; it can begin again at once."""
 
 
+class ValueRejectedError(Exception):
+    """The table has rejected a value; the reason is the message."""
+
+    def __init__(self, reason: str, column: str | None = None) -> None:
+        super().__init__(reason)
+        self.column = column
+        """The table's column, None if unknown."""
+
+
 class LockMode(Enum):
     """How a transaction locks its partitions from the judgement of its ranges until it ends."""
 
@@ -242,14 +251,12 @@ class StagedRows(ABC, Generic[Connection]):
             SinkRejectedError: If the table rejects a row, or the number of moved rows differs from `counts`.
         """
 
-    def naming_rejected_rows(
-        self, connection: Connection, wanted: Mapping[ClaimedRange, int]
-    ) -> AbstractContextManager[None]:
-        """Run statements that write rows of `wanted`, and name the row if the table rejects one.
+    def attempt(self, connection: Connection) -> AbstractContextManager[None]:
+        """Run statements that write rows, after whose rejection the transaction continues.
 
-        By default the error of the database is raised as it is.
+        Raises `ValueRejectedError` if the table rejects a value. By default the database's error is raised as it is.
         """
-        del connection, wanted
+        del connection
         return nullcontext()
 
     def clear(self, connection: Connection) -> None:
@@ -274,6 +281,8 @@ class Dialect(ABC, Generic[Connection]):
     """Counts these rows."""
     keep_stored_rows: str = "ON CONFLICT ({keys}) DO NOTHING"
     """What an INSERT of rows ends with, so that a row with the same keys is kept."""
+    add_column_statement: str = "ALTER TABLE {rows} ADD COLUMN IF NOT EXISTS {column}"
+    """Adds a column to the output, unless another transaction has added it. In MariaDB it commits by itself."""
     temporary_clause: str = ""
     """What a temporary table is declared with, so that it ends with the transaction or the connection."""
 
@@ -358,6 +367,12 @@ class Dialect(ABC, Generic[Connection]):
             rows: The schema of the frame.
             keys: The table's columns that get a unique index; none if rows are only appended.
         """
+
+    def add_columns(self, connection: Connection, columns: "Mapping[str, DataType]") -> None:
+        """Add columns of these Spark types to the output. They may be null, and have no default."""
+        for name, data_type in columns.items():
+            declared = f"{self.quoted(name)} {self.column_type(name, data_type)} NULL"
+            self.execute(connection, self.add_column_statement, column=Fragment(declared))
 
     @abstractmethod
     def column_type(self, name: str, data_type: "DataType") -> str:

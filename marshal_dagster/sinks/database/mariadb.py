@@ -125,6 +125,7 @@ class MariaDBSink(DatabaseSink[Connection]):
         mode: WriteMode | str = WriteMode.APPEND,
         keys: Sequence[str] = (),
         order_by: str | None = None,
+        add_columns: bool = False,
     ) -> None:
         """Configure the output; the sink does not connect before its first use.
 
@@ -146,6 +147,9 @@ class MariaDBSink(DatabaseSink[Connection]):
                 (docs/sinks.md, "One row for each key").
             keys: The result's columns by which rows replace each other. The table needs a unique index on them.
             order_by: The result's column that decides between rows of several partitions: the greatest value wins.
+            add_columns: Whether columns of the result that the table lacks are added to it, before the frame is
+                evaluated. The role needs the right to alter the table. Columns are never removed, and their types
+                never changed.
 
         Raises:
             ConfigurationError: If a value is not valid.
@@ -171,6 +175,7 @@ class MariaDBSink(DatabaseSink[Connection]):
             mode=mode,
             keys=keys,
             order_by=order_by,
+            add_columns=add_columns,
         )
 
 
@@ -418,7 +423,7 @@ class MariaDBDialect(Dialect[Connection]):
         if not found.fetchall():
             raise ConfigurationError(
                 f"table {self.output} has no index that begins with {RANGE_COLUMN}, so a new generation would lock all "
-                f"rows. Run ALTER TABLE {self.table} ADD INDEX ({RANGE_COLUMN})"
+                f"rows. Run ALTER TABLE `{self.table}` ADD INDEX ({RANGE_COLUMN})"
             )
 
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[FrameLines]:

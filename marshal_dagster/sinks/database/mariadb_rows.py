@@ -6,7 +6,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.database.dialect import RENAMED, Cursor, Dialect, Fragment, StagedRows, column_names
+from marshal_dagster.sinks.database.dialect import (
+    RENAMED,
+    Cursor,
+    Dialect,
+    Fragment,
+    StagedRows,
+    ValueRejectedError,
+    column_names,
+)
 from marshal_dagster.sinks.database.frame_lines import FrameLines, evaluated_lines
 from marshal_dagster.sinks.database.mariadb_connection import Connection
 from marshal_dagster.sinks.database.mariadb_types import Column, mariadb_type
@@ -188,6 +196,17 @@ class InsertedRows(StagedRows[Connection]):
             # Not chained: the error can contain the row.
             raise rejected.error(f"table {self._output}", wanted) from None
         check_row_count(moved, sum(counts.get(partition, 0) for partition in taken.values()), self._output)
+
+    @contextmanager
+    def attempt(self, connection: Connection) -> Iterator[None]:  # noqa: ARG002 - the server undoes a rejected statement
+        """Run statements. Those before the rejected one remain."""
+        try:
+            yield
+        except value_errors() as error:
+            if not is_value_error(error):
+                raise
+            # Not chained: the error can contain the row.
+            raise ValueRejectedError(self._error_text(error)) from None
 
     def _pieces(self, connection: Connection, wanted: Sequence[ClaimedRange]) -> Iterator[list[tuple[int, bytes]]]:
         """Yield rows, each with its partition and its literals, as many as one INSERT takes."""

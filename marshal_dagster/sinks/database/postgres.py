@@ -126,6 +126,7 @@ class PostgresSink(DatabaseSink["Connection"]):
         mode: WriteMode | str = WriteMode.APPEND,
         keys: Sequence[str] = (),
         order_by: str | None = None,
+        add_columns: bool = False,
     ) -> None:
         """Configure the output; the sink does not connect before its first use.
 
@@ -148,6 +149,8 @@ class PostgresSink(DatabaseSink["Connection"]):
                 (docs/sinks.md, "One row for each key").
             keys: The result's columns by which rows replace each other. The table needs a unique index on them.
             order_by: The result's column that decides between rows of several partitions: the greatest value wins.
+            add_columns: Whether columns of the result that the table lacks are added to it, before the frame is
+                evaluated. The role must own the table. Columns are never removed, and their types never changed.
 
         Raises:
             ConfigurationError: If a value is not valid.
@@ -179,6 +182,7 @@ class PostgresSink(DatabaseSink["Connection"]):
             mode=mode,
             keys=keys,
             order_by=order_by,
+            add_columns=add_columns,
         )
 
 

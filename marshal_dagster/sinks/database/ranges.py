@@ -45,6 +45,8 @@ skip ranges or write them again.
 """
 IN_ORDER = 1
 """The version of a position whose ranges were all written in order."""
+MERGED = 2
+"""The version of an entry in `marshal_taken_ranges` that a vacuum has merged from entries of adjacent ranges."""
 
 _MOST_SHARED = 64
 """The most ranges of a batch with shared locks: these locks use the server's lock table, which sessions share."""
@@ -173,13 +175,17 @@ class RangeTables(Generic[Connection]):
     ) -> dict[int, tuple[int, int]]:
         """Return, by partition, the first entry of the same generation that overlaps the range.
 
-        Entries of one generation do not overlap, so this is the first entry that ends after the range's start.
+        Entries of one generation do not overlap, so this is the first entry that ends after the range's start. A merged
+        entry does not show where its ranges began and ended. It counts as the range itself if it contains the range.
         """
         if not ranges:
             return {}
+        is_within = f"t.version = {MERGED} AND t.start_offset <= w.start_offset AND t.end_offset >= w.end_offset"
         entries = self._dialect.execute(
             connection,
-            'SELECT w."partition", t.start_offset, t.end_offset FROM {wanted} JOIN {taken} AS t ON t.id = ('
+            f'SELECT w."partition", CASE WHEN {is_within} THEN w.start_offset ELSE t.start_offset END, '
+            f"CASE WHEN {is_within} THEN w.end_offset ELSE t.end_offset END FROM {{wanted}} "
+            "JOIN {taken} AS t ON t.id = ("
             "SELECT e.id FROM {taken} AS e "
             "WHERE e.output = %(output)s AND e.member_group = %(member_group)s AND e.topic = %(topic)s "
             'AND e."partition" = w."partition" AND e.generation = w.generation AND e.end_offset > w.start_offset '

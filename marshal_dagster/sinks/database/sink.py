@@ -31,9 +31,11 @@ from marshal_dagster.sinks.database.dialect import (
     TransactionConflictError,
     column_names,
 )
+from marshal_dagster.sinks.database.maintenance import TableMaintenance
 from marshal_dagster.sinks.database.ranges import RangeTables, may_share_lock
 from marshal_dagster.sinks.database.upsert import RESERVED, Upsert, WriteMode, keys_of
 from marshal_dagster.sinks.output_groups import OutputGroups
+from marshal_dagster.sinks.report import SinkReport, VacuumResult
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
@@ -51,7 +53,7 @@ from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 _MOST_CONFLICTS = 10
 """How often a write begins again after a conflict with another transaction."""
@@ -132,6 +134,7 @@ class DatabaseSink(Steps, Generic[Connection]):
         mode: WriteMode | str = WriteMode.APPEND,
         keys: Sequence[str] = (),
         order_by: str | None = None,
+        add_columns: bool = False,
     ) -> None:
         """Configure the output; the sink does not connect before its first use.
 
@@ -148,6 +151,8 @@ class DatabaseSink(Steps, Generic[Connection]):
                 each key").
             keys: The result's columns by which rows replace each other. The table needs a unique index on them.
             order_by: The result's column that decides between rows of several partitions: the greatest value wins.
+            add_columns: Whether columns of the result that the table lacks are added to it, before the frame is
+                evaluated. Columns are never removed, and their types never changed.
 
         Raises:
             ConfigurationError: If a value is not valid.
@@ -160,8 +165,10 @@ class DatabaseSink(Steps, Generic[Connection]):
         self._output = dialect.output
         self._groups = OutputGroups(f"table {self._output}", shared_by_groups, previous_group)
         self._ranges = RangeTables(dialect)
+        self._adds_columns = add_columns
         self._keys = keys_of(mode, keys, order_by, shared_by_groups=shared_by_groups)
         self._upsert = None if self._keys is None else Upsert(dialect, self._keys)
+        self._maintenance = TableMaintenance(dialect, self._transaction, replaces_rows=self._keys is not None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(table={self.table!r}, schema={self.schema!r})"
@@ -277,6 +284,42 @@ class DatabaseSink(Steps, Generic[Connection]):
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
             rows={range_.partition: rows.counts.get(range_.partition, 0) for range_ in taken},
         )
+
+    def describe(self) -> SinkReport:
+        """Return what the table has, by the record of its ranges (`ReportingSink.describe`).
+
+        Raises:
+            ConfigurationError: If a table is missing or the role lacks a right.
+            UnavailableError: If the database cannot be reached or does not answer in time.
+        """
+        return self._maintenance.describe()
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the ranges and rows of the table; it reads all rows (`ReportingSink.check`).
+
+        Raises:
+            ConfigurationError: If a table is missing or the role lacks a right.
+            UnavailableError: If the database cannot be reached or does not answer in time.
+        """
+        return self._maintenance.check()
+
+    def vacuum(self, *, dry_run: bool) -> VacuumResult:
+        """Merge the entries of adjacent ranges, and delete entries that no write can need (`ReportingSink.vacuum`).
+
+        The rows of a merged range are updated, each at most once in its life. Writers of the partition wait meanwhile.
+
+        Args:
+            dry_run: Whether to report only.
+
+        Returns:
+            How many entries are merged and deleted.
+
+        Raises:
+            ConfigurationError: If a table is missing or the role lacks a right.
+            SinkRejectedError: If a trigger keeps rows from being updated.
+            UnavailableError: If the database cannot be reached or does not answer in time.
+        """
+        return self._maintenance.vacuum(dry_run=dry_run)
 
     @contextmanager
     def _evaluated(self, frame: "DataFrame", done: Sequence[int], ids: Mapping[int, int]) -> Iterator[EvaluatedRows]:
@@ -463,14 +506,36 @@ class DatabaseSink(Steps, Generic[Connection]):
                 f"table {self._output} does not exist, or the role has no right to read it. Create it with "
                 "`create_tables(frame.schema)`, or grant the right"
             )
-        if missing := [name for name in names if name not in there]:
-            raise ConfigurationError(f"table {self._output} lacks the columns {', '.join(missing)}: add them")
         types = {RENAMED.get(column.name, column.name): column.dataType for column in schema.fields}
+        if missing := [name for name in names if name not in there]:
+            self._add_columns(connection, missing, types, there)
         self._dialect.check_output(connection, {RANGE_COLUMN: t.LongType(), **types})
         if self._upsert is not None:
             self._upsert.check_output(connection)
         if self._companion is not None:
             self._companion.check(connection, names)
+
+    def _add_columns(
+        self, connection: Connection, missing: Sequence[str], types: "Mapping[str, DataType]", there: Collection[str]
+    ) -> None:
+        """Add the missing columns to the table, in the transaction that checks it."""
+        listed = f"table {self._output} lacks the columns {', '.join(missing)}"
+        if own := {RANGE_COLUMN, *RENAMED.values()}.intersection(missing):
+            raise ConfigurationError(f"{listed}: add {', '.join(sorted(own))}, by which the sink finds rows, yourself")
+        if not self._adds_columns:
+            raise ConfigurationError(f"{listed}: add them, or give the sink add_columns=True")
+        spelt = {name.casefold(): name for name in there}
+        if other := [spelt[name.casefold()] for name in missing if name.casefold() in spelt]:
+            raise ConfigurationError(
+                f"{listed}, but has {', '.join(other)}, spelt otherwise, so none was added. Rename the result's columns"
+            )
+        self._dialect.add_columns(connection, {name: types[name] for name in missing})
+        found = self._dialect.columns(connection)
+        if still := [name for name in missing if name not in found]:
+            raise ConfigurationError(
+                f"table {self._output} has not got the columns {', '.join(still)} that were added to it: the name is "
+                "too long, or the role may not read them. Rename the result's columns, or grant the right"
+            )
 
     @contextmanager
     def _transaction(self) -> "Iterator[Connection]":

@@ -6,11 +6,19 @@
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.database.column_types import TableColumn
-from marshal_dagster.sinks.database.dialect import RENAMED, Dialect, Fragment, StagedRows, column_names
+from marshal_dagster.sinks.database.dialect import (
+    RENAMED,
+    Dialect,
+    Fragment,
+    StagedRows,
+    ValueRejectedError,
+    column_names,
+)
 from marshal_dagster.sinks.database.frame_lines import FrameLines
 from marshal_dagster.sinks.database.pg_copy import NULL
 from marshal_dagster.sinks.database.ranges import check_row_count
@@ -74,6 +82,16 @@ class PostgresRows(StagedRows["Connection"]):
             # Not chained: psycopg's error can contain the row.
             raise rejected.error(f"table {self._output}", wanted) from None
         check_row_count(moved, sum(counts.get(partition, 0) for partition in taken.values()), self._output)
+
+    @contextmanager
+    def attempt(self, connection: "Connection") -> Iterator[None]:
+        """Run statements in a savepoint."""
+        try:
+            with connection.transaction():
+                yield
+        except value_errors() as error:
+            # Not chained: psycopg's error can contain the row.
+            raise ValueRejectedError(self._error_text(error), error.diag.column_name) from None
 
     def _rejected_row(self, connection: "Connection", taken: Mapping[int, int]) -> RejectedRow | None:
         """Return the first row that the table rejects, found by moving parts of the rows.

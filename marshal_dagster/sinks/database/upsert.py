@@ -23,9 +23,10 @@ from marshal_dagster.sinks.database.dialect import (
     Fragment,
     StagedRows,
     TransactionConflictError,
+    ValueRejectedError,
     column_names,
 )
-from marshal_dagster.sinks.rejected_rows import RejectedRow
+from marshal_dagster.sinks.rejected_rows import RejectedRow, first_rejected
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, changed_result
 from marshal_dagster.spark.lazy_pyspark import types as t
 
@@ -168,8 +169,13 @@ class Upsert(Generic[Connection]):
         names = column_names(columns)
         self._select_latest(connection, staged, names, wanted)
         self._check_latest(connection, wanted, sum(counts.get(range_.partition, 0) for range_ in wanted))
-        with staged.naming_rejected_rows(connection, wanted):
-            self._write(connection, names, wanted)
+        try:
+            with staged.attempt(connection):
+                self._write(connection, names, wanted)
+        except ValueRejectedError as error:
+            raise self._first_rejected(connection, staged, names, wanted) or SinkRejectedError(
+                f"{self._output} cannot store the rows: {error}; nothing was written. Run the batch again"
+            ) from None
         self._check_written(connection, wanted)
 
     def _select_latest(
@@ -227,14 +233,50 @@ class Upsert(Generic[Connection]):
                 raise self._error(wanted, taken, offset, reason)
             raise self._error(wanted, taken, offset, "the message has two rows of this key, and no order decides")
 
-    def _write(self, connection: Connection, names: Sequence[str], wanted: Mapping[ClaimedRange, int]) -> None:
+    def _first_rejected(
+        self,
+        connection: Connection,
+        staged: StagedRows[Connection],
+        names: Sequence[str],
+        wanted: Mapping[ClaimedRange, int],
+    ) -> SinkRejectedError | None:
+        """Return the error that names the first row which the table rejects, found by writing parts of the rows."""
+        found = self._dialect.execute(connection, f"SELECT DISTINCT marshal_range, kafka_offset FROM {_LATEST}")
+        rows = sorted((int(taken), int(offset)) for taken, offset in found.fetchall())
+
+        def error_of(first: int, end: int) -> ValueRejectedError | None:
+            try:
+                with staged.attempt(connection):
+                    self._write(connection, names, wanted, (rows[first], rows[end - 1]))
+            except ValueRejectedError as error:
+                return error
+            return None
+
+        rejected = first_rejected(len(rows), error_of)
+        if rejected is None:
+            return None
+        first, error = rejected
+        shown = {stored: name for name, stored in RENAMED.items()}
+        column = None if error.column is None else shown.get(error.column, error.column)
+        return self._error(wanted, *rows[first], str(error), column)
+
+    def _write(
+        self,
+        connection: Connection,
+        names: Sequence[str],
+        wanted: Mapping[ClaimedRange, int],
+        part: tuple[tuple[int, int], tuple[int, int]] | None = None,
+    ) -> None:
+        """Write the rows of `marshal_latest`, or of the part between two pairs of a range's id and an offset."""
+        place = "(w.marshal_range, w.kafka_offset)"
+        is_part = "" if part is None else f" AND {place} >= {part[0]} AND {place} <= {part[1]}"
         given = self._parameters(wanted)
         same_key = Fragment(self._same_key())
         assignments = {self._in_statement(name): f"w.{self._in_statement(name)}" for name in names}
         self._dialect.execute(
             connection,
             self._dialect.update_from(
-                "{rows}", "r", f"{_LATEST} AS w", assignments, f"{{same_key}} AND {self._is_newer('w', 'r')}"
+                "{rows}", "r", f"{_LATEST} AS w", assignments, f"{{same_key}} AND {self._is_newer('w', 'r')}{is_part}"
             ),
             given,
             same_key=same_key,
@@ -242,7 +284,8 @@ class Upsert(Generic[Connection]):
         self._dialect.execute(
             connection,
             f"INSERT INTO {{rows}} ({{columns}}) SELECT {{columns}} FROM {_LATEST} AS w "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {{rows}} AS r WHERE {{same_key}}) {self._dialect.keep_stored_rows}",
+            f"WHERE NOT EXISTS (SELECT 1 FROM {{rows}} AS r WHERE {{same_key}}){is_part} "
+            + self._dialect.keep_stored_rows,
             given,
             columns=Fragment(", ".join(map(self._quoted, names))),
             keys=Fragment(", ".join(map(self._quoted, self._keys.stored))),
@@ -312,9 +355,11 @@ class Upsert(Generic[Connection]):
         first = next(iter(wanted))
         return {"member_group": first.group, "topic": first.topic}
 
-    def _error(self, wanted: Mapping[ClaimedRange, int], taken: int, offset: int, reason: str) -> SinkRejectedError:
+    def _error(
+        self, wanted: Mapping[ClaimedRange, int], taken: int, offset: int, reason: str, column: str | None = None
+    ) -> SinkRejectedError:
         partition = next(range_.partition for range_, number in wanted.items() if number == taken)
-        return RejectedRow(partition, offset, None, reason).error(self._output, list(wanted))
+        return RejectedRow(partition, offset, column, reason).error(self._output, list(wanted))
 
     def _quoted(self, name: str) -> str:
         return self._dialect.quoted(name)

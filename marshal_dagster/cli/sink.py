@@ -1,0 +1,123 @@
+"""`sink`: show what the output of a sink has, check it, and shorten its record of ranges."""
+
+from dataclasses import asdict
+from typing import Annotated, Final
+
+import typer
+
+from marshal_dagster.admin.named_sink import named_sink
+from marshal_dagster.cli import output
+from marshal_dagster.cli.command import command, command_group
+from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.options import AsJson, DryRun, Yes
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.sinks.report import ReportingSink, StoredGeneration
+
+_COLUMNS: Final = (
+    "group",
+    "topic",
+    "#partition",
+    "#generation",
+    "#from",
+    "#up to",
+    "#ranges",
+    "#rows",
+    "#gaps",
+    "note",
+)
+_SINK: Final = "--sink"
+
+app = command_group("Describe, check and vacuum the output of a sink.")
+
+Sink = Annotated[
+    str, typer.Option(_SINK, metavar="MODULE:NAME", help="The sink, or a function without arguments that returns it.")
+]
+
+
+@command(
+    app,
+    "describe",
+    "Show what the output of a sink has, by group, partition and generation. The rows are those that were written, "
+    "also if they were replaced or deleted later.",
+    "sink describe --sink my_project.sinks:orders",
+)
+def describe(*, sink: Sink, as_json: AsJson = False) -> ExitCode:
+    """Show the ranges of the output. Raises `MarshalError`."""
+    report = _reporting(sink).describe()
+    if as_json:
+        output.write_json(asdict(report))
+        return ExitCode.OK
+    output.show(output.styled(f"Output: {report.output}", "bold"))
+    if report.generations:
+        output.show(output.Table(_COLUMNS, [_row(stored) for stored in report.generations], may_fold={"note"}))
+    else:
+        output.show("It has no ranges.")
+    return ExitCode.OK
+
+
+def _row(stored: StoredGeneration) -> list[str | output.Line]:
+    numbers = (stored.partition, stored.generation, stored.start, stored.end, stored.ranges, stored.rows, stored.gaps)
+    notes = (["in any order"] if stored.in_any_order else []) + ([] if stored.is_current else ["older generation"])
+    return [stored.group, stored.topic, *map(str, numbers), output.notes_cell(notes)]
+
+
+@command(
+    app,
+    "check",
+    "Check whether the output of a sink is whole: ranges without gaps and overlaps, positions that match them, and "
+    "rows that belong to a range. It reads all rows and changes nothing. The exit code is 1 if something is wrong.",
+    "sink check --sink my_project.sinks:orders",
+)
+def check(*, sink: Sink, as_json: AsJson = False) -> ExitCode:
+    """Show what is wrong with the output. Raises `MarshalError`."""
+    problems = list(_reporting(sink).check())
+    if as_json:
+        output.write_json({"problems": problems})
+    else:
+        output.show(*(problems or ["The output is whole."]))
+    return ExitCode.PROBLEMS if problems else ExitCode.OK
+
+
+@command(
+    app,
+    "vacuum",
+    "Remove records of ranges that no write can need again. Entries of adjacent ranges become one, and their rows are "
+    "assigned to it. Entries of older generations without rows are deleted. The command shows the numbers and asks for "
+    "confirmation. Writers of a partition wait while it is worked on.",
+    "sink vacuum --sink my_project.sinks:orders --dry-run",
+    "sink vacuum --sink my_project.sinks:orders --yes",
+)
+def vacuum(*, sink: Sink, dry_run: DryRun = False, yes: Yes = False, as_json: AsJson = False) -> ExitCode:
+    """Show what would be removed, ask for confirmation, and remove it. Raises `MarshalError`."""
+    if as_json and not (yes or dry_run):
+        raise output.cannot_ask("with --dry-run")
+    reporting = _reporting(sink)
+    result = reporting.vacuum(dry_run=True)
+    if not as_json:
+        left = result.entries - result.merged - result.obsolete
+        output.show(
+            output.styled(f"Output: {result.output}", "bold"),
+            f"{result.entries} entries: {result.merged} can be merged, {result.obsolete} deleted. {left} stay.",
+        )
+    if not dry_run and result.merged + result.obsolete:
+        if not (yes or typer.confirm("Merge and delete these entries? Writers wait meanwhile", err=True)):
+            output.write_nothing_written()
+            return ExitCode.PROBLEMS
+        result = reporting.vacuum(dry_run=False)
+    if as_json:
+        output.write_json(asdict(result))
+    elif dry_run:
+        output.show(output.DRY_RUN)
+    elif result.moved_rows is not None:
+        output.show(f"Done: {result.moved_rows} rows were assigned to merged entries.")
+    return ExitCode.OK
+
+
+def _reporting(text: str) -> ReportingSink:
+    """Return the sink of that name. Raises `ConfigurationError` if it reports nothing."""
+    sink = named_sink(text, _SINK)
+    if not isinstance(sink, ReportingSink):
+        raise ConfigurationError(
+            f"{_SINK}: {text!r} is a {type(sink).__name__}, which cannot be described yet. Name a sink of a database"
+        )
+    return sink
