@@ -1,10 +1,11 @@
 """The size of the Arrow batches that Spark passes to a task."""
 
+import gc
 from typing import Any
 
 import pytest
 
-from marshal_dagster.spark.arrow_tasks import limited_batches
+from marshal_dagster.spark.arrow_tasks import limited_batches, spare_collections
 
 ROWS, BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 
@@ -43,3 +44,18 @@ def test_limits_are_those_of_the_block(before: dict[str, str], is_size_known: bo
     with pytest.raises(RuntimeError), limited_batches(session, 500, is_size_known=is_size_known):
         raise RuntimeError
     assert session.settings == before
+
+
+def test_garbage_collections_of_a_worker_leave_out_its_modules() -> None:
+    """Objects that come later are still collected, also after the next task."""
+    gc.unfreeze()
+    try:
+        spare_collections()
+        spared = gc.get_freeze_count()
+        assert spared > 0
+        later = [object() for _ in range(10)]
+        spare_collections()
+        assert gc.get_freeze_count() == spared
+        assert any(later is tracked for tracked in gc.get_objects())
+    finally:
+        gc.unfreeze()

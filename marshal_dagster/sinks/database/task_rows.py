@@ -37,7 +37,7 @@ from marshal_dagster.sinks.database.postgres_rights import check_may_create_tabl
 from marshal_dagster.sinks.database.staged_rows import PostgresRows, limited_columns, value_errors
 from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
-from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches
+from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches, spare_collections
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
@@ -206,13 +206,18 @@ def _drop_left(dialect: StagingDialect, connection: "Connection", attempt: str) 
             _drop(dialect, _tables(dialect, another, attempt))
 
 
-def _drop(dialect: StagingDialect, tables: Iterable[str]) -> None:
+def _drop(dialect: StagingDialect, tables: Sequence[str]) -> None:
     """Drop staging tables, except those that a transaction still uses: the next batch drops them."""
-    for table in tables:
-        with suppress(MarshalError), dialect.transaction(lambda _: None) as connection:
+    if not tables:
+        return
+    try:
+        with dialect.transaction(lambda _: None) as connection:
             connection.execute("SELECT set_config('lock_timeout', '2s', true)")
-            staging = Fragment(dialect.quoted(dialect.schema, table))
+            staging = Fragment(", ".join(dialect.quoted(dialect.schema, table) for table in tables))
             dialect.execute(connection, "DROP TABLE IF EXISTS {staging}", staging=staging)
+    except MarshalError:
+        for table in tables if len(tables) > 1 else ():
+            _drop(dialect, [table])
 
 
 def _copy(
@@ -289,6 +294,7 @@ class _CopyTask:
             return
         dialect: StagingDialect = pickle.loads(self.dialect.value())  # noqa: S301 - the driver's own bytes
         task = secrets.token_hex(_NUMBER_BYTES)
+        spare_collections()
         try:
             counts, have_offsets = self._copy(dialect, task, chain([first], filled))
         except _DoubtfulRowError:
