@@ -80,7 +80,8 @@ def table_columns(connection: "Connection", schema: str, table: str) -> dict[str
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
 _JSON: Final = frozenset({"json", "jsonb"})
 _CHANGING_TEXT: Final = frozenset(
-    {"bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "xid8", "cid"} | {"tsvector", "tsquery"}
+    {"bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "xid8", "cid"}
+    | {"tsvector", "tsquery", "aclitem"}
 )
 """Types that parse a string to another value, or truncate it."""
 
