@@ -23,7 +23,9 @@ from tests.real.test_kill_points_sinks import Table
 from tests.sink_outputs import TABLE
 
 _PAGES: Final = ("environment/", "SQL/", "jobs/", "stages/", "executors/")
-_ANSWERS: Final = ("environment", "jobs", "stages?details=true", "allexecutors")
+_ANSWERS: Final = ("environment", "stages?details=true", "allexecutors")
+_PAGES_OF_EACH: Final = 20
+"""The executions and jobs of one test."""
 _PASSPHRASE: Final = "sasl.oauthbearer.assertion.private.key.passphrase"
 """A secret that a connection without authentication may have too."""
 _VARIABLE: Final = "TEST_PASSPHRASE"
@@ -40,7 +42,7 @@ _EXECUTIONS: Final = "sql?details=true&planDescription=true&length=10000"
 def seen_on_pages(site: str, *more: str) -> bytes:
     """Return the pages and the REST API's answers of a session's web site, and the pages `more`.
 
-    Those of each execution of SQL and of each job are included.
+    The answers have all executions of SQL and all jobs. The newest ones have pages of their own.
     """
     api = f"{site}/api/v1/applications"
     (application,) = json.loads(_get(api))
@@ -48,11 +50,15 @@ def seen_on_pages(site: str, *more: str) -> bytes:
     executions, jobs = _get(f"{api}/{_EXECUTIONS}"), _get(f"{api}/jobs")
     addresses = [
         *(f"{site}/{page}" for page in (*_PAGES, *more)),
-        *(f"{site}/SQL/execution/?id={execution['id']}" for execution in json.loads(executions)),
-        *(f"{site}/jobs/job/?id={job['jobId']}" for job in json.loads(jobs)),
+        *(f"{site}/SQL/execution/?id={number}" for number in _newest(executions, "id")),
+        *(f"{site}/jobs/job/?id={number}" for number in _newest(jobs, "jobId")),
         *(f"{api}/{answer}" for answer in _ANSWERS),
     ]
-    return b"\n".join([executions, *map(_get, addresses)])
+    return b"\n".join([executions, jobs, *map(_get, addresses)])
+
+
+def _newest(answer: bytes, name: str) -> list[int]:
+    return sorted(int(entry[name]) for entry in json.loads(answer))[-_PAGES_OF_EACH:]
 
 
 def _get(address: str) -> bytes:
