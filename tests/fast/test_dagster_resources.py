@@ -502,6 +502,6 @@ def test_a_field_that_is_not_there_is_refused(make: Callable[[], object]) -> Non
 def test_a_field_that_is_missing_is_described() -> None:
     """The message has the field's own description, not that of its type."""
     with pytest.raises(ConfigurationError, match=r": bootstrap_servers: must be set \(Brokers .* host:port\)$"):
-        KafkaConnectionConfig()  # type: ignore[call-arg] # the missing one
+        KafkaConnectionConfig()
     with pytest.raises(ConfigurationError, match=r"^ClaimerResource: connection: must be set .*; group: must be set "):
-        ClaimerResource()
+        ClaimerResource()  # type: ignore[call-arg] # the missing ones
