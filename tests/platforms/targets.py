@@ -62,7 +62,6 @@ class Target:
 
 
 VARIANTS: Final = Feature("variants", "variants")
-ALTERED: Final = Feature("SQL that changes Delta tables", "altered")
 PACKAGES: Final = {Feature("the sink for Delta Lake", "delta"): delta_package}
 """The features that need a package of their own, each with the function that finds the one for a Spark."""
 
@@ -186,10 +185,7 @@ TARGETS: Final = (
         missing={VARIANTS: "Spark has them from 4.0 on"},
         left_out={"Spark Connect": "its client has retry policies and progress from PySpark 4.0 on"},
     ),
-    _spark("4.0"),
-    _spark("4.1"),
-    _spark("4.2", missing={ALTERED: "Delta Lake 4.2 is built for Spark 4.1, and a class that it needs is gone"}),
-    _spark("4.3"),
+    *(_spark(version) for version in ("4.0", "4.1", "4.2", "4.3")),
     _tutorial("3.5", "3.11", without=("connect",)),
     _tutorial("4.2", "3.13"),
     *(Target(Kind.PYTHON, version, (), version, FAST_TESTS, FAST_SHORT) for version in ("3.11", "3.12", "3.13")),

@@ -234,7 +234,7 @@ def test_two_processes_do_not_commit_to_a_local_table_at_once(target: DeltaTarge
     assert target.found() == rows_of("a", wanted)
 
 
-def test_a_table_that_forgets_numbers_is_refused_until_it_is_altered(target: DeltaTarget) -> None:
+def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
     """Otherwise Delta accepts a late commit with a number that is already used, once the retention has passed."""
     deliver(target, "a", part(0, 0, 3))
     table = f"delta.`{str(target.path).replace('`', '``')}`"
