@@ -1,12 +1,14 @@
 """`KafkaSink` compared with Spark's own Kafka writer, with the same rows in one warm Spark session."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from benchmarks import services
 from benchmarks.batch import local_session
-from benchmarks.harness import Benchmark, Case, Goal, Measured, take_turns
+from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
 from benchmarks.sink_input import SinkInput, fill
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import KafkaSink
@@ -16,9 +18,10 @@ OUTPUT: Final = "orders-upper"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes: records of a batch and their bytes, partitions, rounds, and warm-up rounds that do not count."""
+    """Sizes: the records of the smallest and the largest batch (in steps of factor 10), and the number of rounds."""
 
-    records: int = 1_000_000
+    fewest: int = 10_000
+    most: int = 1_000_000
     record_bytes: int = 200
     partitions: int = 4
     alternations: int = 5
@@ -31,14 +34,14 @@ class Sides:
 
     messages: SinkInput
     data: Topics
-    rounds: int = 0
+    _rounds: Iterator[int]
 
     def ours(self) -> float:
         """Write with the sink, as a group that has written nothing yet."""
-        self.rounds += 1
+        group = f"benchmark-{next(self._rounds)}"
         sink = KafkaSink(self.messages.connection, OUTPUT, shared_by_groups=True)
         began_s = time.perf_counter()
-        outcome = sink.write(self.messages.rows("partition", "offset"), self.messages.ranges(self._group), dict)
+        outcome = sink.write(self.messages.rows("partition", "offset"), self.messages.ranges(group), dict)
         written = sum(outcome.rows.values())
         if written != self.messages.wanted:
             raise RuntimeError(f"{written} records were written, not {self.messages.wanted}")
@@ -55,10 +58,6 @@ class Sides:
             raise RuntimeError(f"{written} records were written, not {self.messages.wanted}")
         return rate
 
-    @property
-    def _group(self) -> str:
-        return f"benchmark-{self.rounds}"
-
     def _written(self) -> int:
         found = self.data.offsets(OUTPUT, range(self.messages.partitions))
         return sum(at.end for at in found.values())
@@ -68,15 +67,17 @@ class Sides:
 
 
 def run(sizes: Sizes) -> Measured:
-    """Measure both sides with one broker."""
+    """Measure all sizes with one broker."""
     with services.broker() as connection, local_session() as spark, Topics(connection) as data:
         data.create(OUTPUT, sizes.partitions, 1)
         KafkaSink(connection, OUTPUT).create_notes()
-        fill(data, connection, sizes.partitions, sizes.records, sizes.record_bytes)
-        sides = Sides(SinkInput(spark, connection, sizes.partitions, sizes.records), data)
-        ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
-    case = Case("Kafka to Kafka", ours, beside, "records/s", Goal.RATIO_AT_LEAST, 0.2)
-    return Measured([case], {"spark_master": "local[2]"})
+        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
+        cases, rounds = [], count()
+        for records in steps_of_ten(sizes.fewest, sizes.most):
+            sides = Sides(SinkInput(spark, connection, sizes.partitions, records), data, rounds)
+            ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
+            cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 1))
+    return Measured(cases, {"spark_master": "local[2]"})
 
 
 BENCHMARK: Final = Benchmark(

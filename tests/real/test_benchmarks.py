@@ -27,7 +27,7 @@ SHORT = {
     "scale": ["--runs=200", "--alternations=2", "--readings=1"],
     "connect": ["--alternations=1", "--warm-up=0"],
     "postgres_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
-    "kafka_sink": ["--records=2000", "--alternations=1", "--warm-up=0"],
+    "kafka_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "coordinator": [
         *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
         *("--small-members=3", "--small-partitions=6", "--alternations=1", "--warm-up=0"),
@@ -102,7 +102,7 @@ CASES = {
         "a new reader, each record, 200 runs at once",
     ],
     "connect": ["batch of 1,000 records, from the start of the run to the commit"],
-    "kafka_sink": ["Kafka to Kafka"],
+    "kafka_sink": ["2,000 rows"],
     "postgres_sink": ["2,000 rows"],
     "coordinator": [
         "40 members, 200 partitions: the coordinator's processor beside merely reading",

@@ -95,9 +95,8 @@ class RaceRecords:
         """Whether each range is in one task. Half of the runs have no such rows."""
         return self.run.has_whole_partitions
 
-    @cached_property
-    def rows(self) -> LocalRows:
-        """The rows in the tasks of the frame. In some tasks they are not in order."""
+    def as_they_are(self) -> LocalRows:
+        """Return the rows in the tasks of the frame. In some tasks they are not in order."""
         return self._in_tasks(are_mixed=True)
 
     def by_range(self, _: int) -> LocalRows:

@@ -32,6 +32,10 @@ REPLACED_TIMES: Final = {
 _RECORD: Final = (PARTITION_COLUMN, OFFSET_COLUMN, VALUE, KEY, HEADERS, TIMESTAMP, OUTPUT_PARTITION)
 _BYTES_AT_ONCE: Final = 8_000_000
 _ROW_BYTES: Final = 50
+_TASK_BYTES: Final = 8_000_000
+"""The minimum size of the rows of a task, because a task starts and connects in the time in which it sends so much."""
+_TASK_RANGES: Final = 4
+"""The maximum number of ranges of a task with few rows."""
 _SEQUENCE, _HELD_BY = "marshal_sequence", "marshal_held_by"
 
 
@@ -130,6 +134,11 @@ class FrameRecords:
     def of(self, partition: int) -> "FrameRecords":
         """Return the records of one source partition."""
         return replace(self, rows=self.rows.where(f.col(PARTITION_COLUMN) == partition))
+
+    def as_they_are(self) -> "DataFrame":
+        """Return the rows, not moved or sorted, in few partitions of the frame if there are few rows."""
+        tasks = max(math.ceil(self._size / _TASK_BYTES), math.ceil(len(self.counts) / _TASK_RANGES))
+        return self.rows.coalesce(max(1, tasks))
 
     def by_range(self, most_tasks: int) -> "DataFrame":
         """Return the rows, all of a source partition in one partition of the frame, in the order of their messages.

@@ -37,7 +37,7 @@ from marshal_dagster.sinks.kafka.records import (
     FrameRecords,
 )
 from marshal_dagster.sinks.sink import OFFSET_COLUMN
-from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches
+from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches, spare_collections
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
 
@@ -111,7 +111,7 @@ def write_in_tasks(
         )
         outcomes: dict[ClaimedRange, _Outcome] = {}
         if records.has_whole_partitions:
-            outcomes = _run(task, records.rows)
+            outcomes = _run(task, records.as_they_are())
         unordered = {range_ for range_ in counts if outcomes.get(range_, _Outcome.UNORDERED) is _Outcome.UNORDERED}
         if unordered:
             done = [range_.partition for range_ in counts if range_ not in unordered]
@@ -188,6 +188,7 @@ class _RangeTask:
         rows = _ArrowRows(batches, None if self.are_sorted else self.counts)
         if rows.partition is None:
             return
+        spare_collections()
         with self._place() as (sink, place):
             for result in self._results(sink, place, rows):
                 yield result.to_arrow()
