@@ -76,10 +76,13 @@ INTERNAL: Final = {
     "sinks.database.sink._OffsetsNeededError": "A database sink catches it, reads the offsets and tries again.",
     "sinks.database.dialect.LocksOutdatedError": "A database sink catches it and tries again.",
     "sinks.database.dialect.TransactionConflictError": "A database sink catches it and begins again.",
+    "sinks.database.dialect.ValueRejectedError": "A database sink catches it and names the row.",
+    "sinks.database.pg_binary.OutOfRangeError": "A task catches it and reports that the row is doubtful.",
     "sinks.database.task_rows._DoubtfulRowError": "A task reports it, and the driver writes the batch.",
     "sinks.files.hadoop_storage.PublishOutcomeUnknownError": (
         "An `OSError` with which the file sink recognises that a file may still be published."
     ),
+    "sinks.kafka.tasks._UnorderedError": "A task catches it and reports that the rows of its range must be sorted.",
     "sinks.files.parquet_footer.NotParquetError": "A `ValueError` of the file sink's own check of what it has written.",
 }
 """Exception classes of the library that are not public, with the reason, by module and name within the package."""

@@ -144,7 +144,8 @@ class SqliteDialect(Dialect[sqlite3.Connection]):
         """Return the columns of each unique index."""
         found: dict[str, set[str]] = {}
         for index, column in connection.execute(
-            'SELECT i.name, c.name FROM pragma_index_list(?) AS i JOIN pragma_index_info(i.name) AS c WHERE i."unique"',
+            "SELECT i.name, c.name FROM pragma_index_list(?) AS i JOIN pragma_index_info(i.name) AS c "
+            'WHERE i."unique" AND NOT i.partial',
             (self.table,),
         ):
             found.setdefault(index, set()).add(column)

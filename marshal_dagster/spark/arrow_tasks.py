@@ -27,6 +27,8 @@ _UNLIMITED_BYTES: Final = 2**31 - 1
 def limited_batches(spark: "SparkSession", most_rows: int, *, is_size_known: bool = False) -> Iterator[None]:
     """Limit the rows of an Arrow batch during the block, so that a batch of large rows fits into memory.
 
+    After an interrupt the limits stay until the session ends.
+
     Args:
         spark: The session.
         most_rows: The maximum number of rows of a batch. A smaller limit of the session stays.
@@ -37,7 +39,7 @@ def limited_batches(spark: "SparkSession", most_rows: int, *, is_size_known: boo
     changed: dict[str, int] = {}
     if not 0 < int(spark.conf.get(_BATCH_ROWS) or _NO_LIMIT) <= most_rows:
         changed[_BATCH_ROWS] = most_rows
-    if is_size_known and spark.conf.get(_BATCH_BYTES, None) is not None:  # Spark 3.5 has no such limit
+    if is_size_known and spark.conf.isModifiable(_BATCH_BYTES):  # Spark 3.5 has no such limit
         changed[_BATCH_BYTES] = _UNLIMITED_BYTES
     before = {name: spark.conf.get(name) for name in changed}
     with unless_interrupted(lambda: _set(spark, before)):

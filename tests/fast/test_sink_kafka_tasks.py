@@ -1,14 +1,18 @@
 """The rows of a task of the Kafka sink: how they become the records of one range after another."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from marshal_dagster.kafka.transactions import RecordRejectedError, UnnamedRecord
+from marshal_dagster.errors import SinkRejectedError
+from marshal_dagster.kafka.transactions import ProducerFencedError, RecordRejectedError, UnnamedRecord
 from marshal_dagster.sinks.conformance.target import part
-from marshal_dagster.sinks.kafka.tasks import _ArrowRows, _UnorderedError
+from marshal_dagster.sinks.kafka.range_write import Step
+from marshal_dagster.sinks.kafka.tasks import _ArrowRows, _Outcome, _RangeTask, _run, _UnorderedError
 
 SCHEMA = pa.schema(
     [
@@ -148,3 +152,73 @@ def test_what_the_client_would_change_is_refused(row: Sequence[Any]) -> None:
     """The driver then finds the record and names it."""
     with pytest.raises(RecordRejectedError):
         sent(_ArrowRows([batch((0, 0, b"fine", None, None, 7, 0)), batch((0, 0, b"fine"), row)]), 0)
+
+
+class RangeSink:
+    """Sends the records of a range, and finds the same note for each range."""
+
+    topic, transaction_timeout_s, _patience_s = "t", 60.0, 1.0
+
+    def __init__(self, note: object = None, error: Exception | None = None) -> None:
+        self.note, self.error = note, error
+
+    def _write(self, _place: object, wanted: Any, _count: int, rows: _ArrowRows, *_: object, attempt: str) -> Step:  # noqa: ANN401
+        self.attempt = attempt
+        if self.error is not None:
+            raise self.error
+        rows.send(Transaction(), "t", wanted)  # type: ignore[arg-type]
+        return Step.TAKEN
+
+    def _found(self, _notes: object, _wanted: object) -> object:
+        return self.note
+
+
+class Task(_RangeTask):
+    """A task with its sink."""
+
+    @contextmanager
+    def _place(self) -> Iterator[Any]:
+        yield self.sink, SimpleNamespace(topic_id="id", notes=SimpleNamespace(newest=lambda _: {}))
+
+
+def outcomes(sink: Any, counts: Mapping[Any, int], *tasks: Sequence[pa.RecordBatch]) -> Mapping[Any, _Outcome]:  # noqa: ANN401
+    """Run a task on each list of batches."""
+
+    def collect(task: Task) -> list[Any]:
+        rows = (row for batches in tasks for result in task(batches) for row in result.to_pylist())
+        return [SimpleNamespace(**row) for row in rows]
+
+    task: Any = Task(sink, "id", {}, 0, counts, None, may_have_copy=False)  # type: ignore[arg-type]
+    frame: Any = SimpleNamespace(mapInArrow=lambda task, _: SimpleNamespace(collect=lambda: collect(task)))
+    return _run(task, frame)
+
+
+A, B = part(0, 0, 9), part(1, 0, 9)
+
+
+def test_more_rows_than_were_counted_are_refused() -> None:
+    """They come after those of another range, or in another task. They would be missing in the output."""
+    first, second, late = batch((0, 3, b"")), batch((1, 0, b"")), batch((0, 4, b""))
+    assert outcomes(RangeSink(), {A: 1, B: 1}, [first, second]) == {A: _Outcome.TAKEN, B: _Outcome.TAKEN}
+    with pytest.raises(SinkRejectedError, match="changed while it was written"):
+        outcomes(RangeSink(), {A: 1, B: 1}, [first, second, late])
+    with pytest.raises(SinkRejectedError, match="changed while it was written"):
+        outcomes(RangeSink(), {A: 1, B: 1}, [first, second], [late])
+
+
+def test_records_after_those_of_an_older_generation_are_reported_by_each_attempt_of_the_task() -> None:
+    """The second attempt finds the note of the first, and knows the older one from the driver."""
+    older = SimpleNamespace(covers=lambda *_: True)
+    assert outcomes(RangeSink(older), {A: 1}, [batch((0, 3, b""))]) == {A: _Outcome.APPENDED}
+
+
+def test_an_error_while_a_fenced_task_looks_for_its_copy_is_reported() -> None:
+    """It is not taken for another run."""
+    sink = RangeSink(error=ProducerFencedError(1.0))
+
+    def fail(*_: object) -> object:
+        raise SinkRejectedError("a damaged note")
+
+    sink._found = fail  # type: ignore[method-assign]
+    with pytest.raises(SinkRejectedError, match="a damaged note"):
+        outcomes(sink, {A: 1}, [batch((0, 3, b""))])

@@ -16,6 +16,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks import KafkaSink
 from marshal_dagster.sinks.conformance.target import part
+from marshal_dagster.spark.arrow_tasks import limited_batches
 from marshal_dagster.spark.executor_check import check_executors
 from tests.conditions import wait_until
 from tests.kafka_outputs import KafkaOutput, committed
@@ -259,3 +260,15 @@ def test_a_missing_package_is_one_line(spark: "SparkSession") -> None:
     """The executors are asked before anything is evaluated."""
     with pytest.raises(ConfigurationError, match=r"no no_such_package: install it there, or wait$"):
         check_executors(spark, ["no_such_package"], "wait")
+
+
+def test_spark_does_not_measure_a_batch_whose_rows_are_limited(spark: "SparkSession") -> None:
+    """Else it measures at each row, which takes longer than all else. Spark 3.5 has no such limit."""
+    name = "spark.sql.execution.arrow.maxBytesPerBatch"
+    has_limit = spark.conf.isModifiable(name)
+    before = spark.conf.get(name) if has_limit else None
+    with limited_batches(spark, 5, is_size_known=True):
+        assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "5"
+        assert not has_limit or spark.conf.get(name) == str(2**31 - 1)
+    assert not has_limit or spark.conf.get(name) == before
+    assert has_limit or spark.version.startswith("3.5")

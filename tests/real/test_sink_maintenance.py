@@ -8,6 +8,7 @@ from psycopg import sql
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks.conformance.target import Target, ahead, deliver, part, rows_of
+from marshal_dagster.sinks.database import maintenance
 from tests.conditions import WITHIN_S
 from tests.sink_kit import OutputTarget
 from tests.sink_outputs import TABLE, MariaDBOutput, PostgresOutput, own_schema
@@ -112,3 +113,30 @@ def test_writers_and_a_vacuum_at_the_same_time(output: Output, target: Target) -
     assert output.sink().check() == []
     assert sum(merged) == 27
     assert [stored.ranges for stored in output.sink().describe().generations] == [2, 2, 3]
+
+
+def test_a_vacuum_changes_no_time_that_updates_change(mariadb: str) -> None:
+    """Some servers give the first TIMESTAMP of a table the attribute ON UPDATE, which a vacuum does not follow."""
+    output = MariaDBOutput(mariadb, own_schema())
+    deliver(target := OutputTarget(output), "a", part(0, 0, 10))
+    execute(
+        output,
+        f"ALTER TABLE {TABLE} ADD written timestamp(6) NOT NULL DEFAULT '2001-02-03 04:05:06' "
+        "ON UPDATE current_timestamp(6)",
+    )
+    for start in (10, 20, 30):
+        deliver(target, "a", part(0, start, start + 10))
+    assert output.sink().vacuum(dry_run=False).moved_rows == 20
+    assert {str(written) for (written,) in output.execute(f"SELECT written FROM {TABLE}")} == {"2001-02-03 04:05:06"}  # noqa: S608
+
+
+def test_a_transaction_of_a_vacuum_updates_a_limited_number_of_rows(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is that of one transaction."""
+    before = output.rows()
+    monkeypatch.setattr(maintenance, "_MOST_ROWS", 15)
+    done = output.sink().vacuum(dry_run=False)
+    assert (done.merged, done.moved_rows) == (7, 70)
+    assert output.rows() == before
+    assert output.sink().check() == []

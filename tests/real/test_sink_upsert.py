@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from pyspark.sql import types as t
 
-from marshal_dagster.errors import ConfigurationError, SinkRejectedError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
 from marshal_dagster.sinks.conformance.target import part
 from tests.conditions import WITHIN_S
 from tests.sink_outputs import TABLE, FakeMariaDBSink, FakePostgresSink, MariaDBOutput, hook, own_schema
@@ -246,3 +246,30 @@ def test_a_partitioned_table_has_a_row_for_each_key(postgres: str) -> None:
     assert [row[2:4] for row in table.rows()] == [(1, "a"), (11, "c")]
     with pytest.raises(SinkRejectedError, match="partition 0, offset 21: no partition of relation"):
         table.write([(0, 20, 2, "d", 3), (0, 21, 20, "e", 3)], part(0, 20, 30))
+
+
+def test_a_key_whose_column_ignores_case_or_spaces_is_refused(table: Table) -> None:
+    """Two keys would be one row there. The PostgreSQL of the tests has no collation that ignores case."""
+    if isinstance(table, MariaDBUpserts):
+        table.execute(f"ALTER TABLE {TABLE} MODIFY value varchar(20) COLLATE utf8mb4_general_ci")
+    else:
+        table.execute(f"ALTER TABLE {TABLE} ALTER value TYPE char(20)")
+    table.execute(f"CREATE UNIQUE INDEX by_value ON {TABLE} (value)")
+    sink = table.sink(mode="upsert", keys=["value"])
+    with pytest.raises(ConfigurationError, match="different values of value would be the same key there"):
+        sink.write(keyed_frame([(0, 1, 1, "a", 1), (0, 2, 2, "A ", 2)]), [A], dict)
+    assert table.rows() == []
+
+
+def test_a_column_that_changes_while_a_batch_is_processed_is_noticed(table: Table) -> None:
+    """Its values would be cast. The next attempt checks the new type."""
+    is_mariadb = isinstance(table, MariaDBUpserts)
+
+    def change(step: str) -> None:
+        if step == "evaluated":
+            verb = "MODIFY version smallint" if is_mariadb else "ALTER version TYPE real"
+            table.execute(f"ALTER TABLE {TABLE} {verb}")
+
+    with pytest.raises(UnavailableError, match="its columns were changed while the batch was processed"):
+        table.write([(0, 1, 1, "a", 1)], A, reached=change)
+    assert table.rows() == []

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.rejected_rows import RejectedRow
-from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, changed_result
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -259,6 +259,11 @@ class StagedRows(ABC, Generic[Connection]):
         del connection
         return nullcontext()
 
+    def count_error(self, connection: Connection, expected: int, found: int) -> MarshalError:
+        """Return the error for a staging table with another number of rows than expected."""
+        del connection
+        return changed_result("the staging table of the batch", expected, found)
+
     def clear(self, connection: Connection) -> None:
         """Remove what the transaction's end would not remove. By default nothing is left."""
 
@@ -380,7 +385,11 @@ class Dialect(ABC, Generic[Connection]):
 
     @abstractmethod
     def columns(self, connection: Connection) -> Collection[str]:
-        """Return the names of the output's columns; none if the table does not exist or may not be read."""
+        """Return the output's columns; none if the table does not exist or may not be read.
+
+        The sink compares what it gets before and after a batch is processed. So a mapping of the names to the types
+        shows a type that was changed meanwhile.
+        """
 
     @abstractmethod
     def check_output(self, connection: Connection, types: "Mapping[str, DataType]") -> None:
@@ -401,6 +410,19 @@ class Dialect(ABC, Generic[Connection]):
         name = f"marshal_keys_{zlib.crc32(self.table.encode()):08x}"
         columns = ", ".join(map(self.quoted, keys))
         return f"CREATE UNIQUE INDEX {self.quoted(name)} ON {self.quoted(self.schema, self.table)} ({columns})"
+
+    def inexact_keys(self, connection: Connection, keys: "Mapping[str, DataType]") -> list[str]:
+        """Return the keys of which the database takes different values of these Spark types for equal.
+
+        A column of strings is one if its collation ignores case, accents or spaces. By default there is none.
+        """
+        del connection, keys
+        return []
+
+    def changed_by_update(self, connection: Connection) -> Collection[str]:
+        """Return the output's columns that an UPDATE changes without naming them; by default none."""
+        del connection
+        return ()
 
     def is_number_or_time(self, connection: Connection, column: str) -> bool:
         """Return whether the database orders a column's values as numbers or times. By default it does."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.database.dialect import Connection, Dialect, LockMode
+from marshal_dagster.sinks.database.dialect import Connection, Dialect, Fragment, LockMode
 from marshal_dagster.sinks.database.ranges import IN_ORDER, MERGED, RangeTables, check_row_count
 from marshal_dagster.sinks.report import SinkReport, StoredGeneration, VacuumResult
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE: Final = 500
 """The most entries that one transaction merges: it locks their partition meanwhile."""
+_MOST_ROWS: Final = 1_000_000
+"""The most rows that it updates, unless the second entry alone has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,7 @@ class TableMaintenance(Generic[Connection]):
             self._ranges.remove(connection, gone := sorted(unused)[:_AT_ONCE])
             return _Step(obsolete=len(gone))
         run = next(_runs(entries, unused), None)
-        return None if run is None else self._merge(connection, run[:_AT_ONCE])
+        return None if run is None else self._merge(connection, _part(run))
 
     def _merge(self, connection: Connection, run: Sequence[_Entry]) -> _Step:
         """Merge the entries of adjacent ranges into the first one, and assign their rows to it."""
@@ -298,12 +300,14 @@ class TableMaintenance(Generic[Connection]):
         check_row_count(changed, 1, f"{self._dialect.schema}.marshal_taken_ranges")
         of_others = self._dialect.one_of("marshal_range", ids)
         moved = 0
+        kept = self._dialect.changed_by_update(connection)
         if len(with_rows) > 1 or (with_rows and with_rows[0] is not first):
             moved = self._dialect.execute(
                 connection,
-                "UPDATE {rows} SET marshal_range = %(id)s WHERE {of_others}",
+                "UPDATE {rows} SET {kept}marshal_range = %(id)s WHERE {of_others}",
                 {"id": first.id},
                 of_others=of_others,
+                kept=Fragment("".join(f"{name} = {name}, " for name in map(self._dialect.quoted, kept))),
             ).rowcount
         ((left,),) = self._dialect.execute(
             connection, "SELECT count(*) FROM {rows} WHERE {of_others}", of_others=of_others
@@ -343,6 +347,16 @@ def _runs(entries: Iterable[_Entry], unused: set[int]) -> Iterator[list[_Entry]]
             run = [following]
         if len(run) > 1:
             yield run
+
+
+def _part(run: Sequence[_Entry]) -> Sequence[_Entry]:
+    """Return the entries from the first one on that one transaction merges, at least two."""
+    rows = 0
+    for count, entry in enumerate(run[1:_AT_ONCE], start=1):
+        rows += entry.row_count
+        if rows > _MOST_ROWS:
+            return run[: max(count, 2)]
+    return run[:_AT_ONCE]
 
 
 def _locked(place: _Partition) -> ClaimedRange:

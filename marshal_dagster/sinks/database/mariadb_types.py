@@ -36,7 +36,7 @@ _MICROS: Final = 6
 
 COLUMNS: Final = """
     SELECT column_name, column_type, data_type, numeric_scale, datetime_precision, character_set_name, collation_name,
-        is_nullable, is_generated
+        is_nullable, is_generated, extra
     FROM information_schema.columns WHERE table_schema = %(schema)s AND table_name = %(table)s
     ORDER BY ordinal_position
     """
@@ -57,6 +57,8 @@ class Column:
     collation: str | None
     nullable: str
     generated: str
+    extra: str
+    """More attributes, such as `on update current_timestamp(6)`."""
 
     @property
     def is_not_null(self) -> bool:

@@ -44,6 +44,7 @@ from marshal_dagster.sinks.database.upsert import WriteMode
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, Intervals
 from marshal_dagster.spark.executor_check import check_executors
+from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
     import psycopg
@@ -76,6 +77,14 @@ _UNIQUE_INDEXES: LiteralString = """
     AND i.indpred IS NULL AND i.indexprs IS NULL GROUP BY i.indexrelid
     """
 """Selects the columns of each unique index, without partial and deferrable ones and those of expressions."""
+
+_INEXACT_COLLATIONS: LiteralString = """
+    SELECT a.attname::text FROM pg_catalog.pg_attribute AS a
+    JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_catalog.pg_collation AS l ON l.oid = a.attcollation
+    WHERE n.nspname = %s AND c.relname = %s AND NOT l.collisdeterministic
+    """
+"""Selects the columns of which different strings can be equal."""
 
 _GONE: LiteralString = """
     WITH gone AS MATERIALIZED (
@@ -344,6 +353,14 @@ class PostgresDialect(Dialect["Connection"]):
         """Return the columns of each unique index that is checked at once and for all rows."""
         found = connection.execute(_UNIQUE_INDEXES, (self.schema, self.table))
         return {frozenset(columns) for (columns,) in found}
+
+    def inexact_keys(self, connection: "Connection", keys: "Mapping[str, DataType]") -> list[str]:
+        """Return the keys with strings that are not in a `text` or `varchar` with a deterministic collation."""
+        there = table_columns(connection, self.schema, self.table)
+        found = connection.execute(_INEXACT_COLLATIONS, (self.schema, self.table))
+        inexact = {name for (name,) in found}
+        strings = [name for name, data_type in keys.items() if isinstance(data_type, t.StringType)]
+        return [name for name in strings if name in inexact or there[name].type not in {"text", "varchar"}]
 
     def is_number_or_time(self, connection: "Connection", column: str) -> bool:
         """Return whether PostgreSQL counts the column's type among the numbers, or the dates and times."""

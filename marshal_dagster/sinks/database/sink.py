@@ -13,11 +13,11 @@ What differs between database engines is in a `Dialect`.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from marshal_dagster._internal.enums import enum_member
-from marshal_dagster.errors import ConfigurationError, SinkRejectedError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
 from marshal_dagster.sinks.database.dialect import (
@@ -103,6 +103,15 @@ class _RangeDecisions:
     @property
     def open(self) -> tuple[ClaimedRange, ...]:
         return tuple(wanted for wanted, verdict in self.verdicts.items() if verdict is not Verdict.SKIP)
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckedTable:
+    """What is known of the table before a batch is processed."""
+
+    columns: Collection[str] = ()
+    ids: Mapping[int, int] = field(default_factory=dict)
+    """The ids with which tasks write rows, by partition."""
 
 
 class _OffsetsNeededError(Exception):
@@ -260,14 +269,11 @@ class DatabaseSink(Steps, Generic[Connection]):
         columns = frame.columns
         with self._transaction() as connection:
             judged = self._judge(connection, ranges)
-            ids: Mapping[int, int] = {}
-            if judged.open:
-                self._check_table(connection, frame.schema)
-                ids = self._reserved_ids(connection, judged.open)
+            checked = self._checked(connection, judged.open, frame.schema)
         if not judged.open:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         done = [range_.partition for range_ in ranges if range_ not in judged.open]
-        with self._evaluated(frame, done, ids) as rows:
+        with self._evaluated(frame, done, checked.ids) as rows:
             refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], judged.open)
             if rows.rejected is not None:
                 raise rows.rejected.error(f"table {self._output}", judged.open)
@@ -278,7 +284,7 @@ class DatabaseSink(Steps, Generic[Connection]):
                 )
             self._reached("evaluated")
             before_commit()
-            taken = self._take(judged.open, columns, rows, checked_after_read(offsets_read, before_commit), ids)
+            taken = self._take(judged.open, columns, rows, checked_after_read(offsets_read, before_commit), checked)
         return WriteResult(
             taken=taken,
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
@@ -342,7 +348,7 @@ class DatabaseSink(Steps, Generic[Connection]):
         columns: Sequence[str],
         rows: EvaluatedRows,
         offsets_read: OffsetsRead,
-        given_ids: Mapping[int, int],
+        checked: _CheckedTable,
     ) -> tuple[ClaimedRange, ...]:
         """Write, in one transaction, those of `wanted` that no other writer has written meanwhile."""
         read: Mapping[int, Intervals] | None = None
@@ -350,7 +356,8 @@ class DatabaseSink(Steps, Generic[Connection]):
         while True:
             try:
                 with self._transaction() as connection:
-                    return self._take_in(connection, wanted, columns, rows=rows, read=read, given_ids=given_ids)
+                    self._keep_columns(connection, checked.columns)
+                    return self._take_in(connection, wanted, columns, rows=rows, read=read, given_ids=checked.ids)
             except _OffsetsNeededError:
                 read = offsets_read()
             except LocksOutdatedError:
@@ -406,6 +413,21 @@ class DatabaseSink(Steps, Generic[Connection]):
         staged.clear(connection)
         self._reached("set")
         return judged.open
+
+    def _checked(self, connection: Connection, wanted: Sequence[ClaimedRange], schema: "StructType") -> _CheckedTable:
+        if not wanted:
+            return _CheckedTable()
+        columns = self._check_table(connection, schema)
+        return _CheckedTable(columns, self._reserved_ids(connection, wanted))
+
+    def _keep_columns(self, connection: Connection, there: Collection[str]) -> None:
+        """Keep the table's columns as they were checked, until the transaction ends."""
+        self._dialect.execute(connection, "SELECT 1 FROM {rows} WHERE 1 = 0").fetchall()
+        if self._dialect.columns(connection) != there:
+            raise UnavailableError(
+                f"table {self._output}: its columns were changed while the batch was processed, so nothing was "
+                "written. Run the batch again"
+            )
 
     def _reserved_ids(self, connection: Connection, wanted: Sequence[ClaimedRange]) -> Mapping[int, int]:
         """Return ids with which tasks write rows before the ranges have entries, or none."""
@@ -497,8 +519,8 @@ class DatabaseSink(Steps, Generic[Connection]):
     def _set_positions(self, connection: Connection, taken: Sequence[ClaimedRange]) -> None:
         self._ranges.set_positions(connection, taken)
 
-    def _check_table(self, connection: Connection, schema: "StructType") -> None:
-        """Raise `ConfigurationError` unless the table stores rows of this schema unchanged."""
+    def _check_table(self, connection: Connection, schema: "StructType") -> Collection[str]:
+        """Return the table's columns. Raise `ConfigurationError` unless it stores rows of this schema unchanged."""
         there = self._dialect.columns(connection)
         names = column_names(schema.names)
         if not there:
@@ -511,9 +533,10 @@ class DatabaseSink(Steps, Generic[Connection]):
             self._add_columns(connection, missing, types, there)
         self._dialect.check_output(connection, {RANGE_COLUMN: t.LongType(), **types})
         if self._upsert is not None:
-            self._upsert.check_output(connection)
+            self._upsert.check_output(connection, types)
         if self._companion is not None:
             self._companion.check(connection, names)
+        return self._dialect.columns(connection)
 
     def _add_columns(
         self, connection: Connection, missing: Sequence[str], types: "Mapping[str, DataType]", there: Collection[str]

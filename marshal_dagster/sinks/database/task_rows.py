@@ -54,6 +54,9 @@ PREFIX: Final = "marshal_staging_"
 """The beginning of the names of staging tables. What follows: a checksum of the output, and random numbers of the
 attempt to write a batch and of the task's attempt."""
 _NUMBER_BYTES: Final = 8
+_MOST_TABLES: Final = 500
+"""The most tasks. The transaction that drops their tables takes some five locks for each, and PostgreSQL's lock table
+has 6,400 entries unless it is set otherwise."""
 _ROWS_AT_ONCE: Final = 2_000
 """The rows of an Arrow batch, whose size is not known before they are computed."""
 _RESULTS: Final = "task string, partition bigint, records bigint, have_offsets boolean, error string"
@@ -238,7 +241,7 @@ def _copy(
     )
     with task_secret(spark, pickle.dumps(dialect)) as secret, limited_batches(spark, _ROWS_AT_ONCE):
         task = _CopyTask(secret, attempt, tuple(column_names(frame.columns)), dict(ids), forms)
-        found = rows.mapInArrow(task, _RESULTS).collect()
+        found = rows.coalesce(_MOST_TABLES).mapInArrow(task, _RESULTS).collect()
     return [tuple(row) for row in found]
 
 
@@ -437,10 +440,19 @@ class TaskStagedRows(PostgresRows):
         try:
             super().move(connection, wanted, counts)
         except SinkRejectedError:
-            ((left,),) = connection.execute("SELECT count(*) FROM pg_temp.marshal_rows").fetchall()
-            if left < sum(self._rows.counts.values()):
+            if self._is_emptied(connection):
                 raise _staging_lost(self._output) from None
             raise
+
+    def count_error(self, connection: "Connection", expected: int, found: int) -> MarshalError:
+        """Return the error for missing rows, which a crash of the server may have removed."""
+        if self._is_emptied(connection):
+            return _staging_lost(self._output)
+        return super().count_error(connection, expected, found)
+
+    def _is_emptied(self, connection: "Connection") -> bool:
+        ((left,),) = connection.execute("SELECT count(*) FROM pg_temp.marshal_rows").fetchall()
+        return bool(left < sum(self._rows.counts.values()))
 
     def clear(self, connection: "Connection") -> None:
         """Drop the staging tables, and the view, which would stay in a pooler's connection."""

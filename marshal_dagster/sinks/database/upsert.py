@@ -27,11 +27,11 @@ from marshal_dagster.sinks.database.dialect import (
     column_names,
 )
 from marshal_dagster.sinks.rejected_rows import RejectedRow, first_rejected
-from marshal_dagster.sinks.sink import OFFSET_COLUMN, changed_result
+from marshal_dagster.sinks.sink import OFFSET_COLUMN
 from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 _LATEST: Final = "marshal_latest"
 """A temporary table with the newest row of each key of the batch."""
@@ -128,9 +128,20 @@ class Upsert(Generic[Connection]):
         self._dialect, self._keys = dialect, keys
         self._output = f"table {dialect.output}"
 
-    def check_output(self, connection: Connection) -> None:
-        """Raise `ConfigurationError` unless the table has a unique index on exactly the keys."""
+    def check_output(self, connection: Connection, types: "Mapping[str, DataType]") -> None:
+        """Raise `ConfigurationError` unless the table has a unique index on exactly the keys, which tells all apart.
+
+        Args:
+            connection: The connection with the open transaction.
+            types: The Spark types of the result's columns, by the table's names.
+        """
         stored = self._keys.stored
+        if inexact := self._dialect.inexact_keys(connection, {name: types[name] for name in stored}):
+            raise ConfigurationError(
+                f"{self._output}: different values of {', '.join(inexact)} would be the same key there, and rows "
+                "would be lost. Give the column a type and a collation that tell all strings apart "
+                '(docs/sinks.md, "One row for each key")'
+            )
         if frozenset(stored) not in self._dialect.unique_indexes(connection):
             raise ConfigurationError(
                 f"{self._output} has no unique index on ({', '.join(stored)}), by which mode='upsert' finds the row to "
@@ -168,7 +179,7 @@ class Upsert(Generic[Connection]):
             return
         names = column_names(columns)
         self._select_latest(connection, staged, names, wanted)
-        self._check_latest(connection, wanted, sum(counts.get(range_.partition, 0) for range_ in wanted))
+        self._check_latest(connection, staged, wanted, sum(counts.get(range_.partition, 0) for range_ in wanted))
         try:
             with staged.attempt(connection):
                 self._write(connection, names, wanted)
@@ -212,11 +223,17 @@ class Upsert(Generic[Connection]):
             return ["kafka_offset"]
         return [self._keys.order_by, "kafka_partition", "kafka_offset"]
 
-    def _check_latest(self, connection: Connection, wanted: Mapping[ClaimedRange, int], expected: int) -> None:
-        """Raise `SinkRejectedError` if rows are missing, a key is null, or no order decides."""
+    def _check_latest(
+        self,
+        connection: Connection,
+        staged: StagedRows[Connection],
+        wanted: Mapping[ClaimedRange, int],
+        expected: int,
+    ) -> None:
+        """Raise an error if rows are missing, a key is null, or no order decides."""
         ((count,),) = self._dialect.execute(connection, f"SELECT coalesce(sum({_COUNT}), 0) FROM {_LATEST}").fetchall()
         if count != expected:
-            raise changed_result(self._output, expected, int(count))
+            raise staged.count_error(connection, expected, int(count))
         crosses = f"{_FIRST} <> {_LAST}" if self._keys.order_by is None else "1 = 0"
         found = self._dialect.execute(
             connection,

@@ -32,6 +32,8 @@ REPLACED_TIMES: Final = {
 _RECORD: Final = (PARTITION_COLUMN, OFFSET_COLUMN, VALUE, KEY, HEADERS, TIMESTAMP, OUTPUT_PARTITION)
 _BYTES_AT_ONCE: Final = 8_000_000
 _ROW_BYTES: Final = 50
+_HEADER_BYTES: Final = 16
+"""What Arrow stores for each header, besides its name and value."""
 _TASK_BYTES: Final = 8_000_000
 """The minimum size of the rows of a task, because a task starts and connects in the time in which it sends so much."""
 _TASK_RANGES: Final = 4
@@ -206,7 +208,9 @@ def _size(names: Sequence[str]) -> "Column":
         size = size + _bytes_of(f.col(KEY))
     if HEADERS in names:
         in_headers = f.aggregate(
-            HEADERS, f.lit(0), lambda total, header: total + _bytes_of(header["key"]) + _bytes_of(header["value"])
+            HEADERS,
+            f.lit(0),
+            lambda total, header: total + _HEADER_BYTES + _bytes_of(header["key"]) + _bytes_of(header["value"]),
         )
         size = size + f.coalesce(in_headers, f.lit(0))
     return size

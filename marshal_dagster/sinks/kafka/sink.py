@@ -366,11 +366,21 @@ class KafkaSink(Steps):
                 self._enter_group(place, wanted[0])
                 steps = self._write_all(place, counts, records, before_commit, spark)
         taken = tuple(range_ for range_ in ranges if steps.get(range_))
+        appended = [range_ for range_ in taken if steps[range_] is Step.APPENDED]
+        for range_ in appended:
+            logger.warning(
+                "%s of group %r: topic %s keeps its records of an older generation of these offsets; those of "
+                "generation %d were appended after them",
+                range_,
+                range_.group,
+                self.topic,
+                range_.generation,
+            )
         return WriteResult(
             taken=taken,
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
             rows={range_.partition: counts[range_] for range_ in taken},
-            note=self._note_to_readers([range_ for range_ in taken if steps[range_] is Step.APPENDED]),
+            note=self._note_to_readers(appended),
         )
 
     def _write_all(
@@ -440,15 +450,6 @@ class KafkaSink(Steps):
                 f"{refused.reason}; nothing of {wanted} was written{hint if refused.is_too_large else ''}"
                 f"{_how_to_skip(refused.name, wanted)}"
             ) from None
-        if step is Step.APPENDED:
-            logger.warning(
-                "%s of group %r: topic %s keeps its records of an older generation of these offsets; those of "
-                "generation %d were appended after them",
-                wanted,
-                wanted.group,
-                self.topic,
-                wanted.generation,
-            )
         return step
 
     def _write(

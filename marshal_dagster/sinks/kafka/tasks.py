@@ -9,13 +9,13 @@ between adds nothing: the next owner writes the same range, and whichever writer
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
-from marshal_dagster.errors import MarshalError, UnavailableError
+from marshal_dagster.errors import MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.kafka.transactions import (
     Header,
     ProducerFencedError,
@@ -51,6 +51,7 @@ _ARROW_BYTES: Final = 32_000_000
 _TASKS: Final = "spark.sql.shuffle.partitions"
 _SPECULATION: Final = "spark.speculation"
 _PAUSE_S: Final = 0.2
+_RARE_COPY_S: Final = 5.0
 
 
 class _Outcome(StrEnum):
@@ -134,7 +135,13 @@ def _run(task: "_RangeTask", rows: "DataFrame") -> "dict[ClaimedRange, _Outcome]
     results = [_Result(ranges[row.partition], _Outcome(row.outcome), row.text, row.took_s) for row in found]
     for result in results:
         result.check(sink)
-    return {result.range_: result.outcome for result in results}
+    outcomes = {result.range_: result.outcome for result in results}
+    if len(outcomes) < len(results):
+        raise SinkRejectedError(
+            f"topic {sink.topic}: the result of the batch changed while it was written. Make the result the same each "
+            "time it is computed"
+        )
+    return outcomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,40 +209,60 @@ class _RangeTask:
 
     def _results(self, sink: RangeSink, place: Place, rows: "_ArrowRows") -> Iterator[_Result]:
         ranges = {range_.partition: range_ for range_ in self.counts}
-        while rows.partition is not None:
-            partition = rows.partition
-            if partition in ranges:  # only rows that are not sorted can return to a range
-                result = self._write(sink, place, ranges.pop(partition), rows)
+        undone = set(ranges)
+        while (partition := rows.partition) is not None:
+            if partition in undone:  # only rows that are not sorted can return to a range
+                undone.remove(partition)
+                result = self._write(sink, place, ranges[partition], rows)
                 yield result
                 if result.outcome in {_Outcome.FENCED, _Outcome.FAILED}:
                     return
+            elif partition in rows.complete:
+                yield _Result(ranges[partition], _Outcome.UNORDERED)  # the driver refuses a second result of a range
+                return
             rows.skip(partition)
 
     def _write(self, sink: RangeSink, place: Place, wanted: ClaimedRange, rows: "_ArrowRows") -> _Result:
         try:
             step = sink._write(place, wanted, self.counts[wanted], rows, lambda: None, attempt=self.attempt)
         except ProducerFencedError as fenced:
-            is_written = self.may_have_copy and self._is_written_by_copy(sink, place, wanted)
-            return _Result(wanted, _Outcome.TAKEN if is_written else _Outcome.FENCED, took_s=fenced.took_s)
+            return self._fenced(sink, place, wanted, fenced.took_s)
         except _UnorderedError:
             return _Result(wanted, _Outcome.UNORDERED)
         except RecordRejectedError as rejected:
             return _Result(wanted, _Outcome.REJECTED, str(rejected))
         except MarshalError as error:
             return _Result(wanted, _Outcome.FAILED, error_as_text(error))
-        return _Result(wanted, _Outcome.SKIPPED if step is None else _Outcome(step.value))
+        return _Result(wanted, _Outcome.SKIPPED) if step is None else self._written(sink, place, wanted)
+
+    def _written(self, sink: RangeSink, place: Place, wanted: ClaimedRange) -> _Result:
+        """Return the result for a range that this task has written, in this process or in another one."""
+        before = sink._found(self.notes, wanted)
+        is_appended = before is not None and before.covers(wanted, place.topic_id)
+        return _Result(wanted, _Outcome.APPENDED if is_appended else _Outcome.TAKEN)
+
+    def _fenced(self, sink: RangeSink, place: Place, wanted: ClaimedRange, took_s: float) -> _Result:
+        try:
+            is_written = self._is_written_by_copy(sink, place, wanted)
+        except MarshalError as error:
+            return _Result(wanted, _Outcome.FAILED, error_as_text(error))
+        if is_written:
+            return self._written(sink, place, wanted)
+        return _Result(wanted, _Outcome.FENCED, took_s=took_s)
 
     def _is_written_by_copy(self, sink: RangeSink, place: Place, wanted: ClaimedRange) -> bool:
-        """Wait for the note of the writer that has fenced this one. Return whether it ran the same task."""
-        deadline = time.monotonic() + sink.transaction_timeout_s
-        with suppress(MarshalError):
-            while time.monotonic() < deadline:
-                note = sink._found(place.notes.newest(sink._patience_s), wanted)
-                if note is not None and note.attempt == self.attempt:
-                    return True
-                if note is not None and note.position.position >= wanted.end:
-                    return False
-                time.sleep(_PAUSE_S)
+        """Wait for the note of the writer that has fenced this one. Return whether it ran the same task.
+
+        Without speculation a copy is rare: Spark has lost sight of an executor that still works. So the wait is short.
+        """
+        deadline = time.monotonic() + (sink.transaction_timeout_s if self.may_have_copy else _RARE_COPY_S)
+        while time.monotonic() < deadline:
+            note = sink._found(place.notes.newest(sink._patience_s), wanted)
+            if note is not None and note.attempt == self.attempt:
+                return True
+            if note is not None and note.position.position >= wanted.end:
+                return False
+            time.sleep(_PAUSE_S)
         return False
 
 
@@ -256,6 +283,8 @@ class _ArrowRows:
         self._batches = iter(batches)
         self._batch: RecordBatch | None = None
         self._checked = checked
+        self.complete: set[int] = set()
+        """The partitions whose records were all sent."""
         self._next()
 
     @property
@@ -275,6 +304,7 @@ class _ArrowRows:
             sent += transaction.send_many(topic, _records(rows))
         if self._checked is not None and sent < self._checked[wanted]:
             raise _UnorderedError  # further rows of the range may follow after those of another range
+        self.complete.add(wanted.partition)
         return sent
 
     def skip(self, partition: int) -> None:
