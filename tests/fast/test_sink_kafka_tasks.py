@@ -219,6 +219,6 @@ def test_an_error_while_a_fenced_task_looks_for_its_copy_is_reported() -> None:
     def fail(*_: object) -> object:
         raise SinkRejectedError("a damaged note")
 
-    sink._found = fail  # type: ignore[method-assign]
+    sink._found = fail  # type: ignore[method-assign,assignment]
     with pytest.raises(SinkRejectedError, match="a damaged note"):
         outcomes(sink, {A: 1}, [batch((0, 3, b""))])

@@ -36,7 +36,7 @@ class LocalSession:
     """The part of a Spark session that the sink uses."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        self.conf = SimpleNamespace(get=settings.get, set=lambda *_: None)
+        self.conf = SimpleNamespace(get=settings.get, set=lambda *_: None, isModifiable=lambda _: False)
         self.sparkContext = SimpleNamespace(broadcast=Broadcast)
 
     def range(self, _: int) -> "LocalRows":
