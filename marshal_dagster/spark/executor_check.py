@@ -19,7 +19,7 @@ _MISSING: Final = re.compile(r"No module named '(?P<name>[\w.]+)'")
 _DISTRIBUTION: Final = "marshal-dagster"
 _PLACE: Final = re.compile(r"\(TID \d+\) \((?P<host>\S+) executor")
 _ROWS: Final = 10_000
-"""The rows of the probe. Spark divides them among all task slots, so each executor runs it."""
+"""The rows of the probe. Spark divides them among all task slots, so usually each executor of that moment runs it."""
 _MOST_PLACES: Final = 3
 _checked: "WeakKeyDictionary[SparkSession, set[str]]" = WeakKeyDictionary()
 """The packages that the executors of a session have."""

@@ -116,7 +116,7 @@ def delta_package(build: SparkBuild | None = None) -> str:
     Raises:
         ConfigurationError: No tested version of Delta Lake fits this Spark, or Spark is not installed.
     """
-    return _package(_DELTA, build, "use a Spark that has one, or name Delta's own coordinates in spark.jars.packages")
+    return _package(_DELTA, build, "use Spark 3.5, 4.0 or 4.1")
 
 
 def find_spark(environ: Mapping[str, str] = os.environ) -> Path | None:

@@ -18,9 +18,9 @@ _COMMANDS: Final = {
 _INTRODUCTIONS: Final = {
     Kind.SPARK: """## Spark
 
-On each version the tests claim and read batches, write through each sink (files, Delta Lake, PostgreSQL, MariaDB,
-Kafka), kill sessions and repeat their batches, decode records, and run at most once. `spark_settings` and
-`delta_settings` choose the jars that fit.""",
+On each version the tests claim and read batches, write through each sink (files, Delta Lake on 3.5 to 4.1, PostgreSQL,
+Kafka, and MariaDB in the long list), kill sessions and repeat their batches, decode records, and run at most once.
+`spark_settings` and `delta_settings` choose the jars that fit.""",
     Kind.TUTORIAL: """## The tutorial
 
 The files of the [tutorial](tutorial.md): a run, a failed run that the sensor repeats, and the totals; and the

@@ -129,7 +129,7 @@ class Upsert(Generic[Connection]):
         self._output = f"table {dialect.output}"
 
     def check_output(self, connection: Connection, types: "Mapping[str, DataType]") -> None:
-        """Raise `ConfigurationError` unless the table has a unique index on exactly the keys, which tells all apart.
+        """Raise `ConfigurationError` unless a unique index of the table has exactly the keys and distinguishes all values.
 
         Args:
             connection: The connection with the open transaction.
@@ -139,7 +139,7 @@ class Upsert(Generic[Connection]):
         if inexact := self._dialect.inexact_keys(connection, {name: types[name] for name in stored}):
             raise ConfigurationError(
                 f"{self._output}: different values of {', '.join(inexact)} would be the same key there, and rows "
-                "would be lost. Give the column a type and a collation that tell all strings apart "
+                "would be lost. Give the column a type and a collation that distinguish all strings "
                 '(docs/sinks.md, "One row for each key")'
             )
         if frozenset(stored) not in self._dialect.unique_indexes(connection):
