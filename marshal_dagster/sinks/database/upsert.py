@@ -129,7 +129,7 @@ class Upsert(Generic[Connection]):
         self._output = f"table {dialect.output}"
 
     def check_output(self, connection: Connection, types: "Mapping[str, DataType]") -> None:
-        """Raise `ConfigurationError` unless a unique index of the table has exactly the keys and distinguishes all values.
+        """Raise `ConfigurationError` unless a unique index of the table has exactly the keys and separates all values.
 
         Args:
             connection: The connection with the open transaction.
