@@ -8,12 +8,13 @@ import pytest
 
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.sinks.conformance.target import part
+from tests.conditions import WITHIN_S
 from tests.kafka_outputs import KafkaOutput, committed
 from tests.task_races.checks import judge
 from tests.task_races.local_tasks import Attempts, Processes
 from tests.task_races.race import Race, Run, open_sink, rows_of
 
-SEEDS = (4, 21, 24)
+SEEDS = (4, 24)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,10 @@ def test_tasks_that_run_twice_at_the_same_time_write_their_ranges(
     for start in (0, 20):
         ranges = [part(partition, start, start + 20) for partition in range(3)]
         sink = open_sink(connection, topic)
-        run = Run(sink, processes, "a", ranges, Random(start), Attempts("a", copies=2))
+        attempts = Attempts("a", copies=2)
+        run = Run(sink, processes, "a", ranges, Random(start), attempts, has_whole_partitions=False)
         assert set(run.write().taken) == set(ranges)
+        for copy in processes.taken():  # Spark kills it; here it would fence a task of the next batch
+            copy.process.join(WITHIN_S)
     expected = {n: [place[1:] for place in rows_of(part(n, 0, 40))] for n in range(3)}
     assert judge(committed(connection, topic), expected, []).violations == ()
