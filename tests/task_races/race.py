@@ -162,7 +162,7 @@ class RunSink(KafkaSink):
 
 def open_sink(connection: KafkaConnection, topic: str) -> RunSink:
     """Return the sink of a run, as its process opens it."""
-    sink = RunSink(connection, topic)
+    sink = RunSink(connection, topic, transaction_timeout_s=12)
     sink._reached = worker.reached  # type: ignore[method-assign]
     return sink
 
