@@ -412,7 +412,7 @@ class MariaDBDialect(Dialect[Connection]):
     def inexact_keys(self, connection: Connection, keys: "Mapping[str, DataType]") -> list[str]:
         """Return the columns of strings whose collation takes different strings for equal."""
         there = self._columns(connection)
-        return [name for name in keys if there[name].charset and not _is_exact(there[name].collation)]
+        return [name for name in keys if there[name].charset and not str(there[name].collation).endswith("nopad_bin")]
 
     def changed_by_update(self, connection: Connection) -> Collection[str]:
         """Return the columns with the attribute ON UPDATE, which some servers give the first TIMESTAMP of a table."""
@@ -449,7 +449,3 @@ class MariaDBDialect(Dialect[Connection]):
 def _indexed(declared: str) -> str:
     """Return the declaration of a column of a key: a text of any length cannot have a unique index."""
     return declared.replace("longtext NULL", "varchar(255) NULL").replace("longblob NULL", "varbinary(255) NULL")
-
-
-def _is_exact(collation: str | None) -> bool:
-    return collation is not None and collation.endswith("nopad_bin")

@@ -530,18 +530,18 @@ class DatabaseSink(Steps, Generic[Connection]):
             )
         types = {RENAMED.get(column.name, column.name): column.dataType for column in schema.fields}
         if missing := [name for name in names if name not in there]:
-            self._add_columns(connection, missing, types, there)
+            there = self._add_columns(connection, missing, types, there)
         self._dialect.check_output(connection, {RANGE_COLUMN: t.LongType(), **types})
         if self._upsert is not None:
             self._upsert.check_output(connection, types)
         if self._companion is not None:
             self._companion.check(connection, names)
-        return self._dialect.columns(connection)
+        return there
 
     def _add_columns(
         self, connection: Connection, missing: Sequence[str], types: "Mapping[str, DataType]", there: Collection[str]
-    ) -> None:
-        """Add the missing columns to the table, in the transaction that checks it."""
+    ) -> Collection[str]:
+        """Add the missing columns to the table, in the transaction that checks it, and return all its columns."""
         listed = f"table {self._output} lacks the columns {', '.join(missing)}"
         if own := {RANGE_COLUMN, *RENAMED.values()}.intersection(missing):
             raise ConfigurationError(f"{listed}: add {', '.join(sorted(own))}, by which the sink finds rows, yourself")
@@ -559,6 +559,7 @@ class DatabaseSink(Steps, Generic[Connection]):
                 f"table {self._output} has not got the columns {', '.join(still)} that were added to it: the name is "
                 "too long, or the role may not read them. Rename the result's columns, or grant the right"
             )
+        return found
 
     @contextmanager
     def _transaction(self) -> "Iterator[Connection]":
