@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, LiteralString
 
+from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.postgres import (
     DEFAULT_SCHEMA,
     Database,
@@ -254,6 +255,7 @@ class OutboxTables:
     @contextmanager
     def telling(self) -> Iterator[None]:
         """Convert errors of psycopg to those of this library, in one line without the password."""
+        require_extra(Extra.POSTGRES, "the outbox")
         import psycopg
 
         try:

@@ -138,9 +138,9 @@ class OutboxInspector(OutboxConnection):
     @contextmanager
     def _asking(self) -> "Iterator[Connection]":
         """Yield the connection for one transaction."""
-        from psycopg.pq import TransactionStatus
-
         with self._using() as connection:
+            from psycopg.pq import TransactionStatus
+
             if connection.info.transaction_status == TransactionStatus.IDLE:
                 set_for_transaction(connection)
             yield connection

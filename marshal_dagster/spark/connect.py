@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from marshal_dagster._internal.extras import Extra
 from marshal_dagster.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ FIRST_RELEASE: Final = "4.0"
 """The first Spark whose Connect client takes a retry policy and reports progress."""
 ENDED: Final = "the Spark Connect server has ended, or has closed this session"
 """The error text for a session whose server has died."""
+MISSING_CLIENT: Final = f"Spark Connect's client is not installed: {Extra.CONNECT.command}"
 _REDACTION: Final = "spark.sql.redaction.string.regex"
 # A server shows a statement's plan as text: each option's key and value, with the quotes of a string escaped.
 _PRIVATE_NAMES: Final = (
@@ -44,8 +46,11 @@ def is_connect(spark: "SparkSession") -> bool:
 
 
 def check_client() -> None:
-    """Raise `ConfigurationError` if PySpark's client of Spark Connect is too old."""
-    import pyspark
+    """Raise `ConfigurationError` if PySpark's client of Spark Connect is missing or too old."""
+    try:
+        import pyspark
+    except ImportError as error:
+        raise ConfigurationError(f"{MISSING_CLIENT} ({error})") from error
 
     # Importing the client would need the packages of the extra `connect`.
     if not Path(pyspark.__path__[0], "sql", "connect", "client", "retries.py").exists():

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from marshal_dagster._internal import processes
+from marshal_dagster._internal.extras import Extra, has_extra
 from marshal_dagster._internal.file_lock import locked
 from marshal_dagster._internal.java import find_java, java_environment
 from marshal_dagster._internal.java_properties import render_properties
 from marshal_dagster._internal.ports import free_port
 from marshal_dagster._internal.processes import ProcessMark
 from marshal_dagster._internal.user_folders import cache_folder
-from marshal_dagster.errors import UnavailableError
-from marshal_dagster.spark.connect import check_client
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.spark.connect import MISSING_CLIENT, check_client
 from marshal_dagster.spark.process_files import spark_home, write_private
 from marshal_dagster.spark.session import SINGLE_EXECUTION, is_local, spark_settings, with_connector
 
@@ -95,6 +96,8 @@ class ConnectServer:
 
     def _start(self, settings: Mapping[str, str]) -> Server:
         check_client()
+        if not has_extra(Extra.CONNECT):  # the server would start, but no session on it
+            raise ConfigurationError(MISSING_CLIENT)
         java = find_java()
         port, token = free_port(), secrets.token_urlsafe(32)
         properties = self.folder / "server.conf"

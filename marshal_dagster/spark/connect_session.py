@@ -6,9 +6,8 @@ import threading
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from marshal_dagster._internal.extras import Extra
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
-from marshal_dagster.spark.connect import check_client, fail_fast_when_dead
+from marshal_dagster.spark.connect import MISSING_CLIENT, check_client, fail_fast_when_dead
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.time_limit import within
 
@@ -23,7 +22,6 @@ _IF_IT_HANGS: Final = (
     "it was started"
 )
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
-_MISSING_EXTRA: Final = f"Spark Connect's client is not installed: {Extra.CONNECT.command}"
 
 
 def connect(url: str, *, token: str | None = None) -> "SparkSession":
@@ -88,7 +86,7 @@ def _target(url: str) -> tuple[str, int]:
         check_client()
         from pyspark.sql.connect.client import DefaultChannelBuilder
     except ImportError as error:
-        raise ConfigurationError(f"{_MISSING_EXTRA} ({error})") from error
+        raise ConfigurationError(f"{MISSING_CLIENT} ({error})") from error
     try:
         builder = DefaultChannelBuilder(url)
         host, _, port = builder.endpoint.rpartition(":")

@@ -208,6 +208,7 @@ def _prepare_local_process() -> None:
 
 def active_session(asked: str) -> "SparkSession":
     """Return this thread's session. Raises `ConfigurationError` if there is none; `asked` describes what needs it."""
+    require_extra(Extra.SPARK, asked)
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()

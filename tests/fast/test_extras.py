@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -14,7 +15,10 @@ from marshal_dagster._internal.extras import MODULES, Extra, has_extra
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.token_callbacks import aws_msk_iam_callback
-from marshal_dagster.sinks import MariaDBSink
+from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.status import OutboxInspector
+from marshal_dagster.resources.spark_connect import SparkConnectResource
+from marshal_dagster.sinks import DeltaSink, MariaDBSink, PostgresSink
 from marshal_dagster.sinks.conformance.target import part
 from marshal_dagster.spark.connect_session import connect
 from marshal_dagster.spark.decoding import SchemaFiles, decode_protobuf
@@ -57,14 +61,26 @@ def _decode() -> None:
     decode_protobuf(None, SchemaFiles({}), message="m", descriptors=b"")  # type: ignore[arg-type] # it fails before
 
 
-USES: dict[Extra, Callable[[], object]] = {
-    Extra.SPARK: lambda: start_session({"spark.master": "local"}),
-    Extra.CONNECT: lambda: connect("sc://127.0.0.1:1"),
-    Extra.POSTGRES: lambda: Database("postgresql://127.0.0.1:1/none").connect(),
-    Extra.MARIADB: lambda: MariaDBSink("mariadb://127.0.0.1:1/none", "t").verdicts([part(0, 0, 1)]),
-    Extra.PROTOBUF: _decode,
-    Extra.MSK: lambda: aws_msk_iam_callback("eu-central-1", None, None),
-}
+def _start_server() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        SparkConnectResource(folder=folder).start_server()
+
+
+POSTGRES = "postgresql://127.0.0.1:1/none"
+USES: Sequence[tuple[Extra, Callable[[], object]]] = (
+    (Extra.SPARK, lambda: start_session({"spark.master": "local"})),
+    (Extra.SPARK, lambda: DeltaSink("/none").verdicts([part(0, 0, 1)])),
+    (Extra.CONNECT, lambda: connect("sc://127.0.0.1:1")),
+    (Extra.CONNECT, _start_server),
+    (Extra.POSTGRES, lambda: Database(POSTGRES).connect()),
+    (Extra.POSTGRES, lambda: PostgresSink(POSTGRES, "t").verdicts([part(0, 0, 1)])),
+    (Extra.POSTGRES, lambda: PostgresSink(POSTGRES, "t").create_tables()),
+    (Extra.POSTGRES, lambda: OutboxTables(Database(POSTGRES)).create()),
+    (Extra.POSTGRES, lambda: OutboxInspector(OutboxTables(Database(POSTGRES))).status()),
+    (Extra.MARIADB, lambda: MariaDBSink("mariadb://127.0.0.1:1/none", "t").verdicts([part(0, 0, 1)])),
+    (Extra.PROTOBUF, _decode),
+    (Extra.MSK, lambda: aws_msk_iam_callback("eu-central-1", None, None)),
+)
 
 
 def test_each_extra_of_the_project_is_known() -> None:
@@ -80,18 +96,30 @@ def test_the_core_needs_none_of_the_extras() -> None:
     assert not core & extras
 
 
-@pytest.mark.parametrize("extra", USES)
-def test_a_missing_extra_is_one_line_that_names_it(extra: Extra, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("extra", "use"), USES)
+def test_a_missing_extra_is_one_line_that_names_it(
+    extra: Extra, use: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is raised where the extra is used."""
     uninstall(monkeypatch, MODULES[extra])
     if extra is Extra.CONNECT:  # its client looks for its packages when it is imported
         forget(monkeypatch, "pyspark.sql.connect")
     assert not has_extra(extra)
     with pytest.raises(ConfigurationError) as raised:
-        USES[extra]()
+        use()
     text = str(raised.value)
     assert f"pip install 'marshal-dagster[{extra.value}]'" in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("use", [_start_server, lambda: connect("sc://127.0.0.1:1")])
+def test_without_pyspark_spark_connect_names_its_own_extra(
+    use: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That extra brings PySpark as well."""
+    uninstall(monkeypatch, "pyspark")
+    with pytest.raises(ConfigurationError, match=r"^[^\n]*pip install 'marshal-dagster\[connect\]'[^\n]*$"):
+        use()
 
 
 def test_missing_metrics_are_one_warning_that_names_the_extra(

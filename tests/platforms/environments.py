@@ -54,6 +54,7 @@ def environment(
     wanted = "\n".join([python, *requires, *extras, *project["dependencies"], constraints])
     found = folder / "bin" / "python"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted and found.exists():
+        _install_project(folder)
         return found
     FOLDER.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
@@ -65,9 +66,15 @@ def environment(
         *("--constraint", str(FOLDER / f"{name}.constraints")),
         *(*requires, *BESIDE),
     )
-    _run(uv(), "pip", "install", "--quiet", "--python", str(folder), "--no-deps", ".")
+    _install_project(folder)
     stamp.write_text(wanted, encoding="utf-8")
     return found
+
+
+def _install_project(folder: Path) -> None:
+    """Install the library as it is now; the copy in an older environment may be of other code."""
+    options = ("--quiet", "--no-deps", "--reinstall-package", "marshal-dagster")
+    _run(uv(), "pip", "install", *options, "--python", str(folder), ".")
 
 
 def interpreter(version: str) -> str | None:

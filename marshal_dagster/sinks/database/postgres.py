@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
+from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.postgres import (
     DEFAULT_SCHEMA,
     Database,
@@ -437,6 +438,7 @@ class PostgresDialect(Dialect["Connection"]):
     @contextmanager
     def transaction(self, reached: Callable[[str], None]) -> "Iterator[Connection]":
         """Yield a connection with one transaction, which is committed at the end and rolled back after any error."""
+        require_extra(Extra.POSTGRES, "PostgreSQL")
         import psycopg
 
         try:
