@@ -19,6 +19,8 @@ NOT_FOR_SPARK: Final = "none"
 """The value of `LOGIN_HANDLER` for a connection with which Spark does not read."""
 LOGIN_HANDLER: Final = "kafka.sasl.login.callback.handler.class"
 TOKEN_ENDPOINT: Final = "kafka.sasl.oauthbearer.token.endpoint.url"  # noqa: S105 - the name of an option
+GRANT_TYPE: Final = "sasl.oauthbearer.grant.type"
+"""The setting in `client_settings` for tokens by another grant than that of client credentials."""
 _JAAS: Final = "kafka.sasl.jaas.config"
 _OAUTH: Final = "sasl.oauthbearer."
 _KAFKA: Final = "org.apache.kafka.common.security"
@@ -163,7 +165,8 @@ def _or_file(name: str) -> str:
 
 
 def _advice(method: Method) -> str:
-    return f"remove what is not used; it uses {_listed(map(_or_file, (*method.needs, *method.may_have)), 'and')}"
+    used = _listed(map(_or_file, (*method.needs, *method.may_have) or ("client_settings",)), "and")
+    return f"remove what is not used; it uses {used}"
 
 
 # The sources of tokens for OAUTHBEARER
@@ -178,6 +181,8 @@ def _token_sources(fields: Fields) -> list[str]:
 
 def _token_source_problem(fields: Fields) -> str | None:
     given = _token_sources(fields)
+    if GRANT_TYPE in fields["client_settings"] and given != ["client_settings"]:
+        given = [*given, f"client_settings[{GRANT_TYPE!r}]"]
     if len(given) == 1:
         return None
     if given:

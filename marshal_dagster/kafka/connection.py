@@ -480,12 +480,12 @@ def _timeout_s(value: object) -> float:
     return seconds
 
 
-def _settings(kind: str, refusal: Callable[[str, str], str | None]) -> Callable[[object], dict[str, str]]:
+def _settings(kind: str, refusal: Callable[[str, Mapping[str, str]], str | None]) -> Callable[[object], dict[str, str]]:
     def take(value: object) -> dict[str, str]:
         if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
             raise ValueError(f"must be a table that maps names of {kind} to text")
-        for name, text in value.items():
-            if reason := refusal(name, text):
+        for name in value:
+            if reason := refusal(name, value):
                 raise ValueError(f"must not contain {name!r}: {reason}")
         return dict(value)
 

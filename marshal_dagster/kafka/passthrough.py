@@ -7,11 +7,14 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from marshal_dagster.kafka.authentication import GRANT_TYPE, LOGIN_HANDLER
 from marshal_dagster.kafka.secret_text import is_reference
 
 _SETTING_NAME: Final = re.compile(r"[a-z][a-z0-9._]*")
 _OPTION_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._]*")
-_HOLDS_A_SECRET: Final = re.compile(r"password|secret|token$|\.pem$|\.key$|credential|jaas\.config", re.IGNORECASE)
+_HOLDS_A_SECRET: Final = re.compile(
+    r"password|passphrase|secret|token$|\.pem$|\.key$|credential|jaas\.config", re.IGNORECASE
+)
 _SECRET_IN_JAAS: Final = re.compile(r"(password|secret|token|credential|key)\w*\s*=", re.IGNORECASE)
 _NOT_TEXT: Final = frozenset({"interceptors", "logger", "opaque"})
 
@@ -78,6 +81,18 @@ _HAS_A_FIELD: Final[Mapping[str, str]] = {
     "socket.timeout.ms": "timeout_s",
 }
 
+_OF_ANOTHER_GRANT: Final = frozenset(
+    {
+        "sasl.oauthbearer.token.endpoint.url",
+        "sasl.oauthbearer.client.id",
+        "sasl.oauthbearer.client.credentials.client.id",
+        "sasl.oauthbearer.scope",
+        "sasl.oauthbearer.extensions",
+        "https.ca.location",
+    }
+)
+"""Settings with a field that is for client credentials only. With `GRANT_TYPE`, `client_settings` may contain them."""
+
 _OF_THE_BATCH: Final = "the batch decides which offsets Spark reads, and that it reads all of them"
 _SPARK_SOURCE: Final[Mapping[str, str]] = dict.fromkeys(
     (
@@ -122,19 +137,19 @@ _SPARK_STORE: Final = re.compile(r"ssl\.(truststore|keystore|key)\..*")
 _SPARK_OWN: Final = frozenset({"kafkaconsumer.polltimeoutms", "fetchoffset.numretries", "fetchoffset.retryintervalms"})
 
 
-def client_setting_refusal(name: str, value: str) -> str | None:
+def client_setting_refusal(name: str, settings: Mapping[str, str]) -> str | None:
     """Return why a setting for librdkafka is refused, with what to do, or None if it is accepted.
 
     Args:
         name: The name of the setting.
-        value: Its value, or where the value is (`env:NAME` or `file:/PATH`).
+        settings: All settings, with their values or where the values are (`env:NAME` or `file:/PATH`).
 
     Returns:
         The reason.
     """
     if not _SETTING_NAME.fullmatch(name):
         return "it is not the name of a librdkafka setting; those look like socket.send.buffer.bytes"
-    if name in _HAS_A_FIELD:
+    if name in _HAS_A_FIELD and not (name in _OF_ANOTHER_GRANT and GRANT_TYPE in settings):
         return f"use {_HAS_A_FIELD[name]}"
     if name in _DECIDED_HERE:
         return f"marshal-dagster sets it, because {_DECIDED_HERE[name]}; remove it"
@@ -144,29 +159,29 @@ def client_setting_refusal(name: str, value: str) -> str | None:
         return "its value is not text, so it cannot be set here; remove it"
     if name == "default.topic.config":
         return "its value is not text: set the settings of topics directly, by their own names"
-    return _plain_secret(name, value)
+    return _plain_secret(name, settings[name])
 
 
-def spark_option_refusal(name: str, value: str) -> str | None:
+def spark_option_refusal(name: str, options: Mapping[str, str]) -> str | None:
     """Return why an option for Spark's Kafka source is refused, with what to do, or None if it is accepted.
 
     Args:
         name: The name of the option; that of a setting of Kafka's Java client begins with `kafka.`.
-        value: Its value, or where the value is (`env:NAME` or `file:/PATH`).
+        options: All options, with their values or where the values are (`env:NAME` or `file:/PATH`).
 
     Returns:
         The reason.
     """
     if not _OPTION_NAME.fullmatch(name):
         return "it is not the name of an option; those look like kafka.fetch.max.bytes"
-    setting = name.removeprefix("kafka.")
+    value, setting = options[name], name.removeprefix("kafka.")
     if setting == name:
         if name.lower() in _SPARK_SOURCE:
             return f"marshal-dagster sets it, because {_SPARK_SOURCE[name.lower()]}; remove it"
         if name.lower() in _SPARK_OWN or name.startswith("databricks."):
             return _plain_secret(name, value)
         return "options for Kafka's client begin with kafka.; add that prefix, or remove it"
-    if setting in _SPARK_FIELDS:
+    if setting in _SPARK_FIELDS and not (setting in _OF_ANOTHER_GRANT and LOGIN_HANDLER in options):
         return f"use {_SPARK_FIELDS[setting]}"
     if _SPARK_STORE.fullmatch(setting):
         return "use the fields that begin with ssl_, which reach both clients"

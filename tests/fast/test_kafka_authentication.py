@@ -47,6 +47,21 @@ OIDC: Settings = {
     "oauth_client_id": "etl",
     "oauth_client_secret": SECRET,
 }
+ASSERTION: Settings = {
+    **OAUTH,
+    "bootstrap_servers": "127.0.0.1:1",
+    "client_settings": {
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.grant.type": "urn:ietf:params:oauth:grant-type:jwt-bearer",
+        "sasl.oauthbearer.token.endpoint.url": "https://127.0.0.1:1/token",
+        "sasl.oauthbearer.assertion.file": "/etc/kafka/assertion.jwt",
+        "sasl.oauthbearer.scope": "kafka",
+    },
+    "spark_source_options": {
+        **HANDLER["spark_source_options"],
+        "kafka.sasl.oauthbearer.token.endpoint.url": "https://127.0.0.1:1/token",
+    },
+}
 AZURE: Settings = {**OAUTH, **HANDLER, "oauth_azure_resource": "api://kafka"}
 CALLBACK: Settings = {**OAUTH, **HANDLER, "oauth_callback": f"{__name__}:my_token"}
 MSK: Settings = {**SERVERS, "security_protocol": "SASL_SSL", "sasl_mechanism": "AWS_MSK_IAM", "aws_region": "eu-west-1"}
@@ -320,6 +335,22 @@ WRONG: Mapping[str, tuple[Settings, str]] = {
         {**OAUTH, "client_settings": {"sasl.oauthbearer.method": "oidc"}},
         "client_settings is for librdkafka only",
     ),
+    "client credentials and another grant": (
+        {**OIDC, "client_settings": {"sasl.oauthbearer.grant.type": "g"}},
+        "oauth_token_endpoint_url and client_settings['sasl.oauthbearer.grant.type'] are different sources of tokens",
+    ),
+    "an endpoint without another grant": (
+        {**OAUTH, "client_settings": {"sasl.oauthbearer.token.endpoint.url": "https://login.example.org/"}},
+        "use oauth_token_endpoint_url",
+    ),
+    "a field of client credentials with another grant": (
+        {**ASSERTION, "oauth_scope": "kafka"},
+        "oauth_scope would not be used with sasl_mechanism OAUTHBEARER: remove what is not used; it uses client_settings",
+    ),
+    "the secret of a key in plain text": (
+        {**OAUTH, "client_settings": {"sasl.oauthbearer.assertion.private.key.passphrase": SECRET}},
+        "it would contain a secret in plain text",
+    ),
     "a callback that is no path": ({**CALLBACK, "oauth_callback": "my_token"}, "an import path such as package.module"),
     "MSK without a region": (without(MSK, "aws_region"), "sasl_mechanism AWS_MSK_IAM needs aws_region"),
     "MSK without TLS": (
@@ -555,6 +586,14 @@ def test_kerberos_reaches_both_clients() -> None:
         'com.sun.security.auth.module.Krb5LoginModule required useKeyTab="true" storeKey="true" keyTab="etl.keytab" '
         'principal="etl@EXAMPLE.ORG";'
     )
+
+
+def test_another_grant_is_set_by_the_settings_of_both_clients() -> None:
+    """Both clients get the endpoint of a signed assertion, which has no field."""
+    settings, options = rendered(ASSERTION)
+    endpoint = ASSERTION["client_settings"]["sasl.oauthbearer.token.endpoint.url"]
+    assert settings["sasl.oauthbearer.token.endpoint.url"] == endpoint
+    assert options["kafka.sasl.oauthbearer.token.endpoint.url"] == endpoint
 
 
 @pytest.mark.usefixtures("files", "signer")
