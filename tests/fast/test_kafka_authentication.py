@@ -345,7 +345,7 @@ WRONG: Mapping[str, tuple[Settings, str]] = {
     ),
     "a field of client credentials with another grant": (
         {**ASSERTION, "oauth_scope": "kafka"},
-        "oauth_scope would not be used with sasl_mechanism OAUTHBEARER: remove what is not used; it uses client_settings",
+        "with sasl_mechanism OAUTHBEARER: remove what is not used; it uses client_settings",
     ),
     "the secret of a key in plain text": (
         {**OAUTH, "client_settings": {"sasl.oauthbearer.assertion.private.key.passphrase": SECRET}},
