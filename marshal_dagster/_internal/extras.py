@@ -17,6 +17,7 @@ class Extra(StrEnum):
     PROTOBUF = "protobuf"
     METRICS = "metrics"
     MSK = "msk"
+    ICEBERG = "iceberg"
 
     @property
     def command(self) -> str:
@@ -32,6 +33,7 @@ MODULES: Final = {
     Extra.PROTOBUF: "google.protobuf",
     Extra.METRICS: "opentelemetry.metrics",
     Extra.MSK: "aws_msk_iam_sasl_signer",
+    Extra.ICEBERG: "pyiceberg",
 }
 """A module that only the extra installs, and without which its code cannot work."""
 
