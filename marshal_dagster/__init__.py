@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor as build_stale_claim_sensor
     from marshal_dagster.sinks import DeltaSink as DeltaSink
     from marshal_dagster.sinks import FileSink as FileSink
+    from marshal_dagster.sinks import IcebergSink as IcebergSink
     from marshal_dagster.sinks import KafkaSink as KafkaSink
     from marshal_dagster.sinks import MariaDBSink as MariaDBSink
     from marshal_dagster.sinks import PostgresSink as PostgresSink
@@ -177,7 +178,9 @@ _NAMES: Final = {
     "sensors.outbox_backlog": "build_outbox_backlog_sensor",
     "sensors.run_failure": "build_run_failure_sensors",
     "sensors.stale_claims": "build_stale_claim_sensor",
-    "sinks": "DeltaSink FileSink KafkaSink MariaDBSink PostgresSink RemoteSink Sink WriteResult delta_settings",
+    "sinks": (
+        "DeltaSink FileSink IcebergSink KafkaSink MariaDBSink PostgresSink RemoteSink Sink WriteResult delta_settings"
+    ),
     "spark.decoding": (
         "ConfluentSchemas DecodedBatch NullPolicy SchemaFiles SchemaRegistry Schemas decode_avro decode_json "
         "decode_protobuf infer_json_schema"

@@ -5,7 +5,8 @@
 - `sink`: the `Sink` protocol and helpers that all sinks share.
 - `row_writer`: whether Spark's tasks or the run's process write the rows.
 - `output_groups`: the rule which consumer groups may write to an output.
-- `files.sink`, `database.postgres`, `database.mariadb`, `delta.sink`, `kafka.sink`: the sinks of this library.
+- `files.sink`, `database.postgres`, `database.mariadb`, `delta.sink`, `iceberg.sink`, `kafka.sink`: the
+  sinks of this library.
 - `remote`: the sink of a run whose script alone reaches the output.
 - `conformance`: test cases that every sink must pass.
 - `files.commit_log`: the commit log of a file output, which does not need Spark.
@@ -36,6 +37,7 @@ from marshal_dagster.sinks.database.upsert import WriteMode as WriteMode
 from marshal_dagster.sinks.delta.sink import DeltaSink as DeltaSink
 from marshal_dagster.sinks.delta.table import delta_settings as delta_settings
 from marshal_dagster.sinks.files.sink import FileSink as FileSink
+from marshal_dagster.sinks.iceberg.sink import IcebergSink as IcebergSink
 from marshal_dagster.sinks.kafka.sink import KafkaSink as KafkaSink
 from marshal_dagster.sinks.kafka.sink import NewGeneration as NewGeneration
 from marshal_dagster.sinks.output_groups import OutputGroups as OutputGroups

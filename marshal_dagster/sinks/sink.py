@@ -272,6 +272,15 @@ def joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return rising
 
 
+def fewest_intervals(intervals: Iterable[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
+    """Merge overlapping and adjacent intervals, then the nearest ones until at most `most` remain."""
+    rising = joined(intervals)
+    while len(rising) > most:
+        at = min(range(1, len(rising)), key=lambda at: rising[at][0] - rising[at - 1][1])
+        rising[at - 1 : at + 1] = [(rising[at - 1][0], rising[at][1])]
+    return tuple(rising)
+
+
 def both(one: Mapping[int, Intervals], other: Mapping[int, Intervals]) -> dict[int, Intervals]:
     """Return the intervals of both mappings, by partition."""
     return {partition: (*one.get(partition, ()), *other.get(partition, ())) for partition in one.keys() | other.keys()}

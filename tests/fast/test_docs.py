@@ -65,7 +65,7 @@ def test_the_page_of_sinks_shows_the_example() -> None:
     page = (DOCS / "sinks.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     example = Path(__file__).parents[2] / "examples" / "sqlite_sink"
-    assert sorted(blocks[1:]) == sorted(path.read_text() for path in example.glob("*.py"))
+    assert sorted(blocks[2:]) == sorted(path.read_text() for path in example.glob("*.py"))
 
 
 @pytest.mark.parametrize(

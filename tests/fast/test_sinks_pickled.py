@@ -4,10 +4,11 @@ import pickle
 
 import pytest
 
-from marshal_dagster import DeltaSink, KafkaConnection, KafkaSink, PostgresSink, Sink
+from marshal_dagster import DeltaSink, IcebergSink, KafkaConnection, KafkaSink, PostgresSink, Sink
 
 SINKS: list[Sink] = [
     DeltaSink("/lake/orders"),
+    IcebergSink("shop.orders"),
     KafkaSink(KafkaConnection(bootstrap_servers="broker:9092"), "orders"),
     PostgresSink("postgresql://reader@database/shop", "orders"),
 ]

@@ -6,14 +6,14 @@ A `PositionNote` stores the position of a partition and the offsets of which the
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition
-from marshal_dagster.sinks.sink import joined, newer_version, position_after
+from marshal_dagster.sinks.sink import fewest_intervals, newer_version, position_after
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class PositionNote:
         if before is not None and before.is_of(taken, output_topic_id):
             covered = before.covered
         if has_rows and taken.first_readable < taken.end:
-            covered = _fewest([*covered, (taken.first_readable, taken.end)])
+            covered = fewest_intervals([*covered, (taken.first_readable, taken.end)], _MOST_INTERVALS)
         return cls(output_topic_id, position_after(taken), covered, attempt or new_attempt())
 
     def is_of(self, wanted: ClaimedRange, output_topic_id: str) -> bool:
@@ -173,12 +173,3 @@ def _typed(kind: type[T], value: object) -> T:
     if type(value) is not kind:
         raise TypeError(f"{value!r:.100} is not of type {kind.__name__}")
     return value
-
-
-def _fewest(intervals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Merge overlapping and adjacent intervals, then the nearest ones until at most `_MOST_INTERVALS` remain."""
-    rising = joined(intervals)
-    while len(rising) > _MOST_INTERVALS:
-        at = min(range(1, len(rising)), key=lambda at: rising[at][0] - rising[at - 1][1])
-        rising[at - 1 : at + 1] = [(rising[at - 1][0], rising[at][1])]
-    return tuple(rising)

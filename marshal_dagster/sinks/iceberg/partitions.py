@@ -1,0 +1,133 @@
+"""The values by which an Iceberg table is partitioned, of the rows of an Arrow batch."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from marshal_dagster.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pyarrow import Array
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import IcebergType
+
+_TRANSFORMS: Final = ("identity", "bucket", "truncate", "year", "month", "day", "hour", "void")
+Key = tuple[Any, ...]
+"""A partition: its values in the order of the specification, as Iceberg stores them."""
+
+
+def check_spec(spec: "PartitionSpec", schema: "Schema", output: str) -> None:
+    """Raise `ConfigurationError` if the sink cannot compute the partitions of a table exactly.
+
+    Args:
+        spec: How the table is partitioned.
+        schema: The schema of the table.
+        output: The name of the table, for errors.
+    """
+    for field in spec.fields:
+        transform, source = str(field.transform), schema.find_field(field.source_id)
+        is_known = transform.partition("[")[0] in _TRANSFORMS
+        if not is_known or str(source.field_type) in {"float", "double"}:
+            raise ConfigurationError(
+                f"{output} is partitioned by {transform} of column {source.name!r}, which has type "
+                f"{source.field_type}. This sink writes only {', '.join(_TRANSFORMS)}, and not of floating-point "
+                "numbers: write to a table that is partitioned in another way"
+            )
+
+
+@dataclass(slots=True)
+class PartitionColumn:
+    """One field of a specification, with the values that were computed for it."""
+
+    path: tuple[int, ...]
+    """The ids of the fields that lead to its source, the column's first."""
+    of_value: Callable[[Any], Any]
+    is_time: bool
+    """Whether values are computed from numbers: those of dates and timestamps."""
+    known: dict[Any, int]
+    """The index of each value."""
+    values: list[Any]
+
+    def indexes(self, array: "Array | None", count: int) -> "NDArray[Any]":
+        """Return the index of the value of each row; `array` is None if the result does not have the column."""
+        import numpy as np
+        import pyarrow as pa
+
+        if array is None:
+            return np.full(count, self._index(None), dtype=np.int64)
+        encoded = array.dictionary_encode()
+        distinct = encoded.dictionary
+        if self.is_time:
+            distinct = distinct.cast(pa.int32() if pa.types.is_date32(distinct.type) else pa.int64())
+        codes = [self._index(None if value is None else self.of_value(value)) for value in distinct.to_pylist()]
+        codes.append(self._index(None))
+        at: NDArray[Any] = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
+        found: NDArray[Any] = np.asarray(codes, dtype=np.int64)[at]
+        return found
+
+    def _index(self, value: Any) -> int:  # noqa: ANN401 - any of Iceberg's
+        at = self.known.setdefault(value, len(self.values))
+        if at == len(self.values):
+            self.values.append(value)
+        return at
+
+
+def partition_columns(spec: "PartitionSpec", schema: "Schema") -> list[PartitionColumn]:
+    """Return the fields of a specification."""
+    paths = _paths(schema.as_struct())
+    columns = []
+    for field in spec.fields:
+        kind = schema.find_field(field.source_id).field_type
+        of_value = field.transform.transform(kind)
+        is_time = str(kind) in {"date", "timestamp", "timestamptz"}
+        columns.append(PartitionColumn(paths[field.source_id], of_value, is_time, {}, []))
+    return columns
+
+
+def split(
+    columns: Sequence[PartitionColumn], arrays: "Mapping[int, Array]", others: "NDArray[Any]"
+) -> "Iterator[tuple[int, Key, NDArray[Any] | None]]":
+    """Yield each combination of a partition and of a value of `others`, with the indexes of its rows.
+
+    Args:
+        columns: The fields of the specification.
+        arrays: The table's columns, by field id.
+        others: Another value of each row, by which rows are split too.
+
+    Yields:
+        The other value, the partition, and the indexes in ascending order; None if these are all rows.
+    """
+    import numpy as np
+
+    codes = [column.indexes(_source(column.path, arrays), len(others)) for column in columns]
+    keys = np.column_stack([others.astype(np.int64), *codes])
+    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    order = None if len(distinct) == 1 else np.argsort(inverse.reshape(-1), kind="stable")
+    ends = np.cumsum(np.bincount(inverse.reshape(-1), minlength=len(distinct)))
+    for number, (other, *indexes) in enumerate(distinct.tolist()):
+        rows = None if order is None else order[ends[number - 1] if number else 0 : ends[number]]
+        yield other, tuple(column.values[at] for column, at in zip(columns, indexes, strict=True)), rows
+
+
+def _source(path: tuple[int, ...], arrays: "Mapping[int, Array]") -> "Array | None":
+    """Return the array of a field, in which the field is null if a struct around it is; None if it is missing."""
+    array = arrays.get(path[0])
+    for field_id in path[1:]:
+        if array is None:
+            return None
+        ids = [int(array.type.field(index).metadata[b"PARQUET:field_id"]) for index in range(array.type.num_fields)]
+        array = array.flatten()[ids.index(field_id)] if field_id in ids else None
+    return array
+
+
+def _paths(struct: "IcebergType", above: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
+    """Return for each field of structs the ids that lead to it."""
+    from pyiceberg.types import StructType
+
+    found = {}
+    for field in struct.fields if isinstance(struct, StructType) else ():
+        found[field.field_id] = (*above, field.field_id)
+        found |= _paths(field.field_type, found[field.field_id])
+    return found

@@ -1,0 +1,291 @@
+"""A sink that appends rows to an Iceberg table, and stores the positions of all partitions in the same commit.
+
+Spark's tasks write the rows to files. The driver commits them: a compare-and-set on the branch's snapshot, after which
+the branch has both the rows and the positions. A writer that was overtaken judges its ranges again, and commits the
+files that it has written already (docs/decisions/0022-iceberg.md).
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from marshal_dagster._internal.extras import Extra, require_extra
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict, judge
+from marshal_dagster.sinks.iceberg.columns import match_columns
+from marshal_dagster.sinks.iceberg.parquet_files import WrittenFile
+from marshal_dagster.sinks.iceberg.partitions import check_spec
+from marshal_dagster.sinks.iceberg.positions import TablePositions
+from marshal_dagster.sinks.iceberg.table import IcebergTable
+from marshal_dagster.sinks.iceberg.tasks import TaskResult, WritePlan, run_tasks
+from marshal_dagster.sinks.output_groups import OutputGroups
+from marshal_dagster.sinks.sink import (
+    BeforeCommit,
+    OffsetsRead,
+    Steps,
+    WriteResult,
+    check_columns,
+    check_ranges,
+    partition_key,
+    refuse_foreign_rows,
+    session_of,
+)
+from marshal_dagster.spark.column_names import is_case_sensitive
+from marshal_dagster.spark.conversion_settings import QUOTED_NAMES, check_settings
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyspark.sql import DataFrame
+
+
+class IcebergSink(Steps):
+    """A sink that appends rows to the Iceberg table `table` of a catalog, as pyiceberg is configured.
+
+    The table must exist. The result's columns go to its columns of the same name; `partition` and `offset` are left
+    out if it does not have them. Rows of an older generation cannot be replaced, so such ranges are refused.
+
+    Example:
+        ```python
+        sink = IcebergSink("shop.orders", catalog="lake")  # a catalog of ~/.pyiceberg.yaml
+        ```
+    """
+
+    supports_unordered_ranges = False
+    """False: the sink stores one position for each partition, so it needs ranges in order."""
+    _run_tasks = staticmethod(run_tasks)
+    """Writes the rows to files; tests replace it."""
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        catalog: str | None = None,
+        catalog_properties: Mapping[str, str] | None = None,
+        branch: str = "main",
+        shared_by_groups: bool = False,
+        previous_group: str | None = None,
+    ) -> None:
+        """Configure the output; the sink does not access the catalog before its first use.
+
+        Args:
+            table: The table with its namespace, such as `shop.orders`.
+            catalog: The name of a catalog in pyiceberg's configuration, by default pyiceberg's default catalog.
+            catalog_properties: Properties of the catalog, which pyiceberg's configuration does not need to have, such
+                as `{"uri": "https://..."}`. They are never logged.
+            branch: The branch of the table. It must exist, unless it is `main`.
+            shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
+                is refused if another group has ranges in the output.
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+                "Another group").
+
+        Raises:
+            ConfigurationError: If the table has no namespace, or the branch is empty.
+        """
+        if not all(table.split(".")) or "." not in table:
+            raise ConfigurationError(f"table is {table!r}; it must be a name with its namespace, such as 'shop.orders'")
+        if not branch:
+            raise ConfigurationError("branch is empty; it must be the name of a branch, such as 'main'")
+        self.table = table
+        """The table with its namespace."""
+        self.catalog = catalog
+        """The name of the catalog in pyiceberg's configuration."""
+        self.branch = branch
+        """The branch of the table."""
+        self._output = f"Iceberg table {table}" if branch == "main" else f"Iceberg table {table}, branch {branch}"
+        self._catalog_properties = dict(catalog_properties or {})
+        self._loaded_catalog: Catalog | None = None
+        self._groups = OutputGroups(self._output, shared_by_groups, previous_group)
+
+    def __repr__(self) -> str:
+        return f"IcebergSink({self.table!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_loaded_catalog": None}
+
+    def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        """Return what the sink would do with each range (`Sink.verdicts`).
+
+        Args:
+            ranges: The ranges of the batch.
+
+        Returns:
+            The verdict on each range.
+
+        Raises:
+            SinkRejectedError: If one of the ranges cannot be written, or the table does not exist.
+            ConfigurationError: If pyiceberg is missing, or the table is partitioned in a way that cannot be written.
+        """
+        check_ranges(ranges)
+        table = self._table()
+        check_spec(table.metadata.spec(), table.schema, self._output)
+        return self._judge(table.positions(), ranges)
+
+    def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
+        """Return None if the sink would write a new generation of these ranges, else the reason (`Sink.can_replace`).
+
+        Args:
+            ranges: Ranges of the new generation.
+
+        Returns:
+            None, or the reason why they would be refused.
+
+        Raises:
+            SinkRejectedError: If the table does not exist.
+        """
+        positions = self._table().positions()
+        covered = _covered(positions, ranges)
+        if covered:
+            return self._unreplaceable(covered[0])
+        return self._groups.refusal(ranges, _groups_in(positions, ranges), partial(_covered, positions))
+
+    def write(
+        self,
+        frame: "DataFrame",
+        ranges: Sequence[ClaimedRange],
+        offsets_read: OffsetsRead,  # noqa: ARG002 - nothing is replaced
+        before_commit: BeforeCommit = lambda: None,
+    ) -> WriteResult:
+        """Write the rows of each range that the table does not have, in one commit (`Sink.write`).
+
+        Args:
+            frame: The rows, with the column `partition` and optionally `offset`.
+            ranges: The ranges of the batch.
+            offsets_read: Not used, because rows are not replaced.
+            before_commit: Checks that the batch still holds its claims.
+
+        Returns:
+            The ranges taken and skipped.
+
+        Raises:
+            SinkRejectedError: If a range or a row cannot be written.
+            ConfigurationError: If the table cannot store the columns exactly.
+            UnavailableError: If the table was changed in a way that the files of this batch do not fit any more.
+        """
+        spark = session_of(frame)
+        case_sensitive = is_case_sensitive(spark)
+        check_columns(frame.schema, (), case_sensitive=case_sensitive)
+        check_settings(spark, QUOTED_NAMES, "an Iceberg sink")
+        check_ranges(ranges)
+        table = self._table()
+        check_spec(table.metadata.spec(), table.schema, self._output)
+        wanted = _open(self._judge(table.positions(), ranges))
+        if not wanted:
+            return WriteResult(taken=(), skipped=tuple(ranges), rows={})
+        columns = match_columns(frame.schema, table.schema, self._output, case_sensitive=case_sensitive)
+        attempt = secrets.token_hex(16)
+        plan = WritePlan(table.metadata, table.io_properties, attempt, columns, case_sensitive)
+        done = [range_.partition for range_ in ranges if range_ not in wanted]
+        results = self._run_tasks(frame, done, plan)
+        files = [file for result in results for file in result.files]
+        self._reached("written")
+        try:
+            counts = self._checked_counts(results, wanted)
+            before_commit()
+        except BaseException:
+            table.remove(files)
+            raise
+        taken = self._take(table, wanted, files, attempt)
+        return WriteResult(
+            taken=taken,
+            skipped=tuple(range_ for range_ in ranges if range_ not in taken),
+            rows={range_.partition: counts[range_.partition] for range_ in taken},
+        )
+
+    def _checked_counts(self, results: Sequence[TaskResult], wanted: Sequence[ClaimedRange]) -> Mapping[int, int]:
+        """Return the number of rows by partition. Raises `SinkRejectedError` for a row that cannot be written."""
+        counts: Counter[int] = Counter()
+        for result in results:
+            refuse_foreign_rows(["null" if partition is None else partition for partition in result.counts], wanted)
+            counts.update({partition: count for partition, count in result.counts.items() if partition is not None})
+        rejected = [result.rejected for result in results if result.rejected is not None]
+        if rejected:
+            raise min(rejected, key=lambda row: row.partition).error(self._output, wanted)
+        return counts
+
+    def _take(
+        self, table: IcebergTable, wanted: Sequence[ClaimedRange], files: Sequence[WrittenFile], attempt: str
+    ) -> tuple[ClaimedRange, ...]:
+        """Commit, at once, the files of those of `wanted` that no other writer has committed meanwhile."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        written_for = table
+        while True:
+            table = self._table()
+            self._check_same_table(written_for, table)
+            positions = table.positions()
+            taken = _open(self._judge(positions, wanted))
+            if not taken:
+                table.remove(files)
+                return ()
+            partitions = {range_.partition for range_ in taken}
+            mine = [file for file in files if file.kafka_partition in partitions]
+            with_rows = {file.kafka_partition for file in mine}
+            following = positions.then(attempt, table.next_sequence_number(), taken, with_rows)
+            self._reached("judged")
+            try:
+                table.commit(mine, following)
+            except CommitFailedException:
+                if not self._table().has_attempt(attempt):
+                    continue
+            except Exception:
+                if not self._table().has_attempt(attempt):
+                    raise
+            self._reached("committed")
+            table.remove([file for file in files if file.kafka_partition not in partitions])
+            return taken
+
+    def _check_same_table(self, before: IcebergTable, now: IcebergTable) -> None:
+        """Raise `UnavailableError` if files that were written for `before` do not fit the table any more."""
+        if before.metadata.table_uuid != now.metadata.table_uuid:
+            change = "was dropped and created again"
+        elif before.metadata.default_spec_id != now.metadata.default_spec_id:
+            change = "was partitioned in another way"
+        else:
+            return
+        raise UnavailableError(
+            f"{self._output} {change} while this batch wrote its rows, so nothing was committed. Run the batch again"
+        )
+
+    def _judge(self, positions: TablePositions, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        """Return the verdicts. Raises `SinkRejectedError` for a range that must not be written."""
+        verdicts = {}
+        for range_ in ranges:
+            kept = positions.kept.get(partition_key(range_))
+            verdicts[range_] = judge(kept.position if kept else None, range_)
+            if kept is not None and verdicts[range_] is not Verdict.SKIP and kept.covers(range_):
+                raise SinkRejectedError(self._unreplaceable(range_))
+        wanted = _open(verdicts)
+        self._groups.check(wanted, _groups_in(positions, wanted), partial(_covered, positions))
+        return verdicts
+
+    def _unreplaceable(self, wanted: ClaimedRange) -> str:
+        return (
+            f"{wanted} of group {wanted.group!r}: {self._output} has rows of an older generation of these offsets, "
+            "which this sink cannot replace. Set the group's position after them, or write to a new table"
+        )
+
+    def _table(self) -> IcebergTable:
+        """Load the table's newest state."""
+        if self._loaded_catalog is None:
+            require_extra(Extra.ICEBERG, "IcebergSink")
+            from pyiceberg.catalog import load_catalog
+
+            self._loaded_catalog = load_catalog(self.catalog, **self._catalog_properties)
+        return IcebergTable.load(self._loaded_catalog, self.table, self.branch, self._output)
+
+
+def _covered(positions: TablePositions, ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
+    """Return the ranges at which the table may have rows of their group."""
+    found = ((range_, positions.kept.get(partition_key(range_))) for range_ in ranges)
+    return [range_ for range_, kept in found if kept is not None and kept.covers(range_)]
+
+
+def _groups_in(positions: TablePositions, wanted: Sequence[ClaimedRange]) -> Collection[str]:
+    return {group for group, topic, _ in positions.kept if wanted and topic == wanted[0].topic}
+
+
+def _open(verdicts: Mapping[ClaimedRange, Verdict]) -> tuple[ClaimedRange, ...]:
+    return tuple(range_ for range_, verdict in verdicts.items() if verdict is not Verdict.SKIP)

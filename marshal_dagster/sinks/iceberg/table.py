@@ -1,0 +1,173 @@
+"""An Iceberg table's branch, as the driver reads it and commits to it through pyiceberg."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from marshal_dagster.errors import SinkRejectedError
+from marshal_dagster.sinks.iceberg.parquet_files import WrittenFile, data_files
+from marshal_dagster.sinks.iceberg.positions import PROPERTY, TablePositions
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+
+_MERGES = "commit.manifest-merge.enabled"
+
+
+class IcebergTable:
+    """One state of a table's branch. Commits succeed only while the branch is in this state."""
+
+    def __init__(self, table: "Table", branch: str, output: str) -> None:
+        """Store the arguments.
+
+        Args:
+            table: The table, as it was just loaded.
+            branch: The branch.
+            output: The name of both, for errors.
+        """
+        self._table = table
+        self._branch = branch
+        self._output = output
+        self._property = f"{PROPERTY}.{branch}"
+
+    @classmethod
+    def load(cls, catalog: "Catalog", identifier: str, branch: str, output: str) -> "IcebergTable":
+        """Load the table's newest state.
+
+        Raises:
+            SinkRejectedError: If there is no such table or branch, or its format is version 1.
+        """
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            table = catalog.load_table(identifier)
+        except NoSuchTableError:
+            raise SinkRejectedError(
+                f"{output} does not exist. Create the table first, with Spark or with pyiceberg's create_table"
+            ) from None
+        reference = table.metadata.refs.get(branch)
+        if reference is None and (branch != "main" or table.metadata.snapshots):
+            raise SinkRejectedError(f"{output} has no branch {branch!r}. Create it first")
+        if reference is not None and reference.snapshot_ref_type.value != "branch":
+            raise SinkRejectedError(f"{output}: {branch!r} is a tag, which cannot be written to. Name a branch")
+        if table.format_version == 1:
+            raise SinkRejectedError(
+                f"{output} has format version 1, in which this sink cannot detect a rollback. Upgrade the table: "
+                "ALTER TABLE ... SET TBLPROPERTIES ('format-version' = '2')"
+            )
+        return cls(table, branch, output)
+
+    @property
+    def metadata(self) -> "TableMetadata":
+        """The table's metadata."""
+        return self._table.metadata
+
+    @property
+    def schema(self) -> "Schema":
+        """The table's current schema."""
+        return self._table.schema()
+
+    @property
+    def io_properties(self) -> dict[str, object]:
+        """The settings of the storage, with the credentials that the catalog has given out."""
+        return dict(self._table.io.properties)
+
+    def positions(self) -> TablePositions:
+        """Return the positions of the rows that the branch has now.
+
+        Raises:
+            SinkRejectedError: If the branch was rolled back to a snapshot before the first commit of the sink that is
+                known.
+        """
+        stored = self._stored()
+        oldest = None
+        for snapshot in self._history():
+            text = self._text_of(snapshot)
+            if text is not None:
+                found = TablePositions.from_text(text, f"{self._output}: property {PROPERTY} of a snapshot")
+                return found if stored is None or found.number >= stored.number else _renumbered(found, stored)
+            oldest = snapshot
+        if stored is None:
+            return TablePositions()
+        if oldest is not None and (oldest.sequence_number or 0) > stored.sequence_number:
+            return stored  # older snapshots have expired, or the table's content was replaced
+        raise SinkRejectedError(
+            f"{self._output} was rolled back: it no longer has the sink's last commit (snapshot sequence "
+            f"number {stored.sequence_number}), so nothing was written. Undo that, or remove the table's property "
+            f"{self._property} to begin again without positions"
+        )
+
+    def has_attempt(self, attempt: str) -> bool:
+        """Return whether a commit of this attempt is in the branch."""
+        if f'"{attempt}"' in (self.metadata.properties.get(self._property) or ""):
+            return True
+        stored = self._stored()
+        if stored is not None and stored.attempt == attempt:
+            return True
+        for snapshot in self._history():
+            text = self._text_of(snapshot)
+            if text is not None and TablePositions.from_text(text, self._output).attempt == attempt:
+                return True
+        return False
+
+    def commit(self, files: Sequence[WrittenFile], positions: TablePositions) -> None:
+        """Add files to the branch, and store the positions, in one commit.
+
+        pyiceberg would retry a commit that another one has overtaken, with positions that are old by then. So this
+        method calls the catalog once, and its caller judges again.
+
+        Raises:
+            CommitFailedException: Pyiceberg's error if the branch, the schema or the specification has changed.
+            Exception: Any other error leaves open whether the table has the commit.
+        """
+        from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, AssertTableUUID
+
+        metadata, text = self.metadata, positions.to_text()
+        transaction = self._table.transaction()
+        update = transaction.update_snapshot(snapshot_properties={PROPERTY: text}, branch=self._branch)
+        merges = metadata.properties.get(_MERGES, "true").lower() == "true"
+        with update.merge_append() if merges else update.fast_append() as append:
+            for file in data_files(files):
+                append.append_data_file(file)
+        transaction.set_properties({self._property: text})
+        requirements = (
+            *transaction._requirements,  # noqa: SLF001 - with the branch's snapshot
+            AssertTableUUID(uuid=metadata.table_uuid),
+            AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id}),
+            AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id}),
+        )
+        self._table._do_commit(updates=transaction._updates, requirements=requirements)  # noqa: SLF001 - without retries
+
+    def next_sequence_number(self) -> int:
+        """Return the sequence number of the next snapshot."""
+        return int(self.metadata.next_sequence_number())
+
+    def remove(self, files: Sequence[WrittenFile]) -> None:
+        """Delete files that are not in the table. Errors are ignored: a later vacuum removes the files."""
+        for file in files:
+            with contextlib.suppress(Exception):
+                self._table.io.delete(file.path)
+
+    def _stored(self) -> TablePositions | None:
+        text = self.metadata.properties.get(self._property)
+        return None if text is None else TablePositions.from_text(text, f"{self._output}: property {self._property}")
+
+    def _history(self) -> "Iterator[Snapshot]":
+        """Yield the branch's snapshots, the newest first."""
+        snapshot = self.metadata.snapshot_by_name(self._branch)
+        while snapshot is not None:
+            yield snapshot
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else self.metadata.snapshot_by_id(parent)
+
+    def _text_of(self, snapshot: "Snapshot") -> str | None:
+        return None if snapshot.summary is None else snapshot.summary.additional_properties.get(PROPERTY)
+
+
+def _renumbered(found: TablePositions, stored: TablePositions) -> TablePositions:
+    """Return the positions of a branch that was rolled back, with the number that its next commit follows."""
+    return TablePositions(stored.number, found.attempt, found.sequence_number, found.kept)

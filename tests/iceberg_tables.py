@@ -1,0 +1,99 @@
+"""Iceberg tables in a folder with a SQLite catalog, and a sink that writes to them without Spark."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.catalog import load_catalog
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from marshal_dagster.sinks import IcebergSink
+from marshal_dagster.sinks.conformance import Row, Target
+from marshal_dagster.sinks.iceberg.tasks import TaskResult, WritePlan, write_batches
+from tests.sink_conformance import shared
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+NAME = "shop.orders"
+ROWS_AT_ONCE = 7
+
+
+class LocalIcebergSink(IcebergSink):
+    """A sink whose tasks run in this process, on the rows of a local frame."""
+
+    @staticmethod
+    def _run_tasks(frame: Any, done: Sequence[int], plan: WritePlan) -> list[TaskResult]:  # noqa: ANN401 - a LocalFrame
+        listed = [row.asDict() for row in frame.collect()]
+        kept = [row for row in listed if row["partition"] is None or row["partition"] not in done]
+        halves = [kept[: len(kept) // 2], kept[len(kept) // 2 :]]
+        results = [write_batches(plan, batches(half, frame.schema)) for half in halves]
+        return [result for result in results if result is not None]
+
+
+def batches(rows: Sequence[dict[str, Any]], schema: Any) -> Iterable[pa.RecordBatch]:  # noqa: ANN401 - a StructType
+    """Yield rows as a task gets them from Spark."""
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows[start : start + ROWS_AT_ONCE]
+        fields = pa.RecordBatch.from_pylist(list(some), to_arrow_schema(schema))
+        partitions = pa.array([row["partition"] for row in some], pa.int64())
+        offsets = pa.array([row.get("offset") for row in some], pa.int64())
+        names = ["partition", "offset", *(f"field_{number}" for number in range(len(schema.names)))]
+        yield pa.RecordBatch.from_arrays([partitions, offsets, *fields.columns], names)
+
+
+def catalog_properties(folder: Path) -> dict[str, str]:
+    """Return the properties of a catalog in a folder."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+def open_catalog(folder: Path) -> "Catalog":
+    """Return the catalog in a folder."""
+    return load_catalog("test", **catalog_properties(folder))
+
+
+def create_table(folder: Path, schema: "Schema", spec: "PartitionSpec | None" = None, **properties: str) -> "Table":
+    """Create the table `NAME`."""
+    catalog = open_catalog(folder)
+    catalog.create_namespace_if_not_exists(NAME.split(".", maxsplit=1)[0])
+    named = {name.replace("_", "-"): value for name, value in properties.items()}
+    return catalog.create_table(NAME, schema, partition_spec=spec or UNPARTITIONED_PARTITION_SPEC, properties=named)
+
+
+class IcebergTarget(Target):
+    """A table in a folder."""
+
+    most_steps = 12
+    sink_class: type[IcebergSink] = LocalIcebergSink
+
+    def __init__(self, folder: Path, branch: str = "main") -> None:
+        self.folder = folder
+        self.branch = branch
+
+    def sink(self) -> IcebergSink:
+        """Return the sink of another process."""
+        return self.sink_class(
+            NAME, catalog="test", catalog_properties=catalog_properties(self.folder), branch=self.branch
+        )
+
+    def shared_sink(self) -> IcebergSink:
+        """Return the sink of another process, for several groups."""
+        return shared(self.sink())  # type: ignore[no-any-return]
+
+    def table(self) -> "Table":
+        """Return the table's newest state."""
+        return open_catalog(self.folder).load_table(NAME)
+
+    def rows(self) -> list[Row]:
+        """Return the rows of the branch, read by pyiceberg."""
+        table = self.table()
+        snapshot = table.snapshot_by_name(self.branch)
+        if snapshot is None:
+            return []
+        found = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().to_pylist()
+        return [(row["partition"], row["offset"], row["value"]) for row in found]
