@@ -1,12 +1,14 @@
 """Iceberg tables in a folder with a SQLite catalog, and a sink that writes to them without Spark."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyspark.sql import Row as SparkRow
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from marshal_dagster.sinks import IcebergSink
@@ -19,9 +21,22 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
+    from pyspark.sql.types import StructType
 
 NAME = "shop.orders"
 ROWS_AT_ONCE = 7
+
+
+@dataclass(frozen=True)
+class TypedFrame:
+    """Rows with any types, with the methods of a DataFrame that the sink needs without Spark."""
+
+    schema: "StructType"
+    rows: Sequence[dict[str, Any]]
+
+    def collect(self) -> list[SparkRow]:
+        """Return the rows."""
+        return [SparkRow(**row) for row in self.rows]
 
 
 class LocalIcebergSink(IcebergSink):
@@ -29,7 +44,7 @@ class LocalIcebergSink(IcebergSink):
 
     @staticmethod
     def _run_tasks(frame: Any, done: Sequence[int], plan: WritePlan) -> list[TaskResult]:  # noqa: ANN401 - a LocalFrame
-        listed = [row.asDict() for row in frame.collect()]
+        listed = [row.asDict(recursive=True) for row in frame.collect()]
         kept = [row for row in listed if row["partition"] is None or row["partition"] not in done]
         halves = [kept[: len(kept) // 2], kept[len(kept) // 2 :]]
         results = [write_batches(plan, batches(half, frame.schema)) for half in halves]
@@ -97,3 +112,16 @@ class IcebergTarget(Target):
             return []
         found = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().to_pylist()
         return [(row["partition"], row["offset"], row["value"]) for row in found]
+
+
+def duckdb_rows(table: "Table", query: str) -> list[tuple[Any, ...]]:
+    """Return the result of a query in DuckDB, in which `{rows}` stands for the table."""
+    import duckdb
+    import duckdb_extension_avro
+    import duckdb_extension_iceberg
+
+    with duckdb.connect() as connection:
+        for module in (duckdb_extension_avro, duckdb_extension_iceberg):
+            extension = next(Path(module.__path__[0]).glob("extensions/*/*.duckdb_extension"))
+            connection.execute(f"LOAD '{extension}'")
+        return connection.execute(query.format(rows=f"iceberg_scan('{table.metadata_location}')")).fetchall()

@@ -72,7 +72,7 @@ def problem(array: "Array", field: "NestedField") -> str | None:
         array: The values of the field.
         field: The field of the table.
     """
-    import pyarrow as pa
+    import pyarrow.compute as pc
     from pyiceberg import types as i
 
     if field.required and array.null_count:
@@ -86,8 +86,8 @@ def problem(array: "Array", field: "NestedField") -> str | None:
         case i.ListType():
             parts = [(wanted.element_field, array.flatten())]
         case i.MapType():
-            entries = array.cast(pa.list_(pa.struct([array.type.key_field, array.type.item_field]))).flatten()
-            parts = list(zip((wanted.key_field, wanted.value_field), entries.flatten(), strict=True))
+            compact = array.take(pc.indices_nonzero(array.is_valid()))  # without entries of a slice, or of null
+            parts = [(wanted.key_field, compact.keys), (wanted.value_field, compact.items)]
         case i.StringType():
             return None if _is_valid(array) else NOT_UTF8
         case _:
