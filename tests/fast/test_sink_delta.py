@@ -19,6 +19,7 @@ from marshal_dagster.sinks.conformance import Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, intervals, never, part, rows_of
 from marshal_dagster.sinks.delta import sink as delta_sink
 from marshal_dagster.sinks.delta.commit import Commit
+from marshal_dagster.sinks.delta.place import DeltaPlace, delta_place
 from marshal_dagster.sinks.delta.table import DeltaTable, alone_on_this_machine
 from marshal_dagster.sinks.sink import Intervals
 from tests.sink_conformance import shared
@@ -64,6 +65,14 @@ class FakeTable:
         self.path = path
         self.told_properties: Mapping[str, str] = {}
         self.replaced: Mapping[ClaimedRange, Intervals] = {}
+        self.id = "the first table"
+
+    def table_id(self) -> str:
+        """Return the table's id."""
+        return self.id
+
+    def check_session(self) -> None:
+        """Accept the session."""
 
     def properties(self) -> Mapping[str, str]:
         """Return the properties that the test has set."""
@@ -156,10 +165,10 @@ class FakeSink(DeltaSink):
 
     def __init__(self, path: Path, table: FakeTable | None = None) -> None:
         super().__init__(str(path))
-        self.table = table or FakeTable(path)
+        self.fake = table or FakeTable(path)
 
     def _table(self) -> DeltaTable:
-        return cast("DeltaTable", self.table)
+        return cast("DeltaTable", self.fake)
 
 
 class DeltaTarget(Target):
@@ -388,7 +397,9 @@ def test_what_a_commit_says_is_read_back() -> None:
     commit = Commit(7).then("attempt", taken)
     assert Commit.from_metadata(commit.to_metadata()) == commit
     assert commit.number == 8
-    later = commit.then("next", [part(3, 0, 4, generation=9, epoch=10)])
+    assert commit.table_id is None
+    later = commit.then("next", [part(3, 0, 4, generation=9, epoch=10)], "an id")
+    assert Commit.from_metadata(later.to_metadata()) == later
     assert later.kept["g", "t", 3].first_generation == 5
 
 
@@ -396,8 +407,83 @@ def test_options_that_are_the_sinks_own_are_refused() -> None:
     """Options that the sink uses for its own commits are rejected."""
     with pytest.raises(ConfigurationError, match="txnversion"):
         DeltaSink("/out", options={"txnVersion": "1"})
-    with pytest.raises(ConfigurationError, match="path is empty"):
-        DeltaSink("")
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"path": ""}, "path is empty; give path"),
+        ({}, "neither path nor table"),
+        ({"path": "/out", "table": "a.b"}, "both path and table"),
+        ({"table": ""}, "give catalog.schema.table"),
+        ({"table": "orders"}, "give catalog.schema.table"),
+        ({"table": "shop..orders"}, "give catalog.schema.table"),
+        ({"table": "shop.`orders"}, "give catalog.schema.table"),
+        ({"table": "shop.orders."}, "give catalog.schema.table"),
+        ({"table": "shop.`a`b"}, "give catalog.schema.table"),
+        ({"table": "Delta.`/data/orders`"}, "is a path to Spark"),
+    ],
+)
+def test_a_table_has_a_path_or_a_name(given: dict[str, Any], match: str) -> None:
+    """Exactly one of them, and a name has a schema."""
+    with pytest.raises(ConfigurationError, match=match):
+        DeltaSink(**given)
+
+
+def test_names_of_tables() -> None:
+    """A part with a dot or a backquote is quoted, and each part is quoted in statements."""
+    place = delta_place(None, "Main.my shop.`or.d``ers`")
+    assert place.name == ("Main", "my shop", "or.d`ers")
+    assert (str(place), place.sql) == ("Main.my shop.`or.d``ers`", "`Main`.`my shop`.`or.d``ers`")
+    assert place.schema == "`Main`.`my shop`"
+    assert repr(DeltaSink(table="shop.orders")) == "DeltaSink(table='shop.orders')"
+    assert delta_place("/a`b", None).sql == "delta.`/a``b`"
+
+
+def test_a_table_that_was_created_again_under_its_writers_is_refused(target: DeltaTarget) -> None:
+    """Its newest commit has positions of the former table. Without such a commit the table is a new output."""
+    deliver(target, "a", part(0, 0, 3))
+    deliver(target, "a", part(1, 0, 3))
+    table = FakeTable(target.table.path)
+    table.id = "another table"
+    sink, following = FakeSink(table.path, table), part(0, 3, 6)
+    for call in (lambda: sink.verdicts([following]), lambda: sink.can_replace([following])):
+        with pytest.raises(SinkRejectedError, match="dropped and re-created"):
+            call()
+    with pytest.raises(SinkRejectedError, match="dropped and re-created"):
+        sink.write(target.frame(rows_of("b", following)), [following], never)
+    with target.table.opened() as database:
+        database.execute("DELETE FROM history")
+        database.execute("DELETE FROM result")
+    assert deliver(target, "c", following, sink=sink).taken == (following,)
+    assert target.found() == rows_of("c", following)
+
+
+class S3Session:
+    """A session with these settings."""
+
+    def __init__(self, **settings: str) -> None:
+        self.conf = {name.replace("_", "."): value for name, value in settings.items()}
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "is_refused"),
+    [
+        ("s3a://bucket/orders", {}, True),
+        ("S3://bucket/orders", {"spark_delta_logStore_s3a_impl": "x"}, True),
+        ("s3a://bucket/orders", {"spark_delta_logStore_s3a_impl": "x"}, False),
+        ("s3://bucket/orders", {"spark_databricks_clusterUsageTags_clusterId": "1"}, False),
+        ("hdfs://host/orders", {}, False),
+        ("/data/s3/orders", {}, False),
+    ],
+)
+def test_a_table_on_s3_needs_a_log_store_for_many_writers(
+    path: str, settings: Mapping[str, str], is_refused: bool
+) -> None:
+    """Delta's default for S3 loses commits of a second writer."""
+    table = DeltaTable(cast("Any", S3Session(**settings)), DeltaPlace(path), {})
+    with pytest.raises(ConfigurationError, match=r"spark.delta.logStore.s3a?.impl") if is_refused else nullcontext():
+        table.check_session()
 
 
 def test_the_table_is_asked_in_a_session() -> None:
@@ -439,7 +525,7 @@ class RecordingSession:
 def test_the_details_of_a_table_are_read_once_it_exists() -> None:
     """A table that another process creates meanwhile is found. Then one statement serves all questions."""
     session = RecordingSession()
-    table = DeltaTable(cast("Any", session), "/out", {})
+    table = DeltaTable(cast("Any", session), DeltaPlace("/out"), {})
     frame = cast("Any", FakeFrame(["value"], ()))
     assert (table.properties(), table._partition_strings(frame)) == ({}, [])
     session.rows.append({"properties": {"a": "b"}, "partitionColumns": ["Value"]})
@@ -495,7 +581,7 @@ def test_after_an_interrupt_the_jvm_is_left_alone(
     """
     frame: Any = KeptFrame()
     monkeypatch.setattr(DeltaTable, "_partition_strings", lambda *_: [])
-    table = DeltaTable(cast("Any", None), "/out", {})
+    table = DeltaTable(cast("Any", None), DeltaPlace("/out"), {})
     with nullcontext() if error is None else pytest.raises(error), table.evaluated(frame, []) as rows:
         assert rows.counts == {}
         if error is not None:

@@ -67,6 +67,7 @@ PACKAGES: Final = {Feature("the sink for Delta Lake", "delta"): delta_package}
 
 
 _CLUSTER: Final = "tests/real/test_spark_cluster.py"
+_DELTA: Final = "tests/real/test_sink_delta.py"
 _TAKEOVER: Final = "tests/real/test_takeover_sinks.py"
 _DECODING: Final = "tests/real/test_decoding.py"
 _READER: Final = "tests/real/test_spark_reader.py"
@@ -75,6 +76,7 @@ SPARK_SHORT: Final = (
     f"{_READER}::test_rows_are_the_messages_at_exactly_these_offsets",
     f"{_TAKEOVER}::test_half_each_of_what_was_not_written",
     f"{_TAKEOVER}::test_a_session_whose_jvm_is_killed",
+    f"{_DELTA}::test_a_managed_table_by_name",
     f"{_DECODING}::test_each_json_value_is_good_or_bad_for_a_reason",
     f"{_DECODING}::test_a_number_in_a_timestamp_is_seconds_or_bad",
     f"{_DECODING}::test_avro_of_several_schemas_is_read_by_one",
@@ -88,7 +90,7 @@ SPARK_TESTS: Final = (
     "tests/real/test_sink_spark.py::TestRules",
     "tests/real/test_sink_spark.py::test_files_keep_every_value",
     "tests/real/test_sink_spark.py::test_a_table_keeps_every_value",
-    "tests/real/test_sink_delta.py",
+    _DELTA,
     "tests/real/test_sink_kafka.py::test_rows_become_records",
     "tests/real/test_sink_kafka.py::test_a_process_killed_at_each_step",
     "tests/real/test_sink_kafka_tasks.py",

@@ -1,6 +1,7 @@
 """The Delta sink on real tables. `tests/fast/test_sink_delta` tests its rules without Spark."""
 
 import json
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructField, StructType
 
-from marshal_dagster.errors import SinkRejectedError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks import DeltaSink
 from marshal_dagster.sinks.conformance import CASES, Case, Target
 from marshal_dagster.sinks.conformance.target import COLUMNS, deliver, intervals, never, part, rows_of
@@ -271,3 +272,86 @@ def test_names_that_sql_reads_otherwise(target: DeltaTarget) -> None:
     finally:
         spark.conf.unset("spark.sql.parser.escapedStringLiterals")
     assert target.found() == [(0, 0, "new"), (0, 1, "new")]
+
+
+class NamedTable(DeltaTarget):
+    """A table that is given by its name."""
+
+    def __init__(self, spark: "SparkSession", name: str) -> None:
+        super().__init__(spark, Path("unused"))
+        self.name = name
+
+    def sink(self) -> DeltaSink:
+        """Return a sink, as another process opens it."""
+        return DeltaSink(table=self.name, session=self._session)
+
+    def rows(self) -> list[tuple[int, int | None, str]]:
+        """Read the table with plain Spark."""
+        return [tuple(row) for row in self._session().table(self.name).select(*COLUMNS).collect()]
+
+
+@pytest.fixture
+def named(spark: "SparkSession") -> Iterator[NamedTable]:
+    """A table that does not exist yet, in a schema of its own."""
+    schema = f"named_{secrets.token_hex(4)}"
+    spark.sql(f"CREATE SCHEMA {schema}")
+    with session_settings(spark, WITHOUT_STATISTICS):
+        yield NamedTable(spark, f"{schema}.Results")
+    spark.sql(f"DROP SCHEMA {schema} CASCADE")
+
+
+def test_a_managed_table_by_name(named: NamedTable) -> None:
+    """It is created by the first batch, under each spelling of its name, and replaces rows of an older generation."""
+    deliver(named, "old", part(0, 0, 4), part(1, 0, 2))
+    other = NamedTable(named._session(), f"spark_catalog.`{named.name.replace('.', '`.`').upper()}`")
+    assert deliver(other, "again", part(0, 0, 4, epoch=20)).skipped
+    deliver(other, "new", part(0, 1, 3, generation=20, epoch=21))
+    assert named.found() == sorted(
+        rows_of("old", part(0, 0, 1), part(0, 3, 4), part(1, 0, 2)) + rows_of("new", part(0, 1, 3))
+    )
+    detail = named._session().sql(f"DESCRIBE EXTENDED {named.name}").collect()
+    assert {row.data_type for row in detail if row.col_name == "Type"} == {"MANAGED"}
+
+
+def test_an_external_table_by_name_and_by_path(named: NamedTable, target: DeltaTarget) -> None:
+    """Both are the same output, as they are the same table."""
+    deliver(target, "a", part(0, 0, 3))
+    location = str(target.path).replace("'", "\\'")
+    named._session().sql(f"CREATE TABLE {named.name} USING delta LOCATION '{location}'")
+    assert deliver(named, "b", part(0, 0, 3)).skipped
+    deliver(named, "b", part(0, 3, 6))
+    assert target.found() == named.found() == rows_of("a", part(0, 0, 3)) + rows_of("b", part(0, 3, 6))
+
+
+def test_a_table_that_is_dropped_and_created_again(named: NamedTable) -> None:
+    """It is a new output, unless a commit for the former table reached it. A replaced table is refused."""
+    spark, sink = named._session(), named.sink()
+    deliver(named, "a", part(0, 0, 3), part(1, 0, 9))
+    deliver(named, "a", part(0, 3, 6))
+    spark.sql(f"DROP TABLE {named.name}")
+    assert deliver(named, "b", part(0, 6, 9)).taken
+    deliver(named, "b", part(0, 9, 12))
+    assert named.found() == rows_of("b", part(0, 6, 12))
+    spark.sql(f"CREATE OR REPLACE TABLE {named.name} USING delta AS SELECT * FROM {named.name} WHERE false")  # noqa: S608
+    with pytest.raises(SinkRejectedError, match="dropped and re-created"):
+        sink.verdicts([part(0, 12, 15)])
+
+
+def test_names_that_are_no_delta_table(named: NamedTable) -> None:
+    """The error names what is there, or what is missing."""
+    spark = named._session()
+    schema = named.name.partition(".")[0]
+    spark.sql(f"CREATE VIEW {schema}.view AS SELECT 1 AS partition")
+    spark.sql(f"CREATE TABLE {schema}.parquet_table (partition INT) USING parquet")
+    for name, match in {
+        f"{schema}.view": "is a view",
+        f"{schema}.parquet_table": "of the format parquet",
+        "missing_schema.orders": "neither does the schema",
+        "missing_catalog.shop.orders": "cannot be read",
+    }.items():
+        with pytest.raises(ConfigurationError, match=match):
+            DeltaSink(table=name, session=named._session).verdicts([part(0, 0, 3)])
+    session = spark.newSession()
+    session.conf.unset("spark.sql.catalog.spark_catalog")
+    with pytest.raises(ConfigurationError, match=r"without spark.sql.catalog.spark_catalog"):
+        DeltaSink(table=named.name, session=lambda: session).verdicts([part(0, 0, 3)])

@@ -36,15 +36,17 @@ class Commit:
     number: int = 0
     attempt: str = ""
     kept: Mapping[_Key, DeltaPosition] = field(default_factory=dict)
+    table_id: str | None = None
+    """The id of the table for which the commit was made, None if the table did not exist yet or in older commits."""
 
-    def then(self, attempt: str, taken: Sequence[ClaimedRange]) -> "Commit":
+    def then(self, attempt: str, taken: Sequence[ClaimedRange], table_id: str | None = None) -> "Commit":
         """Return the commit that follows this one and takes the ranges `taken`."""
         kept = dict(self.kept)
         for range_ in taken:
             before = kept.get(partition_key(range_))
             first_generation = before.first_generation if before else range_.generation
             kept[partition_key(range_)] = DeltaPosition(position_after(range_), first_generation)
-        return Commit(self.number + 1, attempt, kept)
+        return Commit(self.number + 1, attempt, kept, table_id)
 
     def to_metadata(self) -> str:
         """Return the metadata as JSON. Fields that partitions have in common are stored once."""
@@ -54,7 +56,8 @@ class Commit:
             common = group, topic, at.coordination_topic_id, at.data_topic_id, at.generation, kept.first_generation
             by_common.setdefault(common, []).append((partition, at.epoch, at.position))
         positions = [dict(zip(_COMMON, common, strict=True), partitions=own) for common, own in by_common.items()]
-        document = {"version": VERSION, "number": self.number, "attempt": self.attempt, "positions": positions}
+        table = {} if self.table_id is None else {"table": self.table_id}
+        document = {"version": VERSION, "number": self.number, "attempt": self.attempt, **table, "positions": positions}
         return json.dumps({APPLICATION: document}, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -81,7 +84,7 @@ class Commit:
                 [[common[name] for name in _OWN]] if one_by_one else common["partitions"]
             )
         }
-        return cls(ours["number"], ours["attempt"], kept)
+        return cls(ours["number"], ours["attempt"], kept, ours.get("table"))
 
 
 def _kept_from(common: Mapping[str, Any], epoch: int, position: int) -> DeltaPosition:

@@ -16,6 +16,7 @@ from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition
+from marshal_dagster.sinks.delta.place import delta_place
 from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows
 from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.sink import (
@@ -48,14 +49,16 @@ MOST_INTERVALS = 1_000
 
 
 class DeltaSink(Steps):
-    """A sink that writes rows to the Delta table at `path`, with an extra column `marshal` for each row's range.
+    """A sink that writes rows to a Delta table, with an extra column `marshal` for each row's range.
 
-    The session needs Delta Lake (`delta_settings`). The frame is persisted on the executors during the write.
+    The table is given by its folder or by its name in a catalog. The session needs Delta Lake (`delta_settings`). The
+    frame is persisted on the executors during the write.
 
     Example:
         ```python
         settings = spark_settings(app_name="orders", extra=delta_settings())
-        sink = DeltaSink("/data/orders")
+        by_path = DeltaSink("/data/orders")
+        by_name = DeltaSink(table="main.shop.orders")
         ```
     """
 
@@ -64,8 +67,9 @@ class DeltaSink(Steps):
 
     def __init__(
         self,
-        path: str,
+        path: str | None = None,
         *,
+        table: str | None = None,
         session: "Callable[[], SparkSession] | None" = None,
         options: Mapping[str, str] | None = None,
         shared_by_groups: bool = False,
@@ -74,7 +78,9 @@ class DeltaSink(Steps):
         """Configure the output; the sink does not access the table before its first use.
 
         Args:
-            path: The folder of the Delta table.
+            path: The folder of the Delta table; give either `path` or `table`.
+            table: The table's name, `schema.table` or `catalog.schema.table`, with backquotes around a part that has a
+                dot. A table that does not exist is created as a managed table.
             session: Returns the Spark session, by default the active one. The session must exist before the batch is
                 claimed, because the sink reads the table then.
             options: Options of Delta's writer, such as `mergeSchema`.
@@ -84,23 +90,25 @@ class DeltaSink(Steps):
                 "Another group").
 
         Raises:
-            ConfigurationError: If the path is empty, or `options` contains an option that the sink sets itself.
+            ConfigurationError: If not exactly one of `path` and `table` is given, the name has no schema, or `options`
+                contains an option that the sink sets itself.
         """
-        if not path:
-            raise ConfigurationError("path is empty; it must be the folder of the Delta table")
+        self._place = delta_place(path, table)
         own = {option.lower() for option in options or ()} & {"usermetadata", "txnappid", "txnversion", "replacewhere"}
         if own:
             raise ConfigurationError(
                 f"options {', '.join(sorted(own))}: the sink sets these itself for its commits. Leave them out"
             )
         self.path = path
-        """The folder of the Delta table."""
+        """The folder of the Delta table, None if it is given by its name."""
+        self.table = table
+        """The name of the Delta table, None if it is given by its folder."""
         self._session = session or partial(active_session, "a Delta table")
         self._options = dict(options or {})
-        self._groups = OutputGroups(f"table {path}", shared_by_groups, previous_group)
+        self._groups = OutputGroups(f"table {self._place}", shared_by_groups, previous_group)
 
     def __repr__(self) -> str:
-        return f"DeltaSink({self.path!r})"
+        return f"DeltaSink({self.path!r})" if self.table is None else f"DeltaSink(table={self.table!r})"
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Return what the sink would do with each range (`Sink.verdicts`).
@@ -117,8 +125,7 @@ class DeltaSink(Steps):
         """
         check_ranges(ranges)
         table = self._table()
-        self._refuse_forgetful(table)
-        newest = _newest(table)
+        newest = self._checked(table)
         verdicts = _judge(newest, ranges)
         self._refuse_unreplaceable(table, _open(verdicts), newest)
         return verdicts
@@ -135,9 +142,9 @@ class DeltaSink(Steps):
         table = self._table()
         held = table.held(_readable(ranges), only_older=False)
         return (
-            unreplaceable(held, f"table {self.path}")
+            unreplaceable(held, f"table {self._place}")
             or (self._append_only(table) if held else None)
-            or self._groups.refusal(*_of_groups(table, _newest(table), ranges))
+            or self._groups.refusal(*_of_groups(table, self._checked(table), ranges))
         )
 
     def write(
@@ -167,8 +174,7 @@ class DeltaSink(Steps):
         check_settings(spark, {**PARQUET_FILES, **QUOTED_NAMES}, "a Delta sink")
         check_ranges(ranges)
         table = self._table()
-        self._refuse_forgetful(table)
-        newest = _newest(table)
+        newest = self._checked(table)
         wanted = _open(_judge(newest, ranges))
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
@@ -177,7 +183,7 @@ class DeltaSink(Steps):
         with table.evaluated(frame, done) as rows:
             refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], wanted)
             if rows.rejected is not None:
-                raise rows.rejected.error(f"table {self.path}", wanted)
+                raise rows.rejected.error(f"table {self._place}", wanted)
             self._reached("evaluated")
             before_commit()
             taken = self._take(table, wanted, rows, checked_after_read(offsets_read, before_commit))
@@ -204,7 +210,7 @@ class DeltaSink(Steps):
             if over_older and read is None:
                 own = rows.offsets()
                 read = both(offsets_read(), own)
-            commit = newest.then(secrets.token_hex(16), taken)
+            commit = newest.then(secrets.token_hex(16), taken, table.table_id())
             replaced = self._replaced(table, over_older, read or {})
             self._reached("judged")
             if self._commit(table, rows, taken, commit, replaced):
@@ -224,9 +230,9 @@ class DeltaSink(Steps):
         count = sum(len(offsets) for offsets in replaced.values())
         if count > MOST_INTERVALS:
             raise SinkRejectedError(
-                f"table {self.path}: a new generation would replace rows at {count} separate intervals of offsets, but "
-                f"one commit can replace {MOST_INTERVALS} intervals, so nothing was written. Set the group's position "
-                "again and use smaller batches (max_records), or write to a new output"
+                f"table {self._place}: a new generation would replace rows at {count} separate intervals of offsets, "
+                f"but one commit can replace {MOST_INTERVALS} intervals, so nothing was written. Set the group's "
+                "position again and use smaller batches (max_records), or write to a new output"
             )
         return replaced
 
@@ -252,7 +258,7 @@ class DeltaSink(Steps):
         if failure is not None:
             raise failure
         raise SinkRejectedError(
-            f"table {self.path} has commits of marshal-dagster that its history no longer shows, so nothing was "
+            f"table {self._place} has commits of marshal-dagster that its history no longer shows, so nothing was "
             "written: the table was restored, or the log with the sink's last commit was cleaned "
             "(delta.logRetentionDuration). Write to a new output, and keep its log longer"
         )
@@ -268,18 +274,36 @@ class DeltaSink(Steps):
         self._groups.check(*_of_groups(table, newest, ranges))
         later = [range_ for range_ in _readable(ranges) if _is_later(newest.kept.get(partition_key(range_)), range_)]
         held = table.held(later, only_older=True) if later else []
-        refusal = unreplaceable(held, f"table {self.path}") or (self._append_only(table) if held else None)
+        refusal = unreplaceable(held, f"table {self._place}") or (self._append_only(table) if held else None)
         if refusal is not None:
             raise SinkRejectedError(refusal)
         return tuple(dict.fromkeys(wanted for wanted, _, _ in held))
+
+    def _checked(self, table: DeltaTable) -> Commit:
+        """Return the sink's newest commit in the table.
+
+        Raises:
+            SinkRejectedError: If the table forgets commits, or its commits are those of another table.
+            ConfigurationError: If its storage lets two writers commit at once.
+        """
+        table.check_session()
+        self._refuse_forgetful(table)
+        newest = _newest(table)
+        if newest.table_id is not None and newest.table_id != table.table_id():
+            raise SinkRejectedError(
+                f"table {self._place} was replaced, or dropped and re-created while a batch was written: its newest "
+                "commit has the positions of the former table, so nothing was written. Drop it with all writers "
+                "stopped, or write to a new table, and reset the group's position to write older rows again"
+            )
+        return newest
 
     def _refuse_forgetful(self, table: DeltaTable) -> None:
         """Refuse a table that forgets the sink's transaction number, because a late commit would not be rejected."""
         if _FORGETS in table.properties():
             raise SinkRejectedError(
-                f"table {self.path} has the property {_FORGETS}, with which Delta forgets the sink's commits and could "
-                f"write a range twice, so nothing was written. Run ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES "
-                f"('{_FORGETS}')"
+                f"table {self._place} has the property {_FORGETS}, with which Delta forgets the sink's commits and "
+                f"could write a range twice, so nothing was written. Run ALTER TABLE {self._place.sql} UNSET "
+                f"TBLPROPERTIES ('{_FORGETS}')"
             )
 
     def _append_only(self, table: DeltaTable) -> str | None:
@@ -287,13 +311,13 @@ class DeltaSink(Steps):
         if table.properties().get(_APPEND_ONLY, "").lower() != "true":
             return None
         return (
-            f"table {self.path} has the property {_APPEND_ONLY}, so a new generation cannot replace the rows there: "
+            f"table {self._place} has the property {_APPEND_ONLY}, so a new generation cannot replace the rows there: "
             "unset it, or write to a new output"
         )
 
     def _table(self) -> DeltaTable:
         """Return the table; tests override this."""
-        return DeltaTable(self._session(), self.path, self._options)
+        return DeltaTable(self._session(), self._place, self._options)
 
 
 def _newest(table: DeltaTable) -> Commit:

@@ -17,10 +17,11 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Commit
+from marshal_dagster.sinks.delta.place import DeltaPlace
 from marshal_dagster.sinks.rejected_rows import RejectedRow, row_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 from marshal_dagster.spark.connector import connector_jars
-from marshal_dagster.spark.error_text import error_condition
+from marshal_dagster.spark.error_text import error_condition, first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.nested_values import text_kinds
 from marshal_dagster.spark.packages import delta_package
@@ -44,6 +45,18 @@ _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TA
 _NULLS = ["", "__HIVE_DEFAULT_PARTITION__"]
 """The strings that Delta stores as null in a column by which a table is partitioned."""
 _READ_AS_NULL = "the table is partitioned by this column, so Delta would store the string as null"
+_NO_DELTA_TABLE = "DELTA_TABLE_NOT_FOUND"
+_VIEW = "EXPECT_TABLE_NOT_VIEW"
+_DETAIL, _FORMAT = "DETAIL", "delta"
+_CATALOG_SETTING, _SESSION_CATALOG = "spark.sql.catalog.spark_catalog", "spark_catalog"
+_SCHEMA_AND_TABLE = 2
+_S3 = ("s3", "s3a", "s3n")
+_MANY_WRITERS = (
+    "spark.delta.logStore.{}.impl",
+    "spark.delta.logStore.class",
+    "spark.databricks.clusterUsageTags.clusterId",
+)
+"""Settings of which one shows that a log store was chosen, or that Databricks coordinates the commits."""
 _UNKNOWN_SYNTAX = "PARSE_SYNTAX_ERROR"
 _NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"  # without Delta, Spark parses DETAIL as a table's name and the table as a column
 
@@ -93,13 +106,12 @@ class KeptRows:
 
 
 class DeltaTable:
-    """The Delta table at `path`, accessed through a Spark session, for one call of the sink."""
+    """The Delta table at `place`, accessed through a Spark session, for one call of the sink."""
 
-    def __init__(self, spark: "SparkSession", path: str, options: Mapping[str, str]) -> None:
+    def __init__(self, spark: "SparkSession", place: DeltaPlace, options: Mapping[str, str]) -> None:
         self._spark = spark
-        self._path = path
+        self._place = place
         self._options = options
-        self._name = f"delta.`{path.replace('`', '``')}`"
         self._is_found = False
         self._known_detail: Row | None = None
 
@@ -143,7 +155,7 @@ class DeltaTable:
         """
         if not ranges or not self._exists():
             return []
-        table = self._spark.read.format("delta").load(self._path)
+        table = self.frame()
         columns = {name.lower(): name for name in table.columns}  # Delta ignores case, whatever the session does
         if MARSHAL_COLUMN not in columns:
             return []
@@ -161,7 +173,7 @@ class DeltaTable:
     def older_offsets(self, ranges: Sequence[ClaimedRange]) -> Mapping[int, Intervals]:
         """Return the readable offsets of `ranges` at which there are rows of older generations, by partition."""
         conditions = [f.expr(_rows_at(range_, only_older=True)) for range_ in ranges]
-        table = self._spark.read.format("delta").load(self._path)
+        table = self.frame()
         offsets = offsets_read(
             table.where(reduce(or_, conditions)).where(f.col(OFFSET_COLUMN).between(0, HIGHEST_OFFSET))
         )
@@ -187,12 +199,39 @@ class DeltaTable:
             .option("txnVersion", commit.number)
         )
         gone = [_rows_at(range_, only_older=True, offsets=offsets) for range_, offsets in replaced.items() if offsets]
-        with alone_on_this_machine(self._path):
+        if self._place.name and not self._exists():
+            self._create(written.limit(0))
+        with alone_on_this_machine(self._location()):
             if gone:
                 own = f"{MARSHAL_COLUMN}.attempt = {_text(commit.attempt)}"
-                writer.mode("overwrite").option("replaceWhere", " OR ".join([own, *gone])).save(self._path)
+                writer = writer.mode("overwrite").option("replaceWhere", " OR ".join([own, *gone]))
             else:
-                writer.mode("append").save(self._path)
+                writer = writer.mode("append")
+            if self._place.path is None:
+                writer.saveAsTable(self._place.sql)
+            else:
+                writer.save(self._place.path)
+
+    def frame(self) -> "DataFrame":
+        """Return the rows of the table, which must exist."""
+        if self._place.path is None:
+            return self._spark.read.table(self._place.sql)
+        return self._spark.read.format("delta").load(self._place.path)
+
+    def _create(self, empty: "DataFrame") -> None:
+        """Create a named table with the columns of `empty`, unless another writer was first.
+
+        This is a commit without a number. Options of the commit would be stored as the table's own.
+        """
+        from pyspark.errors import PySparkException
+
+        with alone_on_this_machine(self._spark.conf.get("spark.sql.warehouse.dir") or ""):
+            try:
+                empty.write.format("delta").mode("ignore").saveAsTable(self._place.sql)
+            except PySparkException:
+                if not self._exists():
+                    raise
+        self._check_store()
 
     def _named(self, taken: Sequence[ClaimedRange], attempt: str) -> "DataFrame":
         """Return the value of the column `marshal` for each partition.
@@ -210,6 +249,39 @@ class DeltaTable:
             for range_ in taken
         ]
         return self._spark.range(0, 1, 1, 1).select(f.inline(f.array(*rows)))
+
+    def table_id(self) -> str | None:
+        """Return the id that Delta gave the table when it was created, None if there is no table."""
+        detail = self._detail()
+        return None if detail is None else detail["id"]
+
+    def check_session(self) -> None:
+        """Raise `ConfigurationError` if the session cannot write to the table, or not safely."""
+        if self._place.name:
+            self._check_catalog()
+        self._check_store()
+
+    def _check_store(self) -> None:
+        """Raise `ConfigurationError` if two writers can commit to the table at once because of its storage.
+
+        Delta's own log store for S3 lets one process write; it does not notice a second one (docs/sinks.md,
+        "Delta on S3").
+        """
+        scheme = self._location().partition(":")[0].lower()
+        if scheme not in _S3 or any(self._spark.conf.get(name.format(scheme), None) for name in _MANY_WRITERS):
+            return
+        raise ConfigurationError(
+            f"table {self._place} is on S3, where Delta loses commits of a second writer. Set "
+            f"spark.delta.logStore.{scheme}.impl to io.delta.storage.S3DynamoDBLogStore (docs/sinks.md, "
+            '"Delta on S3")'
+        )
+
+    def _location(self) -> str:
+        """Return the table's folder as a path or URI; empty if a named table does not exist."""
+        if self._place.path is not None:
+            return self._place.path
+        detail = self._detail()
+        return "" if detail is None else str(detail["location"])
 
     def properties(self) -> Mapping[str, str]:
         """Return the table's properties; empty if there is no table."""
@@ -236,7 +308,7 @@ class DeltaTable:
     def _detail(self) -> "Row | None":
         """Return the table's details, or None if there is no table. They are read once."""
         if self._known_detail is None:
-            self._known_detail = next(iter(self._described("DETAIL")), None)
+            self._known_detail = next(iter(self._described(_DETAIL)), None)
         return self._known_detail
 
     def _history(self, limit: str) -> list[str | None]:
@@ -251,19 +323,53 @@ class DeltaTable:
         from pyspark.errors import PySparkException
 
         try:
-            rows = self._spark.sql(f"DESCRIBE {what} {self._name}{limit}").collect()
+            rows = self._spark.sql(f"DESCRIBE {what} {self._place.sql}{limit}").collect()
         except PySparkException as error:
-            condition = error_condition(error)
-            if condition in _MISSING:
-                return []
+            condition = error_condition(error) or ""
             if condition == _UNKNOWN_SYNTAX or (condition == _NO_TABLE and f"`{what}`" in str(error)):
                 raise ConfigurationError(
-                    f"table {self._path}: this Spark session does not have Delta Lake: start it with `delta_settings`, "
-                    "in a process that has no session yet"
+                    f"table {self._place}: this Spark session does not have Delta Lake: start it with "
+                    "`delta_settings`, in a process that has no session yet"
                 ) from error
-            raise
+            if self._place.path is not None:
+                if condition in _MISSING:
+                    return []
+                raise
+            if condition in {_NO_TABLE, _NO_DELTA_TABLE}:
+                self._check_schema()
+                return []
+            if condition.startswith(_VIEW):
+                raise ConfigurationError(
+                    f"table {self._place} is a view, to which this sink cannot write. Name a Delta table, or one that "
+                    "does not exist yet"
+                ) from error
+            raise ConfigurationError(f"table {self._place} cannot be read: {first_line(error)}") from error
+        if self._place.name and rows and what == _DETAIL and rows[0]["format"] != _FORMAT:
+            raise ConfigurationError(
+                f"table {self._place} is a table of the format {rows[0]['format']}, to which this sink cannot write. "
+                "Name a Delta table, or one that does not exist yet"
+            )
         self._is_found = self._is_found or bool(rows)
         return rows
+
+    def _check_schema(self) -> None:
+        """Raise `ConfigurationError` if the table cannot be created because its schema is missing."""
+        if not self._spark.catalog.databaseExists(self._place.schema):
+            raise ConfigurationError(
+                f"table {self._place} does not exist, and neither does the schema {self._place.schema}. Create the "
+                "schema, or correct the name"
+            )
+
+    def _check_catalog(self) -> None:
+        """Raise `ConfigurationError` if the session's default catalog cannot create or write Delta tables."""
+        catalog = self._place.name[0] if len(self._place.name) > _SCHEMA_AND_TABLE else ""
+        if (catalog or self._spark.catalog.currentCatalog()).lower() == _SESSION_CATALOG and not self._spark.conf.get(
+            _CATALOG_SETTING, ""
+        ):
+            raise ConfigurationError(
+                f"table {self._place}: without {_CATALOG_SETTING} Spark's own catalog has no Delta tables. Start the "
+                "session with `delta_settings`, or set it to org.apache.spark.sql.delta.catalog.DeltaCatalog"
+            )
 
 
 @contextmanager
