@@ -37,7 +37,7 @@ from marshal_dagster.sinks.database.postgres_rights import check_may_create_tabl
 from marshal_dagster.sinks.database.staged_rows import PostgresRows, limited_columns, value_errors
 from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
-from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches, spare_collections
+from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches, sparing_next_tasks
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
@@ -297,9 +297,9 @@ class _CopyTask:
             return
         dialect: StagingDialect = pickle.loads(self.dialect.value())  # noqa: S301 - the driver's own bytes
         task = secrets.token_hex(_NUMBER_BYTES)
-        spare_collections()
         try:
-            counts, have_offsets = self._copy(dialect, task, chain([first], filled))
+            with sparing_next_tasks():
+                counts, have_offsets = self._copy(dialect, task, chain([first], filled))
         except _DoubtfulRowError:
             yield _result(task, None, 0, have_offsets=False, error=_DOUBTFUL)
         except MarshalError as error:

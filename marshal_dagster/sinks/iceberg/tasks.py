@@ -17,7 +17,7 @@ from marshal_dagster.sinks.iceberg.parquet_files import FILE_PREFIX, FileWriter,
 from marshal_dagster.sinks.iceberg.partitions import partition_columns, split
 from marshal_dagster.sinks.rejected_rows import RejectedRow
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
-from marshal_dagster.spark.arrow_tasks import limited_batches, spare_collections
+from marshal_dagster.spark.arrow_tasks import limited_batches, sparing_next_tasks
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
 
@@ -93,8 +93,8 @@ class WriteTask:
         import pyarrow as pa
 
         plan: WritePlan = pickle.loads(self.plan.value())  # noqa: S301 - the driver's own bytes
-        spare_collections()
-        result = write_batches(plan, batches)
+        with sparing_next_tasks():
+            result = write_batches(plan, batches)
         if result is not None:
             yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(result)], pa.binary())], ["result"])
 

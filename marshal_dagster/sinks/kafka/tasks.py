@@ -37,7 +37,7 @@ from marshal_dagster.sinks.kafka.records import (
     FrameRecords,
 )
 from marshal_dagster.sinks.sink import OFFSET_COLUMN
-from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches, spare_collections
+from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches, sparing_next_tasks
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
 
@@ -195,8 +195,7 @@ class _RangeTask:
         rows = _ArrowRows(batches, None if self.are_sorted else self.counts)
         if rows.partition is None:
             return
-        spare_collections()
-        with self._place() as (sink, place):
+        with sparing_next_tasks(), self._place() as (sink, place):
             for result in self._results(sink, place, rows):
                 yield result.to_arrow()
 
