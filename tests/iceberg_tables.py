@@ -62,14 +62,20 @@ def batches(rows: Sequence[dict[str, Any]], schema: Any) -> Iterable[pa.RecordBa
         yield pa.RecordBatch.from_arrays([partitions, offsets, *fields.columns], names)
 
 
-def catalog_properties(folder: Path) -> dict[str, str]:
-    """Return the properties of a catalog in a folder."""
-    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+def catalog_properties(folder: Path, timeout_s: float = 30) -> dict[str, str]:
+    """Return the properties of a catalog in a folder; `timeout_s` is how long it waits for others of its database."""
+    uri = f"sqlite:///{folder}/catalog.db?timeout={timeout_s}"
+    return {"type": "sql", "uri": uri, "warehouse": f"file://{folder}/warehouse"}
 
 
 def open_catalog(folder: Path) -> "Catalog":
     """Return the catalog in a folder."""
-    return load_catalog("test", **catalog_properties(folder))
+    return load_catalog(catalog_name(folder), **catalog_properties(folder))
+
+
+def catalog_name(folder: Path) -> str:
+    """Return the name of the catalog in a folder. Spark keeps a catalog by its name."""
+    return f"lake_{folder.name}"
 
 
 def create_table(folder: Path, schema: "Schema", spec: "PartitionSpec | None" = None, **properties: str) -> "Table":
@@ -90,10 +96,11 @@ class IcebergTarget(Target):
         self.folder = folder
         self.branch = branch
 
-    def sink(self) -> IcebergSink:
+    def sink(self, timeout_s: float = 30) -> IcebergSink:
         """Return the sink of another process."""
+        properties = catalog_properties(self.folder, timeout_s)
         return self.sink_class(
-            NAME, catalog="test", catalog_properties=catalog_properties(self.folder), branch=self.branch
+            NAME, catalog=catalog_name(self.folder), catalog_properties=properties, branch=self.branch
         )
 
     def shared_sink(self) -> IcebergSink:

@@ -1,7 +1,8 @@
 """The Iceberg sink on real tables of pyiceberg, without Spark: its tasks run in the test's process."""
 
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,22 @@ def test_a_late_commit_that_succeeds_is_found_by_the_next_attempt(target: Iceber
     held[0]()
     assert deliver(target, "next", part(0, 0, 3)).skipped
     assert target.found() == rows_of("late", part(0, 0, 3))
+
+
+@pytest.mark.thorough
+def test_a_commit_of_a_busy_database_is_an_error(target: IcebergTarget) -> None:
+    """After a failed commit SQLAlchemy's connection shows the row of the catalog that was not committed."""
+    deliver(target, "a", part(0, 0, 3))
+    with (
+        closing(sqlite3.connect(target.folder / "catalog.db")) as reader,
+        closing(reader.execute("SELECT 1 FROM iceberg_tables UNION ALL SELECT 2")) as rows,
+    ):
+        next(rows)  # the reader locks the database until it has read the second row
+        with pytest.raises(Exception, match="database is locked"):
+            deliver(target, "b", part(0, 3, 6), sink=target.sink(timeout_s=0.1))
+    assert target.found() == rows_of("a", part(0, 0, 3))
+    deliver(target, "c", part(0, 3, 6))
+    assert target.found() == rows_of("a", part(0, 0, 3)) + rows_of("c", part(0, 3, 6))
 
 
 def test_a_writer_that_was_overtaken_does_not_write_its_rows_again(target: IcebergTarget) -> None:

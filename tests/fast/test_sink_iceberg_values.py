@@ -398,7 +398,7 @@ def test_a_specification_that_changes_during_a_write(tmp_path: Path) -> None:
 
 
 def test_many_files_within_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task closes files if it has many open, writes row groups if it holds many rows, and begins large files anew."""
+    """A task closes files if many are open, writes a row group if it holds many rows, and closes a large file."""
     monkeypatch.setattr("marshal_dagster.sinks.iceberg.parquet_files._MOST_OPEN", 2)
     monkeypatch.setattr("marshal_dagster.sinks.iceberg.parquet_files._MOST_BUFFERED_BYTES", 40)
     schema = Schema(i.NestedField(1, "value", i.LongType()))

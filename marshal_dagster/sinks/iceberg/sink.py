@@ -5,6 +5,7 @@ the branch has both the rows and the positions. A writer that was overtaken judg
 files that it has written already (docs/decisions/0022-iceberg.md).
 """
 
+import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -228,10 +229,10 @@ class IcebergSink(Steps):
             try:
                 table.commit(mine, following)
             except CommitFailedException:
-                if not self._table().has_attempt(attempt):
+                if not self._reconnected().has_attempt(attempt):
                     continue
             except Exception:
-                if not self._table().has_attempt(attempt):
+                if not self._reconnected().has_attempt(attempt):
                     raise
             self._reached("committed")
             table.remove([file for file in files if file.kafka_partition not in partitions])
@@ -266,6 +267,17 @@ class IcebergSink(Steps):
             f"{wanted} of group {wanted.group!r}: {self._output} has rows of an older generation of these offsets, "
             "which this sink cannot replace. Set the group's position after them, or write to a new table"
         )
+
+    def _reconnected(self) -> IcebergTable:
+        """Load the table's newest state through a new connection to the catalog.
+
+        After a failed commit, the connection of a SQL catalog may still show what was not committed.
+        """
+        catalog, self._loaded_catalog = self._loaded_catalog, None
+        if catalog is not None:
+            with contextlib.suppress(Exception):
+                catalog.close()
+        return self._table()
 
     def _table(self) -> IcebergTable:
         """Load the table's newest state."""
