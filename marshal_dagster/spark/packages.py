@@ -37,8 +37,7 @@ _VERSIONS: Final[Mapping[str, Mapping[tuple[str, str], str]]] = {
         ("3.5", "2.12"): "3.3.2",
         ("3.5", "2.13"): "3.3.2",
         ("4.0", "2.13"): "4.0.0",
-        ("4.1", "2.13"): "4.1.0",
-        # Delta Lake 4.2 is built for Spark 4.1. On Spark 4.2 it cannot read a table whose log has a checkpoint.
+        # Delta Lake 4.1 and 4.2 call a constructor that Spark 4.1.4 and 4.2 lack, once a table's log has a checkpoint.
     },
 }
 """For each package, its tested version by Spark's version and Scala."""
@@ -116,7 +115,7 @@ def delta_package(build: SparkBuild | None = None) -> str:
     Raises:
         ConfigurationError: No tested version of Delta Lake fits this Spark, or Spark is not installed.
     """
-    return _package(_DELTA, build, "use Spark 3.5, 4.0 or 4.1")
+    return _package(_DELTA, build, "use Spark 3.5 or 4.0")
 
 
 def find_spark(environ: Mapping[str, str] = os.environ) -> Path | None:

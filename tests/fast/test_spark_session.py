@@ -334,14 +334,15 @@ def test_jars_are_chosen_by_the_version_and_the_scala_of_spark(
     assert kafka_package() == connector
     assert spark_settings(app_name="x", ivy_folder=tmp_path)["spark.jars.packages"] == connector
     assert avro_package() == connector.replace("sql-kafka-0-10", "avro")
-    if release != "4.2.1":
+    if release < "4.1":
         assert delta_package().startswith(f"io.delta:delta-spark_{scala}:")
 
 
-def test_delta_lake_is_refused_where_it_cannot_read_checkpoints() -> None:
-    """Delta Lake 4.2 loads on Spark 4.2 and fails after ten commits."""
-    with pytest.raises(ConfigurationError, match=r"no io\.delta:delta-spark is known for Spark 4\.2\.1"):
-        delta_package(SparkBuild("4.2.1", "2.13"))
+@pytest.mark.parametrize("release", ["4.1.4", "4.2.1"])
+def test_delta_lake_is_refused_where_it_cannot_read_checkpoints(release: str) -> None:
+    """Delta Lake 4.1 and 4.2 load there and fail after ten commits."""
+    with pytest.raises(ConfigurationError, match=rf"no io\.delta:delta-spark is known for Spark {release}"):
+        delta_package(SparkBuild(release, "2.13"))
 
 
 def test_a_spark_without_known_jars_is_one_line() -> None:

@@ -18,7 +18,7 @@ _COMMANDS: Final = {
 _INTRODUCTIONS: Final = {
     Kind.SPARK: """## Spark
 
-On each version the tests claim and read batches, write through each sink (files, Delta Lake on 3.5 to 4.1, PostgreSQL,
+On each version the tests claim and read batches, write through each sink (files, Delta Lake on 3.5 and 4.0, PostgreSQL,
 Kafka, and MariaDB in the long list), kill sessions and repeat their batches, decode records, and run at most once.
 `spark_settings` and `delta_settings` choose the jars that fit.""",
     Kind.TUTORIAL: """## The tutorial
