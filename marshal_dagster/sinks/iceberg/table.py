@@ -103,8 +103,6 @@ class IcebergTable:
 
     def has_attempt(self, attempt: str) -> bool:
         """Return whether a commit of this attempt is in the branch."""
-        if f'"{attempt}"' in (self.metadata.properties.get(self._property) or ""):
-            return True
         stored = self._stored()
         if stored is not None and stored.attempt == attempt:
             return True
