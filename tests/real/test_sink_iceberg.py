@@ -128,7 +128,7 @@ def test_dying_at_each_step(target: SparkIcebergTarget) -> None:
             if at == step:
                 raise CrashError
 
-        sink._reached = reached  # type: ignore[method-assign]
+        sink._reached = reached  # type: ignore[method-assign,assignment]
         with pytest.raises(CrashError):
             sink.write(target.frame(read), batch, never)
         assert target.found() == (sorted(before + read) if step == "committed" else before), step
