@@ -38,7 +38,7 @@ Sink = Annotated[
     app,
     "describe",
     "Show what the output of a sink has, by group, partition and generation. The rows are those that were written, "
-    "also if they were replaced or deleted later.",
+    "also if they were replaced or deleted later. DeltaSink and KafkaSink store positions only.",
     "sink describe --sink my_project.sinks:orders",
 )
 def describe(*, sink: Sink, as_json: AsJson = False) -> ExitCode:
@@ -57,8 +57,9 @@ def describe(*, sink: Sink, as_json: AsJson = False) -> ExitCode:
 
 def _row(stored: StoredGeneration) -> list[str | output.Line]:
     numbers = (stored.partition, stored.generation, stored.start, stored.end, stored.ranges, stored.rows, stored.gaps)
+    cells = ["-" if number is None else str(number) for number in numbers]
     notes = (["in any order"] if stored.in_any_order else []) + ([] if stored.is_current else ["older generation"])
-    return [stored.group, stored.topic, *map(str, numbers), output.notes_cell(notes)]
+    return [stored.group, stored.topic, *cells, output.notes_cell(notes)]
 
 
 @command(
@@ -81,7 +82,8 @@ def check(*, sink: Sink, as_json: AsJson = False) -> ExitCode:
 @command(
     app,
     "vacuum",
-    "Remove records of ranges that no write can need again. Entries of adjacent ranges become one, and their rows are "
+    "Remove what no write can need again: of a FileSink the files of attempts that did not commit, of a database sink "
+    "records of ranges. Entries of adjacent ranges become one, and their rows are "
     "assigned to it. Entries of older generations without rows are deleted. The command shows the numbers and asks for "
     "confirmation. Writers of a partition wait while it is worked on.",
     "sink vacuum --sink my_project.sinks:orders --dry-run",
@@ -97,10 +99,12 @@ def vacuum(*, sink: Sink, dry_run: DryRun = False, yes: Yes = False, as_json: As
         left = result.entries - result.merged - result.obsolete
         output.show(
             output.styled(f"Output: {result.output}", "bold"),
-            f"{result.entries} entries: {result.merged} can be merged, {result.obsolete} deleted. {left} stay.",
+            f"{result.entries} {result.what}: {result.merged} can be merged, {result.obsolete} deleted. {left} stay.",
         )
+        if result.hint is not None:
+            output.show(result.hint)
     if not dry_run and result.merged + result.obsolete:
-        if not (yes or typer.confirm("Merge and delete these entries? Writers wait meanwhile", err=True)):
+        if not (yes or typer.confirm(f"Merge and delete these {result.what}? Writers may wait meanwhile", err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
         result = reporting.vacuum(dry_run=False)
@@ -110,6 +114,8 @@ def vacuum(*, sink: Sink, dry_run: DryRun = False, yes: Yes = False, as_json: As
         output.show(output.DRY_RUN)
     elif result.moved_rows is not None:
         output.show(f"Done: {result.moved_rows} rows were assigned to merged entries.")
+    elif result.obsolete:
+        output.show(f"Done: {result.obsolete} {result.what} were deleted.")
     return ExitCode.OK
 
 
@@ -118,6 +124,7 @@ def _reporting(text: str) -> ReportingSink:
     sink = named_sink(text, _SINK)
     if not isinstance(sink, ReportingSink):
         raise ConfigurationError(
-            f"{_SINK}: {text!r} is a {type(sink).__name__}, which cannot be described yet. Name a sink of a database"
+            f"{_SINK}: {text!r} is a {type(sink).__name__}, which cannot be described. Name a sink with the methods of "
+            "`ReportingSink`"
         )
     return sink

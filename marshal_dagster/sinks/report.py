@@ -18,14 +18,14 @@ class StoredGeneration:
     generation: int
     is_current: bool
     """Whether it is the partition's newest generation, which the output continues."""
-    start: int
-    """The first offset of its ranges."""
+    start: int | None
+    """The first offset of its ranges, None if the output stores only a position."""
     end: int
     """The offset after its last range."""
     ranges: int
-    """The number of entries that the output stores for its ranges."""
-    rows: int
-    """The number of rows that were written. Rows that were replaced or deleted later count too."""
+    """The number of entries that the output stores for its ranges, 1 for a position."""
+    rows: int | None
+    """The number of rows that were written, None if unknown. Rows that were replaced or deleted later count too."""
     gaps: int
     """How often there are offsets between two ranges that no range has: normal in a group that claims ranges."""
     in_any_order: bool
@@ -49,13 +49,17 @@ class VacuumResult:
     output: str
     """The output's name."""
     entries: int
-    """The number of entries of ranges before."""
+    """The number of entries of ranges before, or of what `what` names."""
     merged: int
     """The entries that are merged into the entry of the adjacent range before them."""
     obsolete: int
-    """The entries of older generations of which the output has no row any more."""
+    """The entries that no write can need again, such as those of older generations without rows."""
     moved_rows: int | None
     """The rows that were assigned to another entry; None if nothing was written."""
+    what: str = "entries"
+    """What is removed, in the plural."""
+    hint: str | None = None
+    """How to remove what the sink leaves to the output itself."""
 
 
 @runtime_checkable

@@ -5,11 +5,13 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructField, StructType
 
@@ -27,7 +29,7 @@ from tests.sink_outputs import DELTA_STEPS, TYPES
 from tests.spark_frames import local_frame
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 ON_A_TABLE = (
@@ -74,7 +76,7 @@ class DeltaTarget(Target):
             for row in ParquetFile(self.path / unquote(name)).read().to_pylist()
         ]
 
-    def frame(self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = COLUMNS) -> "DataFrame":
+    def frame(self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = COLUMNS) -> DataFrame:
         """Return a frame of these rows in two Spark partitions."""
         return local_frame(
             self._session(), rows, StructType([StructField(name, TYPES[name]) for name in columns])
@@ -355,3 +357,27 @@ def test_names_that_are_no_delta_table(named: NamedTable) -> None:
     session.conf.unset("spark.sql.catalog.spark_catalog")
     with pytest.raises(ConfigurationError, match=r"without spark.sql.catalog.spark_catalog"):
         DeltaSink(table=named.name, session=lambda: session).verdicts([part(0, 0, 3)])
+
+
+def test_a_check_of_a_table(target: DeltaTarget) -> None:
+    """A check finds rows that do not fit the positions, and messages that were written twice."""
+    assert target.sink().check() == []
+    deliver(target, "a", part(0, 0, 4), part(1, 0, 2))
+    deliver(target, "b", part(0, 2, 4, generation=20, epoch=21))
+    sink, table = target.sink(), target.sink()._table()
+    assert [(stored.partition, stored.end) for stored in sink.describe().generations] == [(0, 4), (1, 2)]
+    assert sink.check() == []
+    rows = table.frame().where("partition = 1")
+    again = rows.withColumn("marshal", f.col("marshal").withField("attempt", f.lit("another")))
+    outside = rows.where("offset = 1").withColumn("offset", f.lit(7).cast("long"))
+    beyond = rows.where("offset = 0").withColumn("marshal", f.col("marshal").withField("end", f.lit(9).cast("long")))
+    unknown = rows.withColumn("partition", f.lit(5))
+    foreign = rows.withColumn("marshal", f.lit(None).cast(rows.schema["marshal"].dataType))
+    written = reduce(DataFrame.unionByName, (again, outside, beyond, unknown, foreign))
+    written.write.format("delta").mode("append").save(str(target.path))
+    assert sink.check() == [
+        "group 'g', t/1, generation 0: rows of offsets outside of their range: 1",
+        "group 'g', t/1, generation 0: rows of ranges up to 9, but the stored position is 2",
+        "group 'g', t/5, generation 0: 2 rows, but the sink's newest commit has no position of this partition",
+        "group 'g', t/1: messages whose rows were written twice: 2, the first one at offset 0",
+    ]

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
+from marshal_dagster.sinks.delta import report
 from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition
 from marshal_dagster.sinks.delta.place import delta_place
 from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows
 from marshal_dagster.sinks.output_groups import OutputGroups
+from marshal_dagster.sinks.report import SinkReport, VacuumResult
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     Intervals,
@@ -192,6 +194,48 @@ class DeltaSink(Steps):
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
             rows={range_.partition: rows.counts.get(range_.partition, 0) for range_ in taken},
         )
+
+    def describe(self) -> SinkReport:
+        """Return the position of each partition, by the sink's newest commit.
+
+        Returns:
+            The positions, by group, topic and partition.
+
+        Raises:
+            SinkRejectedError: If the newest commit has a newer version, or is that of another table.
+            ConfigurationError: If there is no session, or it does not have Delta Lake.
+        """
+        return SinkReport(f"table {self._place}", tuple(report.stored_generations(self._checked(self._table()))))
+
+    def check(self) -> list[str]:
+        """Return what is wrong: positions that cannot be read, rows that do not fit them, messages written twice.
+
+        Reads all rows.
+
+        Returns:
+            One line for each problem.
+
+        Raises:
+            ConfigurationError: If there is no session, or it does not have Delta Lake.
+        """
+        table = self._table()
+        try:
+            newest = self._checked(table)
+        except SinkRejectedError as error:
+            return [str(error)]
+        return [] if table.table_id() is None else list(report.row_problems(newest, table.frame()))
+
+    def vacuum(self, *, dry_run: bool) -> VacuumResult:  # noqa: ARG002 - nothing is removed
+        """Remove nothing: each commit replaces the positions of the one before, and old files are Delta's to remove.
+
+        Args:
+            dry_run: Without effect.
+
+        Returns:
+            A result with Delta's own statement as a hint.
+        """
+        hint = f"Old files are removed by Delta itself: run VACUUM {self._place.sql} with Spark"
+        return VacuumResult(f"table {self._place}", 0, merged=0, obsolete=0, moved_rows=None, hint=hint)
 
     def _take(
         self, table: DeltaTable, wanted: Sequence[ClaimedRange], rows: KeptRows, offsets_read: OffsetsRead

@@ -29,13 +29,14 @@ from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
 from marshal_dagster.sinks.caching import without_partitions
-from marshal_dagster.sinks.files import commit_log, formats
+from marshal_dagster.sinks.files import commit_log, formats, report
 from marshal_dagster.sinks.files.commit_log import Commit, CommitLog, CommitView, Entry, decided
 from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage
 from marshal_dagster.sinks.files.reader import read_committed
 from marshal_dagster.sinks.files.storage import LocalStorage, Storage
 from marshal_dagster.sinks.files.writer import some_files_at_once
 from marshal_dagster.sinks.output_groups import OutputGroups
+from marshal_dagster.sinks.report import SinkReport, VacuumResult
 from marshal_dagster.sinks.sink import (
     OFFSET_COLUMN,
     PARTITION_COLUMN,
@@ -332,6 +333,48 @@ class FileSink(Steps):
         with self._lock:
             return self._sweep()
 
+    def describe(self) -> SinkReport:
+        """Return what the output has, by its commits.
+
+        Returns:
+            The ranges, by group, topic, partition and generation.
+
+        Raises:
+            SinkRejectedError: If the output is damaged or was written by a newer version.
+        """
+        with self._lock:
+            return SinkReport(f"folder {self.path}", tuple(report.stored_generations(self._log.refresh())))
+
+    def check(self) -> list[str]:
+        """Return what is wrong: gaps and overlaps of ranges, and committed files without their rows.
+
+        The numbers of rows are compared for Parquet, whose files contain them.
+
+        Returns:
+            One line for each problem.
+        """
+        try:
+            with self._lock:
+                view = self._log.refresh()
+        except SinkRejectedError as error:
+            return [str(error)]
+        files = report.file_problems(view, self._storage, _ATTEMPTS, are_counted=self.format == _COUNTED)
+        return [*report.range_problems(view), *files]
+
+    def vacuum(self, *, dry_run: bool) -> VacuumResult:
+        """Remove files of attempts that can no longer be committed (`sweep`).
+
+        Args:
+            dry_run: Whether to report only.
+
+        Returns:
+            The number of attempts, and of those that are removed.
+        """
+        with self._lock:
+            count = len(self._attempts())
+            swept = self._sweep(dry_run=dry_run)
+        return VacuumResult(f"folder {self.path}", count, merged=0, obsolete=swept, moved_rows=None, what="attempts")
+
     def _judge(self, view: CommitView, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Judge all ranges. Refuses also if older rows cannot be replaced, or the output has another format."""
         verdicts = {wanted: judge_ranges(view.stored(wanted), wanted) for wanted in ranges}
@@ -478,23 +521,29 @@ class FileSink(Steps):
         except Exception as error:  # noqa: BLE001 - any error of the storage or of damaged files
             _logger.warning("files of old attempts below %s were not removed: %s", self._storage.full(_ATTEMPTS), error)
 
-    def _sweep(self) -> int:
-        # The order matters. An attempt without a note was cleared before it was listed, so the commits read after the
-        # listing contain it if it was committed. This holds across hosts, because `refresh` bypasses cached listings.
+    def _attempts(self) -> dict[str, bool]:
+        """Return the attempts that have files or a note, and whether they have a note."""
         folders = {name for name in self._storage.names(_ATTEMPTS) if not name.endswith(_NOTE)}
         notes = {
             name.removesuffix(_NOTE)
             for name in self._storage.names(_ATTEMPTS)
             if name.endswith(_NOTE) and not name.startswith(".")
         }
+        return {attempt: attempt in notes for attempt in sorted(folders | notes)}
+
+    def _sweep(self, *, dry_run: bool = False) -> int:
+        # The order matters. An attempt without a note was cleared before it was listed, so the commits read after the
+        # listing contain it if it was committed. This holds across hosts, because `refresh` bypasses cached listings.
+        attempts = self._attempts()
         view = self._log.settled()
         swept = 0
-        for attempt in sorted(folders | notes):
-            if attempt in notes and not self._is_decided(attempt, view):
+        for attempt, has_note in attempts.items():
+            if has_note and not self._is_decided(attempt, view):
                 continue
-            if attempt not in notes and view.files_of(attempt) is not None:
+            if not has_note and view.files_of(attempt) is not None:
                 continue
-            self._clear(attempt, view)
+            if not dry_run:
+                self._clear(attempt, view)
             swept += 1
         return swept
 

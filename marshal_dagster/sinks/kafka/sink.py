@@ -35,10 +35,12 @@ from marshal_dagster.kafka.partitioner import Partitioner
 from marshal_dagster.kafka.topic_creation import create_and_warn
 from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.protocol.idempotence import Verdict, judge
+from marshal_dagster.sinks.kafka import report
 from marshal_dagster.sinks.kafka.notes import GroupsNote, PositionNote
 from marshal_dagster.sinks.kafka.range_write import Place, RecordQueue, Step
 from marshal_dagster.sinks.kafka.records import TIMESTAMP, FrameRecords, Record, check_record_columns, evaluated
 from marshal_dagster.sinks.output_groups import OutputGroups
+from marshal_dagster.sinks.report import SinkReport, VacuumResult
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
@@ -382,6 +384,47 @@ class KafkaSink(Steps):
             rows={range_.partition: counts[range_] for range_ in taken},
             note=self._note_to_readers(appended),
         )
+
+    def describe(self) -> SinkReport:
+        """Return the position of each partition, by the notes.
+
+        Returns:
+            The positions, by group, topic and partition.
+
+        Raises:
+            SinkRejectedError: If a note is damaged or was written by a newer version.
+            TopicNotFoundError: If the output topic or the topic of notes does not exist.
+            UnavailableError: If Kafka cannot be reached.
+        """
+        with self._place() as place:
+            notes = place.notes.newest(self._patience_s)
+        return SinkReport(f"Kafka topic {self.topic}", tuple(report.stored_generations(notes, self._id_prefix)))
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the notes. Records of the output topic are not read.
+
+        Returns:
+            One line for each problem.
+
+        Raises:
+            TopicNotFoundError: If the output topic or the topic of notes does not exist.
+            UnavailableError: If Kafka cannot be reached.
+        """
+        with self._place() as place:
+            notes = place.notes.newest(self._patience_s)
+            return list(report.note_problems(notes, self._id_prefix, place.topic_id))
+
+    def vacuum(self, *, dry_run: bool) -> VacuumResult:  # noqa: ARG002 - nothing is removed
+        """Remove nothing: the brokers' compaction removes older notes.
+
+        Args:
+            dry_run: Without effect.
+
+        Returns:
+            A result with a hint.
+        """
+        hint = f"Older notes are removed by the compaction of topic {self.notes_topic}"
+        return VacuumResult(f"Kafka topic {self.topic}", 0, merged=0, obsolete=0, moved_rows=None, hint=hint)
 
     def _write_all(
         self,
