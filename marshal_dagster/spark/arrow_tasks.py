@@ -9,15 +9,15 @@ raises it again.
 import gc
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from zipimport import zipimporter
 
 from marshal_dagster import errors
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.spark.interrupts import unless_interrupted
+from marshal_dagster.spark.interrupts import changed_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,15 +49,8 @@ def limited_batches(spark: "SparkSession", most_rows: int, *, is_size_known: boo
         changed[_BATCH_ROWS] = most_rows
     if is_size_known and spark.conf.isModifiable(_BATCH_BYTES):  # Spark 3.5 has no such limit
         changed[_BATCH_BYTES] = _UNLIMITED_BYTES
-    before = {name: spark.conf.get(name) for name in changed}
-    with unless_interrupted(lambda: _set(spark, before)):
-        _set(spark, changed)
+    with changed_settings(spark, changed):
         yield
-
-
-def _set(spark: "SparkSession", settings: Mapping[str, Any]) -> None:
-    for name, value in settings.items():
-        spark.conf.set(name, value)
 
 
 @contextmanager

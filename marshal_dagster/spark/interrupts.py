@@ -1,7 +1,11 @@
 """Clean up in a Spark session, unless an interrupt ends the work."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @contextmanager
@@ -17,3 +21,17 @@ def unless_interrupted(clean_up: Callable[[], object]) -> Iterator[None]:
         raise
     else:
         clean_up()
+
+
+@contextmanager
+def changed_settings(spark: "SparkSession", settings: Mapping[str, Any]) -> Iterator[None]:
+    """Change settings of a session during the block. After an interrupt they stay until the session ends."""
+    before = {name: spark.conf.get(name) for name in settings}
+    with unless_interrupted(lambda: _set(spark, before)):
+        _set(spark, settings)
+        yield
+
+
+def _set(spark: "SparkSession", settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        spark.conf.set(name, value)

@@ -12,7 +12,7 @@ from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.kafka.transactions import ProducerFencedError, RecordRejectedError, UnnamedRecord
 from marshal_dagster.sinks.conformance.target import part
 from marshal_dagster.sinks.kafka.range_write import Step
-from marshal_dagster.sinks.kafka.tasks import _ArrowRows, _Outcome, _RangeTask, _run, _UnorderedError
+from marshal_dagster.sinks.kafka.tasks import _ArrowRows, _Outcome, _RangeTask, _run, _run_all, _UnorderedError
 
 SCHEMA = pa.schema(
     [
@@ -222,3 +222,74 @@ def test_an_error_while_a_fenced_task_looks_for_its_copy_is_reported() -> None:
     sink._found = fail  # type: ignore[method-assign,assignment]
     with pytest.raises(SinkRejectedError, match="a damaged note"):
         outcomes(sink, {A: 1}, [batch((0, 3, b""))])
+
+
+class Records:
+    """The same rows, as they are and sorted."""
+
+    has_whole_partitions = True
+
+    def __init__(self, *batches: pa.RecordBatch) -> None:
+        self.runs: list[bool] = []
+        self._batches = batches
+
+    def as_they_are(self) -> Any:  # noqa: ANN401
+        """Return the rows."""
+        return SimpleNamespace(mapInArrow=lambda task, _: SimpleNamespace(collect=lambda: self._run(task)))
+
+    def by_range(self, _: int) -> Any:  # noqa: ANN401
+        """Return the rows as if Spark had sorted them."""
+        return self.as_they_are()
+
+    def _run(self, task: Task) -> list[Any]:
+        self.runs.append(task.are_sorted)
+        return [SimpleNamespace(**row) for result in task(self._batches) for row in result.to_pylist()]
+
+
+class FencedSink(RangeSink):
+    """A sink whose first writes of sorted rows are fenced."""
+
+    transaction_timeout_s = 0.5
+
+    def __init__(self, fences: int, took_s: float = 0.1) -> None:
+        super().__init__()
+        self.fences, self.took_s = fences, took_s
+
+    def _write(self, *arguments: Any, attempt: str) -> Step:  # noqa: ANN401
+        step = super()._write(*arguments, attempt=attempt)
+        if self.fences:
+            self.fences -= 1
+            raise ProducerFencedError(self.took_s)
+        return step
+
+    def _fenced_error(self, wanted: object, took_s: float) -> SinkRejectedError:
+        return SinkRejectedError(f"{wanted} fenced after {took_s}")
+
+
+def _run_all_of(sink: FencedSink, records: Records, before_commit: Any) -> Any:  # noqa: ANN401
+    task: Any = Task(sink, "id", {}, 0, {A: 2}, None, may_have_copy=True)  # type: ignore[arg-type]
+    return _run_all(task, records, 1, before_commit)  # type: ignore[arg-type]
+
+
+def test_a_range_that_a_leftover_copy_fences_is_written_once_more() -> None:
+    """The rows are out of order, and a copy of the first pass fences the second one. The claims are checked again."""
+    records, checks = Records(batch((0, 4, b"")), batch((0, 3, b""))), list[int]()
+    outcome = _run_all_of(FencedSink(1), records, lambda: checks.append(len(records.runs)))
+    assert (outcome, records.runs, checks) == ({A: _Outcome.TAKEN}, [False, True, True], [2])
+
+    with pytest.raises(SinkRejectedError, match="fenced"):
+        _run_all_of(FencedSink(2), Records(batch((0, 4, b"")), batch((0, 3, b""))), lambda: None)
+
+
+def test_a_fenced_range_is_not_written_again_without_its_claim_or_after_its_time() -> None:
+    """Another run owns it, or it would take as long again."""
+
+    def lost() -> None:
+        raise SinkRejectedError("the claim was lost")
+
+    records = Records(batch((0, 3, b"")), batch((0, 4, b"")))
+    with pytest.raises(SinkRejectedError, match="the claim was lost"):
+        _run_all_of(FencedSink(1), records, lost)
+    assert records.runs == [False]
+    with pytest.raises(SinkRejectedError, match=r"fenced after 0\.5"):
+        _run_all_of(FencedSink(1, took_s=0.5), records, lambda: None)

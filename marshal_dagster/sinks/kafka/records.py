@@ -11,6 +11,7 @@ from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
 from marshal_dagster.spark.column_names import check_names
+from marshal_dagster.spark.interrupts import changed_settings
 from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ _TASK_BYTES: Final = 8_000_000
 """The minimum size of the rows of a task, because a task starts and connects in the time in which it sends so much."""
 _TASK_RANGES: Final = 4
 """The maximum number of ranges of a task with few rows."""
+_COUNTING: Final = {
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",  # the columns are hardly smaller, and take longer
+    "spark.sql.adaptive.enabled": "false",  # with it Spark runs three jobs instead of one
+    "spark.sql.shuffle.partitions": "1",
+}
+"""The settings of the session while the rows are evaluated and counted; the user's own plan was made before."""
 _SEQUENCE, _HELD_BY = "marshal_sequence", "marshal_held_by"
 
 
@@ -185,12 +192,13 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
         # Keys and values are binary here, so the only strings are names of headers.
         texts = text_check(rows.schema, refuse_nul=False)
         size = _size(rows.columns)
-        totals = (
+        counted = (
             rows.withColumn(_HELD_BY, f.spark_partition_id())
             .groupBy(PARTITION_COLUMN)
             .agg(f.count("*"), f.sum(size), f.min(texts.problem), f.max(size), f.min(_HELD_BY), f.max(_HELD_BY))
-            .collect()
         )
+        with changed_settings(rows.sparkSession, _COUNTING):
+            totals = counted.collect()
         yield FrameRecords(
             counts={row[0]: row[1] for row in totals},
             rejected=texts.first((row[0], row[3]) for row in totals),

@@ -443,7 +443,8 @@ class KafkaSink(Steps):
             return {range_: self._take(place, range_, counts[range_], queue, before_commit) for range_ in counts}
         from marshal_dagster.sinks.kafka.tasks import write_in_tasks
 
-        written = write_in_tasks(self, place, {range_: count for range_, count in counts.items() if count}, records)
+        in_tasks = {range_: count for range_, count in counts.items() if count}
+        written = write_in_tasks(self, place, in_tasks, records, before_commit)
         for range_, count in counts.items():
             if range_ not in written:
                 queue = _Queue(records.of(range_.partition) if count else ())

@@ -36,7 +36,7 @@ from marshal_dagster.sinks.kafka.records import (
     VALUE,
     FrameRecords,
 )
-from marshal_dagster.sinks.sink import OFFSET_COLUMN
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, BeforeCommit
 from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches, sparing_next_tasks
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
@@ -67,6 +67,7 @@ class _Outcome(StrEnum):
     """The text is that of `error_as_text`."""
 
 
+_UNDONE: Final = frozenset({_Outcome.UNORDERED, _Outcome.FENCED})
 _STEPS: Final[Mapping[_Outcome, Step | None]] = {
     _Outcome.TAKEN: Step.TAKEN,
     _Outcome.APPENDED: Step.APPENDED,
@@ -75,7 +76,11 @@ _STEPS: Final[Mapping[_Outcome, Step | None]] = {
 
 
 def write_in_tasks(
-    sink: RangeSink, place: Place, counts: Mapping[ClaimedRange, int], records: FrameRecords
+    sink: RangeSink,
+    place: Place,
+    counts: Mapping[ClaimedRange, int],
+    records: FrameRecords,
+    before_commit: BeforeCommit,
 ) -> dict[ClaimedRange, Step | None]:
     """Write the ranges from Spark's tasks.
 
@@ -84,6 +89,7 @@ def write_in_tasks(
         place: The output.
         counts: The ranges and their numbers of records.
         records: The evaluated records.
+        before_commit: Checks the claims again before ranges whose task was fenced are written again.
 
     Returns:
         What was done with each range, None if another writer has taken it. Ranges of which a record was rejected are
@@ -110,19 +116,40 @@ def write_in_tasks(
             secret,
             may_have_copy=str(spark.conf.get(_SPECULATION, "false")).lower() == "true",
         )
-        outcomes: dict[ClaimedRange, _Outcome] = {}
-        if records.has_whole_partitions:
-            outcomes = _run(task, records.as_they_are())
-        unordered = {range_ for range_ in counts if outcomes.get(range_, _Outcome.UNORDERED) is _Outcome.UNORDERED}
-        if unordered:
-            done = [range_.partition for range_ in counts if range_ not in unordered]
-            rows = without_partitions(records.by_range(int(spark.conf.get(_TASKS) or 1)), done)
-            outcomes |= _run(replace(task, are_sorted=True), rows)
+        outcomes = _run_all(task, records, int(spark.conf.get(_TASKS) or 1), before_commit)
     return {range_: _STEPS[outcome] for range_, outcome in outcomes.items() if outcome in _STEPS}
 
 
-def _run(task: "_RangeTask", rows: "DataFrame") -> "dict[ClaimedRange, _Outcome]":
-    """Run a task on each partition of a frame, and return what was done with each range that it has rows of."""
+def _run_all(
+    task: "_RangeTask", records: FrameRecords, most_tasks: int, before_commit: BeforeCommit
+) -> "dict[ClaimedRange, _Outcome]":
+    """Run the task until each range has an outcome: on the rows as they are, on sorted rows, and if need be once more.
+
+    With `spark.speculation` a leftover copy of an earlier task can fence a later one. So ranges that were fenced are
+    written once more, if the batch still holds its claims.
+    """
+    outcomes: dict[ClaimedRange, _Outcome] = {}
+    if records.has_whole_partitions:
+        outcomes = _run(task, records.as_they_are())
+    for is_last in (False, True):
+        undone = {range_ for range_ in task.counts if outcomes.get(range_, _Outcome.UNORDERED) in _UNDONE}
+        is_fenced = _Outcome.FENCED in outcomes.values()
+        if not undone or (is_last and not is_fenced):
+            break
+        if is_fenced:
+            before_commit()
+        done = [range_.partition for range_ in task.counts if range_ not in undone]
+        kept = {range_: outcome for range_, outcome in outcomes.items() if range_ not in undone}
+        rows = without_partitions(records.by_range(most_tasks), done)
+        outcomes = kept | _run(replace(task, are_sorted=True), rows, is_last=is_last)
+    return outcomes
+
+
+def _run(task: "_RangeTask", rows: "DataFrame", *, is_last: bool = False) -> "dict[ClaimedRange, _Outcome]":
+    """Run a task on each partition of a frame, and return what was done with each range that it has rows of.
+
+    A range that was fenced is an error if the run is the last one, or if its records were not sent in time.
+    """
     sink = task.sink
     try:
         found = rows.mapInArrow(task, _RESULTS).collect()
@@ -134,7 +161,7 @@ def _run(task: "_RangeTask", rows: "DataFrame") -> "dict[ClaimedRange, _Outcome]
     ranges = {range_.partition: range_ for range_ in task.counts}
     results = [_Result(ranges[row.partition], _Outcome(row.outcome), row.text, row.took_s) for row in found]
     for result in results:
-        result.check(sink)
+        result.check(sink, is_last=is_last)
     outcomes = {result.range_: result.outcome for result in results}
     if len(outcomes) < len(results):
         raise SinkRejectedError(
@@ -166,9 +193,9 @@ class _Result:
             }
         )
 
-    def check(self, sink: RangeSink) -> None:
-        """Raise the error that the task had."""
-        if self.outcome is _Outcome.FENCED:
+    def check(self, sink: RangeSink, *, is_last: bool) -> None:
+        """Raise the error that the task had, unless a further run may write the range."""
+        if self.outcome is _Outcome.FENCED and (is_last or self.took_s >= sink.transaction_timeout_s):
             raise sink._fenced_error(self.range_, self.took_s)
         if self.outcome is _Outcome.FAILED:
             raise error_from_text(self.text)
