@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from marshal_dagster.cli.main import run
-from marshal_dagster.errors import SinkRejectedError
+from marshal_dagster.errors import SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks.conformance.target import ahead, deliver, part, rows_of
+from marshal_dagster.sinks.database.dialect import TransactionConflictError
 from tests.fast.test_database_dialect import SqliteOutput
 from tests.fast.test_sink_upsert import SqliteUpserts
 
@@ -55,6 +56,26 @@ def test_a_vacuum_merges_adjacent_ranges_and_changes_no_row(output: SqliteOutput
     assert output.found() == before
     assert output.sink().check() == []
     assert output.sink().vacuum(dry_run=False).merged == 0
+
+
+@pytest.mark.parametrize("conflicts", [10, 11])
+def test_a_vacuum_begins_a_transaction_again_up_to_ten_times(output: SqliteOutput, conflicts: int) -> None:
+    """A writer of the partition can end it by a deadlock. After that the last error is raised."""
+    sink = output.sink()
+    remove, left = sink._maintenance._ranges.remove, [TransactionConflictError("a deadlock")] * conflicts
+
+    def remove_later(*given: Any) -> None:  # noqa: ANN401 - its arguments
+        if left:
+            raise left.pop()
+        remove(*given)
+
+    sink._maintenance._ranges.remove = remove_later  # type: ignore[method-assign,assignment]
+    if conflicts == 10:
+        assert sink.vacuum(dry_run=False).merged == 7
+        return
+    with pytest.raises(UnavailableError, match="a deadlock"):
+        sink.vacuum(dry_run=False)
+    assert len(entries(output)) == 14
 
 
 def test_ranges_that_come_again_after_a_vacuum_are_skipped(output: SqliteOutput) -> None:

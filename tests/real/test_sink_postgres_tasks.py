@@ -358,6 +358,47 @@ def test_upserts_need_one_more_right(output: Output, frame: "DataFrame", role: s
     assert output.rows() == ROWS
 
 
+def test_only_the_owner_may_add_columns(output: Output, frame: "DataFrame", role: str) -> None:
+    """The error names the owner and the columns, and comes before the frame is evaluated. A member of the owner may."""
+    unreadable = frame.withColumn("more", f.raise_error(f.lit("evaluated")).cast("string"))
+    sink = sink_of(output, role, add_columns=True)
+    ((owner,),) = output.execute("SELECT current_user")
+    with pytest.raises(ConfigurationError, match=f"only its owner {owner} may add the columns more. Let that role"):
+        sink.write(unreadable, RANGES, never)
+    owners = f"owners_{output.schema}"
+    output.execute("CREATE ROLE {owners}", owners=owners)
+    output.execute("ALTER TABLE {schema}.{table} OWNER TO {owners}", owners=owners)
+    output.execute("GRANT {owners} TO {role}", owners=owners, role=role)
+    output.execute("GRANT CREATE, USAGE ON SCHEMA {schema} TO {owners}", owners=owners)
+    sink.write(frame.selectExpr("*", "value AS more"), RANGES, never)
+    assert output.rows() == ROWS
+
+
+def test_staged_rows_cannot_be_read_by_others(output: Output, frame: "DataFrame", role: str) -> None:
+    """Also not by roles that get rights on the writer's tables by default."""
+    reader = f'reader %s "{output.schema}"'
+    output.execute("CREATE ROLE {reader}", reader=reader)
+    default = "ALTER DEFAULT PRIVILEGES FOR ROLE {role} IN SCHEMA {schema} GRANT SELECT, INSERT ON TABLES TO "
+    output.execute(default + "PUBLIC, {reader}", role=role, reader=reader)
+    readable: list[tuple[Any, ...]] = []
+
+    def look(step: str) -> None:
+        if step == "evaluated":
+            assert output.staging_tables()
+            readable.extend(
+                output.execute(
+                    "SELECT relname, grantee FROM pg_class, aclexplode(relacl) "
+                    "WHERE relnamespace = '{schema}'::regnamespace AND relname LIKE 'marshal_staging_%' "
+                    "AND grantee <> relowner"
+                )
+            )
+
+    sink = sink_of(output, role)
+    hook(sink, look)
+    sink.write(frame, RANGES, never)
+    assert (readable, output.rows()) == ([], ROWS)
+
+
 def test_the_driver_writes_for_a_role_that_may_not_create_tables(output: Output, frame: "DataFrame", role: str) -> None:
     """Tasks cannot, and the error names the other way. Others can set up the output."""
     output.execute("REVOKE CREATE ON SCHEMA {schema} FROM {role}", role=role)

@@ -41,6 +41,10 @@ class LocksOutdatedError(Exception):
     """The transaction is to begin again, because another writer has changed the state that it started from."""
 
 
+MOST_CONFLICTS: Final = 10
+"""How often work begins again after a conflict with another transaction."""
+
+
 class TransactionConflictError(UnavailableError):
     """The database ended the transaction because of another one, such as by a deadlock; it can begin again at once."""
 

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Final, Generic
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.database.dialect import Connection, Dialect, Fragment, LockMode
+from marshal_dagster.sinks.database.dialect import (
+    MOST_CONFLICTS,
+    Connection,
+    Dialect,
+    Fragment,
+    LockMode,
+    TransactionConflictError,
+)
 from marshal_dagster.sinks.database.ranges import IN_ORDER, MERGED, RangeTables, check_row_count
 from marshal_dagster.sinks.report import SinkReport, StoredGeneration, VacuumResult
 
@@ -217,11 +224,7 @@ class TableMaintenance(Generic[Connection]):
             if dry_run:
                 steps.append(_Step(sum(len(run) - 1 for run in _runs(entries, unused)), len(unused)))
                 continue
-            while True:
-                with self._transaction() as connection:
-                    step = self._shorten(connection, place)
-                if step is None:
-                    break
+            while step := self._shortened(place):
                 steps.append(step)
         return VacuumResult(
             f"table {self._dialect.output}",
@@ -268,6 +271,18 @@ class TableMaintenance(Generic[Connection]):
             is_older=self._dialect.one_of("t.id", older),
         ).fetchall()
         return {entry for (entry,) in found}
+
+    def _shortened(self, place: _Partition) -> _Step | None:
+        """Merge or delete some entries of a partition in one transaction, again after a conflict with another one."""
+        conflicts = 0
+        while True:
+            try:
+                with self._transaction() as connection:
+                    return self._shorten(connection, place)
+            except TransactionConflictError:
+                conflicts += 1
+                if conflicts > MOST_CONFLICTS:
+                    raise
 
     def _shorten(self, connection: Connection, place: _Partition) -> _Step | None:
         """Merge or delete some entries of a partition. Return None if nothing is left to do."""

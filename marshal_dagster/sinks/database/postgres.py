@@ -319,6 +319,21 @@ class PostgresDialect(Dialect["Connection"]):
         """Return the type of a column for a Spark type."""
         return postgres_type(name, data_type)
 
+    def add_columns(self, connection: "Connection", columns: "Mapping[str, DataType]") -> None:
+        """Add columns. Raises `ConfigurationError` if the role does not own the table."""
+        others = connection.execute(
+            "SELECT pg_get_userbyid(c.relowner) FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n "
+            "ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s "
+            "AND NOT pg_has_role(c.relowner, 'USAGE')",
+            (self.schema, self.table),
+        )
+        for (owner,) in others:
+            raise ConfigurationError(
+                f"table {self.output}: only its owner {owner} may add the columns {', '.join(columns)}. Let that role "
+                "add them, or make this role the owner or a member of it"
+            )
+        super().add_columns(connection, columns)
+
     def columns(self, connection: "Connection") -> Collection[str]:
         """Return the names of the output's columns. Raises `ConfigurationError` if the role has no right to it."""
         found = table_columns(connection, self.schema, self.table)

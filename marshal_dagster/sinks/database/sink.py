@@ -21,6 +21,7 @@ from marshal_dagster.errors import ConfigurationError, SinkRejectedError, Unavai
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
 from marshal_dagster.sinks.database.dialect import (
+    MOST_CONFLICTS,
     RANGE_COLUMN,
     RENAMED,
     Connection,
@@ -54,9 +55,6 @@ from marshal_dagster.spark.lazy_pyspark import types as t
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
-
-_MOST_CONFLICTS = 10
-"""How often a write begins again after a conflict with another transaction."""
 
 _Connection_contra = TypeVar("_Connection_contra", contravariant=True)
 
@@ -364,7 +362,7 @@ class DatabaseSink(Steps, Generic[Connection]):
                 continue
             except TransactionConflictError:
                 conflicts += 1
-                if conflicts > _MOST_CONFLICTS:
+                if conflicts > MOST_CONFLICTS:
                     raise
 
     def _take_in(

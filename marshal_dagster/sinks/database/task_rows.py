@@ -65,6 +65,14 @@ _DOUBTFUL: Final = "doubtful"
 """The result of a task with a row that the table may reject or change."""
 _COMMENT: Final = "Rows that a batch of marshal-dagster is writing. Its run drops this table, or the next run does"
 
+_GIVEN_BY_DEFAULT: Final[LiteralString] = """
+    SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END
+    FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace,
+        aclexplode(c.relacl) AS a
+    WHERE n.nspname = %s AND c.relname = %s AND a.grantee <> c.relowner
+    """
+"""Selects the other roles that have rights on a new table, by ALTER DEFAULT PRIVILEGES."""
+
 
 class StagingDialect(Protocol):
     """The parts of PostgreSQL's dialect that staging uses, in the driver and in tasks."""
@@ -346,6 +354,10 @@ class _CopyTask:
             names=Fragment(", ".join(map(dialect.quoted, self.columns))),
         )
         dialect.execute(connection, f"COMMENT ON TABLE {{staging}} IS '{_COMMENT}'", staging=staging)
+        given = connection.execute(_GIVEN_BY_DEFAULT, (dialect.schema, table)).fetchall()
+        if given:
+            roles = Fragment(", ".join(role.replace("%", "%%") for (role,) in given))
+            dialect.execute(connection, "REVOKE ALL ON {staging} FROM {roles}", staging=staging, roles=roles)
 
     def _statement(self, dialect: StagingDialect, table: str) -> "Composed":
         """Return the COPY statement. PostgreSQL may store the rows as frozen, because the table is new."""
