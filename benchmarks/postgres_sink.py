@@ -59,19 +59,10 @@ class Sides:
                     sql.Identifier(table)
                 )
             )
-        options = {"url": self._url, "driver": "org.postgresql.Driver", "dbtable": table, "batchsize": "10000"}
+        options = jdbc_options(self.dsn, table)
         began_s = time.perf_counter()
         rows.write.format("jdbc").options(**options).mode("append").save()
         return self._checked(table, began_s)
-
-    @property
-    def _url(self) -> str:
-        """JDBC URL. The driver sends many rows in one statement only with `reWriteBatchedInserts`."""
-        known = psycopg.conninfo.conninfo_to_dict(self.dsn)
-        return (
-            f"jdbc:postgresql://{known['host']}:{known['port']}/{known['dbname']}"
-            f"?user={known['user']}&reWriteBatchedInserts=true"
-        )
 
     def _checked(self, table: str, began_s: float) -> float:
         took_s = time.perf_counter() - began_s
@@ -82,6 +73,16 @@ class Sides:
         if found[0] != self.messages.wanted:
             raise RuntimeError(f"{table}: {found[0]} rows were written, not {self.messages.wanted}")
         return self.messages.wanted / took_s
+
+
+def jdbc_options(dsn: str, table: str) -> dict[str, str]:
+    """Return the options of Spark's writer. It sends many rows in one statement only with `reWriteBatchedInserts`."""
+    known = psycopg.conninfo.conninfo_to_dict(dsn)
+    url = (
+        f"jdbc:postgresql://{known['host']}:{known['port']}/{known['dbname']}"
+        f"?user={known['user']}&reWriteBatchedInserts=true"
+    )
+    return {"url": url, "driver": "org.postgresql.Driver", "dbtable": table, "batchsize": "10000"}
 
 
 def run(sizes: Sizes) -> Measured:

@@ -37,16 +37,17 @@ class SinkInput:
     @property
     def wanted(self) -> int:
         """The number of rows that a sink must write."""
-        return self._width * self.partitions
+        return self.width * self.partitions
 
-    def rows(self, *also: str) -> "DataFrame":
+    def rows(self, *also: str, key: str = "CAST(offset AS STRING)") -> "DataFrame":
         """Return a key and a value of each message, and the columns `also`."""
-        offsets: Mapping[int, tuple[int, int]] = dict.fromkeys(range(self.partitions), (0, self._width))
+        offsets: Mapping[int, tuple[int, int]] = dict.fromkeys(range(self.partitions), (0, self.width))
         frame = read_ranges(self.spark, self.connection.spark_options(), INPUT, offsets)
-        return frame.selectExpr(*also, "CAST(offset AS STRING) AS key", "upper(CAST(value AS STRING)) AS value")
+        return frame.selectExpr(*also, f"{key} AS key", "upper(CAST(value AS STRING)) AS value")
 
-    def ranges(self, group: str) -> list[ClaimedRange]:
-        """Return the ranges as a member of `group` would claim them."""
+    def ranges(self, group: str, *, is_later: bool = False) -> list[ClaimedRange]:
+        """Return the ranges as a member of `group` would claim them, or those of as many messages after them."""
+        start = self.width if is_later else 0
         return [
             ClaimedRange(
                 coordination_topic_id="coordination",
@@ -56,13 +57,14 @@ class SinkInput:
                 partition=number,
                 generation=0,
                 epoch=1,
-                start=0,
-                end=self._width,
-                first_readable=0,
+                start=start,
+                end=start + self.width,
+                first_readable=start,
             )
             for number in range(self.partitions)
         ]
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
+        """The number of messages of each partition."""
         return self.records // self.partitions
