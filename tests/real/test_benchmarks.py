@@ -27,6 +27,7 @@ SHORT = {
     "scale": ["--runs=200", "--alternations=2", "--readings=1"],
     "connect": ["--alternations=1", "--warm-up=0"],
     "postgres_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
+    "iceberg_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "kafka_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "coordinator": [
         *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
@@ -40,7 +41,18 @@ SHORT = {
 }
 TOGETHER = [
     ("postgres_sink", "kafka_sink", "batch", "alternatives", "heartbeat_under_load"),
-    ("tick", "claim", "world_state", "snapshot", "scale", "start_up", "connect", "growth", "coordinator"),
+    (
+        "iceberg_sink",
+        "tick",
+        "claim",
+        "world_state",
+        "snapshot",
+        "scale",
+        "start_up",
+        "connect",
+        "growth",
+        "coordinator",
+    ),
 ]
 """Benchmarks that run in one process, on one broker, with the byte code of the interpreters that they start.
 
@@ -104,6 +116,7 @@ CASES = {
     "connect": ["batch of 1,000 records, from the start of the run to the commit"],
     "kafka_sink": ["2,000 rows"],
     "postgres_sink": ["2,000 rows"],
+    "iceberg_sink": ["2,000 rows"],
     "coordinator": [
         "40 members, 200 partitions: the coordinator's processor beside merely reading",
         "40 members, 200 partitions: its memory beside that without members",
