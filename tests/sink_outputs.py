@@ -1,5 +1,6 @@
 """Outputs for tests of sinks: plain Python rows in place of Spark's, and readers that share no code with the sinks."""
 
+import contextlib
 import json
 import os
 from abc import abstractmethod
@@ -22,6 +23,7 @@ from tests.sink_conformance import Frame, Output, Row, intervals
 
 TYPES = {"partition": IntegerType(), "offset": LongType(), "value": StringType()}
 TABLE = "results"
+_MOST_MOVES = 100
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,16 @@ class FileOutput(FakeOutput):
         return sink
 
     def rows(self) -> list[Row]:
-        """Return the rows by the commit files alone, which this method reads itself."""
+        """Return the rows by the commit files alone, which this method reads itself.
+
+        Another writer can move a file between the look for it and its reading; then all is read again.
+        """
+        for _ in range(_MOST_MOVES):
+            with contextlib.suppress(FileNotFoundError):
+                return self._rows()
+        return self._rows()
+
+    def _rows(self) -> list[Row]:
         return sorted(
             (row["partition"], -1 if row.get("offset") is None else row["offset"], row["value"])
             for place, is_replaced in self.counted()
@@ -173,7 +184,6 @@ def counting_files(path: Path) -> Iterator[tuple[Path, Callable[[int | None], bo
     folder = path / "_marshal"
     for name, is_replaced in counting([each.read_text() for each in sorted((folder / "commits").glob("*.json"))]):
         hidden, visible = folder / name, path / visible_name(name)
-        assert not (hidden.exists() and visible.exists())
         yield hidden if hidden.exists() else visible, is_replaced
 
 

@@ -32,7 +32,7 @@ def range_problems(view: CommitView) -> Iterator[str]:
 
 
 def file_problems(view: CommitView, storage: Storage, *, are_counted: bool) -> Iterator[str]:
-    """Yield the committed files that are missing or not visible yet, and the files and rows that nobody committed.
+    """Yield the committed files that are missing or not visible yet, and the files that no commit has.
 
     Args:
         view: All commits.
