@@ -1,5 +1,6 @@
 """Outputs for tests of sinks: plain Python rows in place of Spark's, and readers that share no code with the sinks."""
 
+import contextlib
 import json
 import os
 from abc import abstractmethod
@@ -16,10 +17,13 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, MariaDBSink, PostgresSink
 from marshal_dagster.sinks.database.task_rows import PREFIX
+from marshal_dagster.sinks.files.older_rows import OlderRows
+from marshal_dagster.sinks.files.places import visible_place
 from tests.sink_conformance import Frame, Output, Row, intervals
 
 TYPES = {"partition": IntegerType(), "offset": LongType(), "value": StringType()}
 TABLE = "results"
+_MOST_MOVES = 100
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class FakeFrame:
 
     columns: list[str]
     _rows: tuple[tuple[Any, ...], ...] | None
+    sparkSession: None = None  # noqa: N815 - pyspark's name
 
     @property
     def schema(self) -> StructType:
@@ -84,6 +89,19 @@ class FakeFileSink(FileSink):
                 self._put(f"{place}/.part-{task}.json.crc", "checksum")
         self._put(f"{folder}/_temporary/left", "a task's")
 
+    def _write_older(self, spark: Any, folder: str, older: Mapping[str, OlderRows]) -> None:  # noqa: ANN401, ARG002
+        for key, rows in older.items():
+            names = [visible_place(name) for name in rows.files]
+            lines = [line for name in names for line in (self._storage.read(name) or b"").decode().splitlines()]
+            kept = [
+                f"{line}\n"
+                for line in lines
+                if not any(start <= json.loads(line)["offset"] < end for start, end in rows.replaced)
+            ]
+            self._put(f"{folder}/_temporary/left", "a task's")
+            if kept:
+                self._put(f"{folder}/marshal_range={key}/part-0.json", "".join(kept))
+
     def _put(self, name: str, text: str) -> None:
         path = Path(self._storage.full(name))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +121,16 @@ def hook(
 
 
 DELTA_STEPS = ("evaluated", "judged", "committed")
-FILE_STEPS = ("attempt noted", "rows written", "judged", "linked", "cleared")
+FILE_STEPS = ("attempt noted", "rows written", "judged", "linked", "file moved", "cleared")
+REPLACING_STEPS = (
+    "rows written",
+    "older rows written",
+    "judged",
+    "linked",
+    "older file removed",
+    "file moved",
+    "cleared",
+)
 
 
 class FileOutput(FakeOutput):
@@ -122,7 +149,16 @@ class FileOutput(FakeOutput):
         return sink
 
     def rows(self) -> list[Row]:
-        """Return the rows by the commit files alone, which this method reads itself."""
+        """Return the rows by the commit files alone, which this method reads itself.
+
+        Another writer can move a file between the look for it and its reading; then all is read again.
+        """
+        for _ in range(_MOST_MOVES):
+            with contextlib.suppress(FileNotFoundError):
+                return self._rows()
+        return self._rows()
+
+    def _rows(self) -> list[Row]:
         return sorted(
             (row["partition"], -1 if row.get("offset") is None else row["offset"], row["value"])
             for place, is_replaced in self.counted()
@@ -147,7 +183,17 @@ def counting_files(path: Path) -> Iterator[tuple[Path, Callable[[int | None], bo
     """Yield each valid file of a local folder (`counting`)."""
     folder = path / "_marshal"
     for name, is_replaced in counting([each.read_text() for each in sorted((folder / "commits").glob("*.json"))]):
-        yield folder / name, is_replaced
+        hidden, visible = folder / name, path / visible_name(name)
+        yield hidden if hidden.exists() else visible, is_replaced
+
+
+def visible_name(name: str) -> str:
+    """Return where a file `attempts/<attempt>/...` is once it was moved, as the description of the layout has it."""
+    _, attempt, *folders, file = name.split("/")
+    while not folders[0].startswith("marshal_range="):
+        folders.pop(0)
+    range_folder, *columns = folders
+    return "/".join([*columns, f"{range_folder.removeprefix('marshal_range=')}-{attempt}-{file}"])
 
 
 def counting(texts: Iterable[str]) -> Iterator[tuple[str, Callable[[int | None], bool]]]:
@@ -159,6 +205,14 @@ def counting(texts: Iterable[str]) -> Iterator[tuple[str, Callable[[int | None],
     commits = [json.loads(text) for text in texts]
     assert [commit["number"] for commit in commits] == list(range(1, len(commits) + 1))
     entries = [(commit["attempt"], entry) for commit in commits for entry in commit["ranges"]]
+    rewritten = {name: names for commit in commits for name, names in commit.get("rewritten", {}).items()}
+
+    def now(name: str) -> Iterator[str]:
+        if name not in rewritten:
+            yield name
+        for later in rewritten.get(name, ()):
+            yield from now(later)
+
     for attempt, entry in entries:
         replaced = [
             bounds
@@ -172,7 +226,8 @@ def counting(texts: Iterable[str]) -> Iterator[tuple[str, Callable[[int | None],
             return offset is not None and any(start <= offset < end for start, end in replaced)
 
         for name in entry["files"]:
-            yield f"attempts/{attempt}/{name}", is_replaced
+            for each in now(f"{attempt}/{name}"):
+                yield f"attempts/{each}", is_replaced
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """The rules of the file sink, with rows of plain Python in place of Spark's."""
 
+import errno
 import gc
 import json
 import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from py4j.protocol import Py4JNetworkError
@@ -20,6 +22,7 @@ from marshal_dagster.sinks import FileSink
 from marshal_dagster.sinks.files import commit_log
 from marshal_dagster.sinks.files.commit_log import Commit, CommitView, Entry, decided
 from marshal_dagster.sinks.files.hadoop_storage import HadoopStorage
+from marshal_dagster.sinks.files.places import show
 from marshal_dagster.sinks.files.storage import LocalStorage
 from marshal_dagster.spark import connect
 from tests.conditions import WITHIN_S
@@ -31,15 +34,17 @@ from tests.sink_conformance import (
     KillConformance,
     Output,
     ReplacingConformance,
+    Row,
     SinkConformance,
     ahead,
     deliver,
+    intervals,
     never,
     part,
     rows_of,
 )
-from tests.sink_outputs import FakeFileSink, FileOutput
-from tests.sink_process import die, write_and_die
+from tests.sink_outputs import FILE_STEPS, REPLACING_STEPS, FakeFileSink, FileOutput
+from tests.sink_process import KILLED, die, write_and_die
 
 __all__ = ["die"]
 
@@ -47,7 +52,80 @@ __all__ = ["die"]
 @pytest.fixture
 def output(tmp_path: Path) -> FileOutput:
     """Return an output in an empty folder."""
-    return FileOutput(tmp_path / "output")
+    return WatchedOutput(tmp_path / "output")
+
+
+def listed(path: Path) -> list[Path]:
+    """Return the files that an engine finds which lists a folder: all but those whose names or folders are hidden."""
+    return [
+        Path(parent, name)
+        for parent, _, names in os.walk(path)
+        for name in names
+        if not any(part[0] in "._" for part in Path(parent, name).relative_to(path).parts)
+    ]
+
+
+def listed_rows(path: Path) -> list[Row]:
+    """Return the rows that an engine reads from a folder. It lists again if a file was removed before it was read."""
+    while True:
+        try:
+            rows = [json.loads(line) for file in listed(path) for line in file.read_text().splitlines()]
+        except FileNotFoundError:
+            continue
+        return sorted(
+            (row["partition"], -1 if row.get("offset") is None else row["offset"], row["value"]) for row in rows
+        )
+
+
+def by_offset(rows: Sequence[Row]) -> dict[tuple[int, int], Counter[Row]]:
+    """Return the rows by partition and offset."""
+    found: dict[tuple[int, int], Counter[Row]] = {}
+    for row in rows:
+        found.setdefault(row[:2], Counter())[row] += 1
+    return found
+
+
+class WatchedOutput(FileOutput):
+    """An output that an engine lists at each step of each writer."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._committed: list[dict[tuple[int, int], Counter[Row]]] = []
+
+    def sink(self, reached: Callable[[str], None] | None = None) -> FileSink:
+        """Return a sink that is watched."""
+
+        def looks(step: str) -> None:
+            self.look()
+            if reached is not None:
+                reached(step)
+
+        return super().sink(looks)
+
+    def look(self) -> None:
+        """Check that the rows that are visible at one offset are rows that one state of the output had there."""
+        visible, state = by_offset(listed_rows(self.path)), by_offset(self.rows())
+        if state not in self._committed:
+            self._committed.append(state)
+        for place, rows in visible.items():
+            assert any(rows <= known.get(place, Counter()) for known in self._committed)
+
+    def sweep(self) -> None:
+        """Sweep as another process would. Then exactly the rows that count are visible."""
+        super().sweep()
+        assert listed_rows(self.path) == self.rows()
+
+
+class HiddenOutput(FileOutput):
+    """An output whose committed files stay in the folders of the attempts, as those of older versions do."""
+
+    steps: ClassVar[Sequence[str]] = [step for step in FILE_STEPS if step != "file moved"]
+
+    def sink(self, reached: Callable[[str], None] | None = None) -> FileSink:
+        """Return a sink on a file system where a move is not atomic."""
+        sink = super().sink(reached)
+        sink._storage.can_move = lambda: False  # type: ignore[method-assign]
+        return sink
 
 
 class TestTaking(SinkConformance):
@@ -66,6 +144,27 @@ class TestAnyOrder(AnyOrderConformance):
     """Ranges in any order."""
 
 
+class InHiddenFiles:
+    """The same cases where committed files are not moved."""
+
+    @pytest.fixture
+    def output(self, tmp_path: Path) -> FileOutput:
+        """Return an output in an empty folder."""
+        return HiddenOutput(tmp_path / "output")
+
+
+class TestTakingHidden(InHiddenFiles, SinkConformance):
+    """Taking, skipping and refusing ranges."""
+
+
+class TestReplacingHidden(InHiddenFiles, ReplacingConformance):
+    """New generations."""
+
+
+class TestCrashesHidden(InHiddenFiles, CrashConformance):
+    """Crashes and races."""
+
+
 @pytest.mark.thorough
 class TestKills(KillConformance):
     """SIGKILL."""
@@ -74,6 +173,11 @@ class TestKills(KillConformance):
 @pytest.mark.thorough
 class TestHistories(HistoryConformance):
     """Random histories compared with a model."""
+
+
+@pytest.mark.thorough
+class TestHistoriesHidden(InHiddenFiles, HistoryConformance):
+    """The same where committed files are not moved."""
 
 
 def commit_files(output: FileOutput) -> list[Path]:
@@ -88,12 +192,14 @@ def everything(output: FileOutput) -> set[str]:
 
 
 def test_nothing_is_ever_overwritten(output: FileOutput) -> None:
-    """Over many batches and generations no committed file is changed."""
+    """Over many batches and generations no file is changed: one that is still there is the same as it was."""
     seen: dict[Path, tuple[int, bytes]] = {}
     for step in range(12):
         deliver(output, f"v{step}", part(0, step, step + 4, generation=step, epoch=step))
         for path, (inode, content) in seen.items():
-            assert (path.stat().st_ino, path.read_bytes()) == (inode, content)
+            is_rewritten = "_marshal" not in path.parts and path not in output.sink().committed_files()
+            assert path.exists() != is_rewritten
+            assert is_rewritten or (path.stat().st_ino, path.read_bytes()) == (inode, content)
         kept = [*commit_files(output), *output.sink().committed_files()]
         seen = {path: (path.stat().st_ino, path.read_bytes()) for path in kept}
     assert len(commit_files(output)) == 12
@@ -137,9 +243,9 @@ def test_a_newer_version_is_refused(output: FileOutput) -> None:
     """Commit files of a newer marshal-dagster are rejected, both for reading and for writing."""
     deliver(output, "a", part(0, 0, 2))
     newest = commit_files(output)[-1]
-    newest.write_text(json.dumps(json.loads(newest.read_text()) | {"version": 3}))
+    newest.write_text(json.dumps(json.loads(newest.read_text()) | {"version": 4}))
     for use in (output.sink().committed_files, lambda: output.sink().verdicts([part(0, 2, 3)])):
-        with pytest.raises(SinkRejectedError, match=r"has version 3, but this marshal-dagster supports only 2"):
+        with pytest.raises(SinkRejectedError, match=r"has version 4, but this marshal-dagster supports only 3"):
             use()
 
 
@@ -149,8 +255,9 @@ def versions(output: FileOutput) -> list[int]:
     return [json.loads(path.read_text())["version"] for path in found]
 
 
-def test_what_came_in_any_order_is_of_a_newer_version(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_in_any_order_is_of_a_newer_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that an older marshal-dagster would misread have a newer version. All others keep the old one."""
+    output = HiddenOutput(tmp_path)
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 2)
     for start in (0, 2):
         deliver(output, "a", part(0, start, start + 2))
@@ -230,9 +337,6 @@ def test_an_attempt_that_can_still_count_is_not_swept(output: FileOutput) -> Non
     CrashConformance.dies(output, "none", "kept", part(3, 0, 2))
     for step, one in (("rows written", part(0, 0, 4)), ("judged", part(1, 0, 4))):
         write_and_die(output, step, "dead", [one, part(2, 10, 12)])
-    counting = {
-        str(path.relative_to(output.path / "_marshal" / "attempts")) for path in output.sink().committed_files()
-    }
     before = everything(output)
     assert output.sink().sweep() == 0
     assert everything(output) == before
@@ -242,16 +346,8 @@ def test_an_attempt_that_can_still_count_is_not_swept(output: FileOutput) -> Non
     assert output.sink().sweep() == 1  # partition 1 is undecided in the other
     deliver(output, "new", part(1, 0, 2, epoch=20))
     assert output.sink().sweep() == 1
-    left = everything(output)
-    assert counting < left
-    assert left == {
-        name
-        for path in output.sink().committed_files()
-        for name in (
-            str(path.relative_to(output.path / "_marshal" / "attempts")),
-            str(path.with_name(f".{path.name}.crc").relative_to(output.path / "_marshal" / "attempts")),
-        )
-    }
+    assert everything(output) == set()
+    assert len(listed(output.path)) == len(output.sink().committed_files()) == 8
 
 
 @pytest.mark.parametrize("gap", [1, 2])
@@ -270,7 +366,7 @@ def test_who_comes_while_a_sweep_looks_loses_nothing(output: FileOutput, gap: in
 
     def names(folder: str) -> list[str]:
         found = lists(folder)
-        if folder == "attempts":
+        if folder == "_marshal/attempts":
             looked(folder)
         return found
 
@@ -283,7 +379,7 @@ def test_who_comes_while_a_sweep_looks_loses_nothing(output: FileOutput, gap: in
     assert sweeper.sweep() == 0
     assert len(looks) > gap
     rows = [name for name in everything(output) if name.endswith(".json") and "marshal_range" in name]
-    assert len(rows) >= 2
+    assert len(rows) + len(listed(output.path)) >= 2
     assert output.rows() == (rows_of("new", part(0, 0, 4)) if is_done else [])
 
 
@@ -299,14 +395,17 @@ def test_what_a_killed_writer_added_is_kept_and_the_rest_swept(output: FileOutpu
 def test_a_late_task_adds_nothing(output: FileOutput) -> None:
     """A file that appears in an attempt after its commit does not count. One in a removed attempt is removed."""
     deliver(output, "a", part(0, 0, 4))
-    place = output.sink().committed_files()[0].parent
-    (place / "part-late.json").write_text('{"partition": 0, "offset": 0, "value": "late"}\n')
+    place = output.path / "_marshal" / "attempts" / output.sink().committed_files()[0].name.split("-")[1]
+    (place / "marshal_range=0").mkdir(parents=True)
+    (place / "marshal_range=0" / "part-late.json").write_text('{"partition": 0, "offset": 0, "value": "late"}\n')
     swept = output.path / "_marshal" / "attempts" / "f"
     swept.mkdir()
     (swept / "part-late.json").write_text("{}")
     assert output.rows() == rows_of("a", part(0, 0, 4))
-    assert output.sink().sweep() == 1
+    assert output.sink().sweep() == 2
     assert not swept.exists()
+    assert not place.exists()
+    assert listed_rows(output.path) == output.rows()
 
 
 def test_sweeping_survives_what_it_does_not_know(output: FileOutput) -> None:
@@ -376,7 +475,7 @@ def test_what_hinders_clearing_hinders_nothing_else(
         assert deliver(output, "c", part(1, 0, 3)).taken
     assert output.rows() == rows_of("a", part(0, 0, 3)) + rows_of("c", part(1, 0, 3))
     output.sweep()
-    assert len(list((output.path / "_marshal" / "attempts").iterdir())) == 2
+    assert list((output.path / "_marshal" / "attempts").iterdir()) == []
 
 
 def fails_at(here: str, step: str) -> None:
@@ -543,3 +642,163 @@ def test_a_write_that_fails_leaves_nothing(output: FileOutput) -> None:
 def deliver_poison(output: Output) -> None:
     """Write a frame that fails."""
     output.sink().write(output.poison(), [part(0, 0, 3)], never)
+
+
+# Visible files
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("step", REPLACING_STEPS)
+def test_a_writer_killed_while_it_replaces_shows_no_row_twice(output: WatchedOutput, step: str) -> None:
+    """At each kill point of a replacement an engine finds no offset twice; after the next writer it finds all rows."""
+    deliver(output, "old", part(0, 0, 8), part(1, 0, 4))
+    newer = part(0, 2, 6, generation=20, epoch=21)
+    assert write_and_die(output, step, "new", [newer]) == KILLED
+    output.look()
+    deliver(output, "new", part(0, 2, 6, generation=20, epoch=22))
+    output.sweep()
+    assert len(output.rows()) == 12
+    assert [row for row in output.rows() if row[2] == "new"] == rows_of("new", newer)
+
+
+@pytest.mark.parametrize("step", ["linked", "file moved"])
+@pytest.mark.parametrize("comes", ["verdicts", "committed_files", "sweep"])
+def test_whoever_comes_next_shows_what_was_committed(output: FileOutput, step: str, comes: str) -> None:
+    """If a writer died after its commit, the next process that uses the output moves the files."""
+    mine = part(0, 0, 6)
+    write_and_die(output, step, "a", [mine])
+    assert len(listed_rows(output.path)) < 6
+    sink = output.sink()
+    files = sink.verdicts([part(0, 0, 6, epoch=20)]) if comes == "verdicts" else getattr(sink, comes)()
+    assert files
+    assert listed_rows(output.path) == rows_of("a", mine)
+    assert all(path.parent == output.path for path in sink.committed_files())
+    assert everything(output) == set()
+
+
+@pytest.mark.parametrize("end", [3, 4])
+def test_a_late_move_shows_nothing_that_was_replaced(output: FileOutput, end: int) -> None:
+    """A process that was held up since before a replacement can no longer make the replaced rows visible."""
+    write_and_die(output, "linked", "old", [part(0, 0, 4)])
+    held_up = output.sink()
+    (commit,) = held_up._log.settled().commits
+    sink = output.sink()
+    sink._sweep_quietly = lambda: None  # type: ignore[method-assign] # so that the files wait for the replacement
+    newer = [part(0, 0, end, generation=20, epoch=21)]
+    read = rows_of("new", *newer)
+    assert sink.write(output.frame(read), newer, lambda: intervals(read)).taken  # type: ignore[arg-type]
+    show(held_up._storage, commit, lambda _: None)
+    assert listed_rows(output.path) == output.rows() == rows_of("new", *newer) + rows_of("old", part(0, end, 4))
+
+
+def test_what_was_rewritten_meanwhile_is_rewritten_again(output: FileOutput) -> None:
+    """If another writer replaces rows of the same files first, the loser rewrites what that one has left."""
+    deliver(output, "old", part(0, 0, 8))
+    seen: list[str] = []
+
+    def reached(step: str) -> None:
+        seen.append(step)
+        if seen.count("older rows written") == 1 and step == "older rows written":
+            deliver(output, "first", part(0, 0, 3, generation=20, epoch=21))
+
+    deliver(output, "second", part(0, 2, 5, generation=30, epoch=31), sink=output.sink(reached))
+    assert seen.count("older rows written") == 2
+    assert [row[2] for row in output.rows()] == ["first"] * 2 + ["second"] * 3 + ["old"] * 3
+    assert listed_rows(output.path) == output.rows()
+
+
+def test_claims_are_checked_after_older_rows_are_rewritten(output: FileOutput) -> None:
+    """Rewriting takes time, so a claim that was lost meanwhile commits nothing."""
+    deliver(output, "old", part(0, 0, 8))
+    checks: list[int] = []
+
+    def before_commit() -> None:
+        checks.append(1)
+        if len(checks) == 3:
+            raise ZeroDivisionError
+
+    newer = part(0, 2, 5, generation=20, epoch=21)
+    rows = rows_of("new", newer)
+    with pytest.raises(ZeroDivisionError):
+        output.sink().write(output.frame(rows), [newer], lambda: intervals(rows), before_commit)  # type: ignore[arg-type]
+    assert listed_rows(output.path) == output.rows() == rows_of("old", part(0, 0, 8))
+    assert everything(output) == set()
+
+
+def test_a_reader_that_may_not_move_files_reads_them(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without the right to write finds each committed file where it is."""
+    write_and_die(output, "file moved", "a", [part(0, 0, 6)])
+
+    def refuses(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "read only")
+
+    monkeypatch.setattr(LocalStorage, "move", refuses)
+    files = output.sink().committed_files()
+    assert {"_marshal" in path.parts for path in files} == {True, False}
+    assert all(path.exists() for path in files)
+
+
+def test_files_that_cannot_be_moved_are_told(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are committed all the same, and the batch's note states what is not visible yet and who continues."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "no disk")
+
+    with monkeypatch.context() as hindered:
+        hindered.setattr(LocalStorage, "move", fails)
+        result = deliver(output, "a", part(0, 0, 3))
+    assert result.taken
+    assert "no disk); the next write does it" in str(result.note)
+    assert listed_rows(output.path) == []
+    assert output.rows() == rows_of("a", part(0, 0, 3))
+    assert deliver(output, "a", part(0, 3, 4)).note is None
+    assert listed_rows(output.path) == rows_of("a", part(0, 0, 4))
+
+
+def test_an_output_of_an_older_version_stays_as_it_is(tmp_path: Path) -> None:
+    """An output that keeps its files in the folders of the attempts does so for good, and stays readable."""
+    old = HiddenOutput(tmp_path)
+    deliver(old, "a", part(0, 0, 4))
+    output = FileOutput(tmp_path)
+    deliver(output, "b", part(0, 4, 6))
+    deliver(output, "new", part(0, 3, 5, generation=20, epoch=21))
+    assert output.rows() == old.rows()
+    assert [row[2] for row in output.rows()] == ["a"] * 3 + ["new"] * 2 + ["b"]
+    assert listed(tmp_path) == []
+    assert versions(output) == [1, 1, 1]
+    with pytest.raises(SinkRejectedError, match=r"is partitioned by \[\], not by \['day'\]"):
+        FakeFileSink(tmp_path, partition_by=["day"]).verdicts([part(1, 0, 1)])
+
+
+def test_visible_files_are_of_a_newer_version(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older marshal-dagster would look for the files in the folders of the attempts, so it refuses the output."""
+    monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 2)
+    for start in (0, 2, 4):
+        deliver(output, "a", part(0, start, start + 2))
+    assert versions(output) == [3, 3, 3, 3]
+    files = output.sink().committed_files()
+    for path in commit_files(output)[:2]:
+        path.unlink()
+    assert output.sink().committed_files() == files
+
+
+@pytest.mark.parametrize(
+    ("partition_by", "message"),
+    [
+        ("day", r"partition_by is 'day'; it must be a list of columns: \['day'\]"),
+        (["day", "day"], "must name each column once"),
+        (["offset"], "and not 'offset'"),
+    ],
+)
+def test_partition_by_must_name_columns(tmp_path: Path, partition_by: Sequence[str], message: str) -> None:
+    """A string, a column twice and the column `offset` are refused when the sink is made."""
+    with pytest.raises(ConfigurationError, match=message):
+        FileSink(tmp_path, partition_by=partition_by)
+
+
+def test_partition_by_needs_moves(tmp_path: Path) -> None:
+    """Where a move is not atomic, no folders are made: an engine would see files half copied."""
+    sink = FakeFileSink(tmp_path, partition_by=["day"])
+    sink._storage.can_move = lambda: False  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match="cannot be moved to folders in one step"):
+        sink.verdicts([part(0, 0, 1)])

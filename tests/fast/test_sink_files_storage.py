@@ -200,6 +200,19 @@ class TestPower:
         made = [commits_of(output), attempts, output.path / "_marshal", output.path, output.path.parent]
         assert {folder.parent for folder in made} | {commits_of(output), attempts} <= set(held)
 
+    def test_files_are_held_where_they_were_moved_to(self, output: FileOutput, synced: list[Path]) -> None:
+        """The folders of moved files are synced before the note is removed by which the next process finds them."""
+        held: list[Path] = []
+
+        def reached(step: str) -> None:
+            if step == "linked":
+                synced.clear()
+            elif step == "cleared":
+                held.extend(synced)
+
+        deliver(output, "a", part(0, 0, 3), sink=output.sink(reached))
+        assert output.path in held
+
     def test_nothing_is_swept_for_a_commit_that_may_vanish(
         self, output: FileOutput, synced: list[Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:

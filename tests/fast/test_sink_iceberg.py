@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
-from marshal_dagster.sinks import IcebergSink
+from marshal_dagster.sinks import IcebergSink, ReportingSink
 from marshal_dagster.sinks.conformance import Case, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
 from marshal_dagster.sinks.iceberg.positions import PROPERTY, TablePositions
@@ -262,6 +262,26 @@ def test_a_branch_has_its_own_positions(target: IcebergTarget) -> None:
     assert audit.found() == rows_of("a", part(0, 0, 3)) + rows_of("b", part(0, 3, 6))
     deliver(target, "c", part(0, 3, 6))
     assert target.found() == rows_of("a", part(0, 0, 3)) + rows_of("c", part(0, 3, 6))
+
+
+def test_the_table_is_described_and_checked(target: IcebergTarget) -> None:
+    """Positions are described, and a missing file and unreadable positions are found."""
+    deliver(target, "a", part(0, 0, 3), part(1, 5, 8))
+    sink = target.sink()
+    assert isinstance(sink, ReportingSink)
+    found = [(stored.partition, stored.start, stored.end, stored.rows) for stored in sink.describe().generations]
+    assert found == [(0, None, 3, None), (1, None, 8, None)]
+    assert sink.check() == []
+    result = sink.vacuum(dry_run=True)
+    assert (result.entries, result.obsolete) == (2, 0)
+    assert "remove_orphan_files" in (result.hint or "")
+    next(target.folder.glob("**/*.parquet")).unlink()
+    assert [line.split(" of the table")[1] for line in sink.check()] == [
+        " is missing. Restore it, or roll the table back to a snapshot without it"
+    ]
+    with target.table().transaction() as transaction:
+        transaction.set_properties({f"{PROPERTY}.main": "{"})
+    assert ["is damaged" in line for line in sink.check()] == [True]
 
 
 def test_configuration_errors() -> None:

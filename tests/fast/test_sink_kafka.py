@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self, cast
 
 import pytest
@@ -37,7 +37,7 @@ from marshal_dagster.sinks import KafkaSink, NewGeneration, WriteResult
 from marshal_dagster.sinks.conformance import Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
 from marshal_dagster.sinks.kafka.notes import PositionNote
-from marshal_dagster.sinks.kafka.range_write import Place
+from marshal_dagster.sinks.kafka.range_write import Place, Step
 from marshal_dagster.sinks.kafka.records import Record, check_record_columns
 from tests.kafka_outputs import FakeKafkaSink, FakeRecords
 from tests.sink_conformance import shared
@@ -707,3 +707,15 @@ def test_names_give_ids_that_differ() -> None:
     ids = [each._key(one) for each in (sink, other) for one in wanted]
     assert len(set(ids)) == len(ids)
     assert ids[0] == "marshal-dagster/a/g/t/1"
+
+
+def test_only_the_same_task_has_written_a_range_that_its_second_attempt_finds(target: KafkaTarget) -> None:
+    """A task that runs again reports the range as taken. A task of another batch has not taken it."""
+    sink, wanted = target.sink(), part(0, 0, 3)
+    queue: Any = SimpleNamespace(send=lambda *_: 0)
+    with sink._place() as place:
+
+        def write(attempt: str) -> Step | None:
+            return sink._write(place, wanted, 0, queue, lambda: None, attempt=attempt)
+
+        assert [write("this task"), write("this task"), write("another task")] == [Step.TAKEN, Step.TAKEN, None]

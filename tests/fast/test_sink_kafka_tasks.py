@@ -12,6 +12,7 @@ from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.kafka.transactions import ProducerFencedError, RecordRejectedError, UnnamedRecord
 from marshal_dagster.sinks.conformance.target import part
 from marshal_dagster.sinks.kafka.range_write import Step
+from marshal_dagster.sinks.kafka.records import FrameRecords
 from marshal_dagster.sinks.kafka.tasks import _ArrowRows, _Outcome, _RangeTask, _run, _run_all, _UnorderedError
 
 SCHEMA = pa.schema(
@@ -293,3 +294,58 @@ def test_a_fenced_range_is_not_written_again_without_its_claim_or_after_its_time
     assert records.runs == [False]
     with pytest.raises(SinkRejectedError, match=r"fenced after 0\.5"):
         _run_all_of(FencedSink(1, took_s=0.5), records, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("largest", "larger", "rows"),
+    [
+        (250, {2_000: 0, 16_000: 0}, 40_000),
+        (1_000_000, {2_000: 1_000_000, 16_000: 1_000_000}, 4_500),
+        (1_000_000, {2_000: 90_000_000, 16_000: 2_000_000}, 500),
+        (1_000_000, {2_000: 90_000_000, 16_000: 80_000_000}, 10),
+        (20_000_000, {2_000: 20_000_000, 16_000: 20_000_000}, 1),
+    ],
+)
+def test_a_few_large_rows_make_no_batch_small(largest: int, larger: dict[int, int], rows: int) -> None:
+    """A batch of so many rows has at most 10 MB, whichever rows it has."""
+    frame: Any = None
+    records = FrameRecords({}, None, largest, larger, frame, has_whole_partitions=True, _size=0)
+    assert records.batch_rows(10_000_000) == rows
+
+
+@pytest.mark.parametrize(("is_own", "end"), [(True, 9), (False, 9), (False, 5)])
+def test_a_fenced_task_has_written_its_range_only_if_its_copy_has(is_own: bool, end: int) -> None:
+    """A note of another run does not count, whether it has the range or an earlier one."""
+    sink = RangeSink(error=ProducerFencedError(1.0))
+    task: Any = Task(sink, "id", {}, 0, {A: 1}, None, may_have_copy=True)  # type: ignore[arg-type]
+    sink.transaction_timeout_s = 0.01
+    sink.note = SimpleNamespace(
+        attempt=task.attempt if is_own else "another run",
+        position=SimpleNamespace(position=end),
+        covers=lambda *_: False,
+    )
+    (result,) = [row for found in task([batch((0, 3, b""))]) for row in found.to_pylist()]
+    assert result["outcome"] == (_Outcome.TAKEN if is_own else _Outcome.FENCED).value
+
+
+class SkippingSink(RangeSink):
+    """Finds that another writer has taken the first range, and sends the records of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transaction = Transaction()
+
+    def _write(self, _place: object, wanted: Any, _count: int, rows: _ArrowRows, *_: object, **__: object) -> Any:  # noqa: ANN401
+        if wanted == A:
+            return None
+        rows.send(self.transaction, "t", wanted)  # type: ignore[arg-type]
+        return Step.TAKEN
+
+
+@pytest.mark.timeout(20)
+def test_rows_of_a_range_that_is_skipped_are_not_sent_with_the_next_one() -> None:
+    """They may begin in one batch and end in another."""
+    sink = SkippingSink()
+    batches = [batch((0, 3, b"a"), (0, 4, b"b")), batch((0, 5, b"c"), (1, 0, b"d")), batch((1, 1, b"e"))]
+    assert outcomes(sink, {A: 3, B: 2}, batches) == {A: _Outcome.SKIPPED, B: _Outcome.TAKEN}
+    assert [record[0] for record in sink.transaction.records] == [b"d", b"e"]

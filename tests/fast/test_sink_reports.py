@@ -14,7 +14,7 @@ from marshal_dagster.sinks.kafka.report import note_problems
 from tests.fast.test_sink_delta import DeltaTarget
 from tests.fast.test_sink_kafka import KafkaTarget
 from tests.sink_conformance import deliver as deliver_to
-from tests.sink_outputs import FileOutput
+from tests.sink_outputs import FileOutput, visible_name
 
 SINK = "tests.fast.test_sink_reports:orders"
 
@@ -51,8 +51,8 @@ def test_a_check_of_a_folder_names_missing_files_gaps_and_overlaps(folder: FileO
     """Each fault is one line."""
     commits = folder.path / "_marshal/commits"
     first, second = (json.loads((commits / f"{number:020}.json").read_text()) for number in (1, 2))
-    name = f"{first['attempt']}/{first['ranges'][0]['files'][0]}"
-    (folder.path / "_marshal/attempts" / name).unlink()
+    name = visible_name(f"attempts/{first['attempt']}/{first['ranges'][0]['files'][0]}")
+    (folder.path / name).unlink()
     (problem,) = folder.sink().check()
     assert problem.startswith("commit 1, t/0 [0, 10)")
     assert problem.endswith(f"{name} is missing")
@@ -66,6 +66,24 @@ def test_a_check_of_a_folder_names_missing_files_gaps_and_overlaps(folder: FileO
     ]
     (commits / f"{2:020}.json").write_text("{")
     assert "is damaged" in folder.sink().check()[0]
+
+
+def test_a_check_names_files_that_nobody_committed_and_those_that_are_not_visible(folder: FileOutput) -> None:
+    """Another engine reads the first and does not find the second. A check moves nothing."""
+    own = folder.path / "day=1" / "mine.json"
+    own.parent.mkdir()
+    own.write_text("{}")
+    (folder.path / "_SUCCESS").write_text("")
+    assert folder.sink().check() == [f"files that no commit has, which other engines read: 1, such as {own}"]
+    own.unlink()
+    sink = folder.sink()
+    sink._clear_quietly = lambda attempt: None  # type: ignore[method-assign]  # noqa: ARG005
+    deliver_to(folder, "a", part(0, 30, 40), sink=sink)
+    for _ in range(2):
+        (problem,) = folder.sink().check()
+        assert problem.endswith("its files are not visible yet. Run `marshal-dagster sink vacuum`")
+    folder.sink().vacuum(dry_run=False)
+    assert folder.sink().check() == []
 
 
 def test_a_check_counts_the_rows_of_parquet_files(folder: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +124,7 @@ def test_a_vacuum_of_a_folder_removes_attempts_that_cannot_commit(
         deliver_to(folder, "dead", part(0, 30, 40), sink=dead)
     monkeypatch.setattr("tests.fast.test_sink_reports.orders", folder.sink, raising=False)
     assert run(["sink", "vacuum", "--sink", SINK, "--dry-run"]) == 0
-    assert "7 attempts: 0 can be merged, 0 deleted. 7 stay." in capsys.readouterr().out
+    assert "1 attempts: 0 can be merged, 0 deleted. 1 stay." in capsys.readouterr().out
     sink = folder.sink()
     sink._sweep_quietly = lambda: None  # type: ignore[method-assign]
     deliver_to(folder, "b", part(0, 30, 40, epoch=20), sink=sink)

@@ -28,6 +28,7 @@ SHORT = {
     "connect": ["--alternations=1", "--warm-up=0"],
     "postgres_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "postgres_upsert": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
+    "iceberg_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "kafka_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "coordinator": [
         *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
@@ -41,7 +42,18 @@ SHORT = {
 }
 TOGETHER = [
     ("postgres_sink", "postgres_upsert", "kafka_sink", "batch", "alternatives", "heartbeat_under_load"),
-    ("tick", "claim", "world_state", "snapshot", "scale", "start_up", "connect", "growth", "coordinator"),
+    (
+        "iceberg_sink",
+        "tick",
+        "claim",
+        "world_state",
+        "snapshot",
+        "scale",
+        "start_up",
+        "connect",
+        "growth",
+        "coordinator",
+    ),
 ]
 """Benchmarks that run in one process, on one broker, with the byte code of the interpreters that they start.
 
@@ -106,6 +118,7 @@ CASES = {
     "kafka_sink": ["2,000 rows"],
     "postgres_sink": ["2,000 rows"],
     "postgres_upsert": ["2,000 rows"],
+    "iceberg_sink": ["2,000 rows"],
     "coordinator": [
         "40 members, 200 partitions: the coordinator's processor beside merely reading",
         "40 members, 200 partitions: its memory beside that without members",

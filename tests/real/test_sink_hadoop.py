@@ -20,7 +20,7 @@ from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage,
 from tests.conditions import WITHIN_S
 from tests.sink_conformance import CrashConformance, deliver, never, part, rows_of
 from tests.sink_kit import SHORT_CASES, OutputTarget
-from tests.sink_outputs import FILE_STEPS, FakeFileSink, FileOutput, counting, hook
+from tests.sink_outputs import FILE_STEPS, FakeFileSink, FileOutput, counting, hook, visible_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +62,7 @@ class HadoopOutput(FileOutput):
 
     def storage(self) -> HadoopStorage:
         """Return a storage, as another process opens it."""
-        return HadoopStorage(f"{self.uri}/_marshal", lambda: self.spark, self.exclusive)
+        return HadoopStorage(self.uri, lambda: self.spark, self.exclusive)
 
     def sink(self, reached: Callable[[str], None] | None = None) -> HadoopSink:
         """Return a sink, as another process opens it."""
@@ -75,15 +75,21 @@ class HadoopOutput(FileOutput):
     def read(self, name: str) -> str:
         """Return a file's text."""
         if self.uri.startswith(LOCAL):
-            return (Path(self.uri.removeprefix(LOCAL)) / "_marshal" / name).read_text()
+            return (Path(self.uri.removeprefix(LOCAL)) / name).read_text()
         content = self._reader.read(name)
         assert content is not None
         return content.decode()
 
     def counted(self) -> list[Any]:
         """Return the committed files."""
-        names = [f"commits/{name}" for name in sorted(self._reader.names("commits")) if name[:1] != "."]
-        return list(counting([self.read(name) for name in names]))
+        folder = "_marshal/commits"
+        names = [f"{folder}/{name}" for name in sorted(self._reader.names(folder)) if name[:1] != "."]
+        return [(self.place(name), others) for name, others in counting([self.read(name) for name in names])]
+
+    def place(self, name: str) -> str:
+        """Return where a committed file is."""
+        visible = visible_name(name)
+        return visible if self._reader.exists(visible) else f"_marshal/{name}"
 
     def content(self, place: Any) -> str:  # noqa: ANN401 - a name here
         """Return a file of rows."""
@@ -91,7 +97,7 @@ class HadoopOutput(FileOutput):
 
     def attempts(self) -> list[str]:
         """Return all remaining attempts."""
-        return sorted(self._reader.names("attempts"))
+        return sorted(self._reader.names("_marshal/attempts"))
 
 
 @pytest.fixture
@@ -131,7 +137,7 @@ def test_through_spark(spark: "SparkSession", hdfs: str) -> None:
         (1, None, "b"),
     ]
     assert "have no column" in str(sink.can_replace([part(1, 0, 2, generation=20)]))
-    assert all(each.startswith(f"{uri}/_marshal/attempts/") for each in sink.committed_uris())
+    assert {each.rpartition("/")[0] for each in sink.committed_uris()} == {uri}
     with pytest.raises(ConfigurationError, match="call `committed_uris`"):
         sink.committed_files()
 
@@ -141,10 +147,10 @@ def test_checkpoints(output: HadoopOutput, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 2)
     for start in range(7):
         deliver(output, "a", part(0, start, start + 1))
-    assert output._reader.names("checkpoints") == [f"{number:020d}.json" for number in (4, 6)]
-    output._reader.remove(f"commits/{1:020d}.json")
+    assert output._reader.names("_marshal/checkpoints") == [f"{number:020d}.json" for number in (4, 6)]
+    output._reader.remove(f"_marshal/commits/{1:020d}.json")
     assert output.sink().verdicts([part(0, 7, 8)]) == {part(0, 7, 8): Verdict.TAKE}
-    output._reader.remove(f"commits/{7:020d}.json")
+    output._reader.remove(f"_marshal/commits/{7:020d}.json")
     deliver(output, "b", part(0, 6, 7))
 
 
@@ -154,12 +160,12 @@ def test_dying_at_each_step(output: HadoopOutput) -> None:
         mine = part(number, 0, 3)
         assert CrashConformance.dies(output, step, "dead", mine)
         outcome = deliver(output, "new", mine)
-        assert bool(outcome.skipped) == (step in {"linked", "cleared"})
+        assert bool(outcome.skipped) == (step in {"linked", "file moved", "cleared"})
         value = "dead" if outcome.skipped else "new"
         assert [row for row in output.rows() if row[0] == number] == rows_of(value, mine)
     output.sweep()
-    counting_attempts = {str(place).split("/")[1] for place, _ in output.counted()}
-    assert set(output.attempts()) == counting_attempts
+    assert output.attempts() == []
+    assert all("/" not in place for place, _ in output.counted())
 
 
 def test_of_writers_at_once_one_makes_the_file(output: HadoopOutput, spark: "SparkSession") -> None:

@@ -3,6 +3,7 @@
 `tests/fast/test_sink_iceberg` and `test_sink_iceberg_values` test its rules and its types without Spark.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -250,3 +251,26 @@ def test_spark_changes_the_table_before_the_commit(lake: Lake, target: SparkIceb
     assert changes == []
     rows = lake.sql("SELECT partition, offset, value FROM {table} WHERE partition IS NOT NULL")
     assert sorted(rows) == rows_of("a", part(0, 0, 3)) + rows_of("b", mine)
+
+
+def test_spark_removes_files_of_dead_runs(lake: Lake, target: SparkIcebergTarget) -> None:
+    """Iceberg's procedure deletes them after some days, and no file of the table."""
+    deliver(target, "a", part(0, 0, 3))
+    sink = target.sink()
+
+    def reached(step: str) -> None:
+        if step == "written":
+            raise CrashError
+
+    sink._reached = reached  # type: ignore[method-assign]
+    with pytest.raises(CrashError):
+        sink.write(target.frame(rows_of("dead", part(0, 3, 6))), [part(0, 3, 6)], never)
+    files = list(target.folder.glob("warehouse/**/*.parquet"))
+    for path in files:
+        os.utime(path, (0, 0))
+    lake.sql("CALL {lake}.system.remove_orphan_files(table => 'shop.orders')")
+    left = set(target.folder.glob("warehouse/**/*.parquet"))
+    named = {file["file_path"].removeprefix("file://") for file in target.table().inspect.files().to_pylist()}
+    assert {str(path) for path in left} == named
+    assert len(left) < len(files)
+    assert target.found() == rows_of("a", part(0, 0, 3))

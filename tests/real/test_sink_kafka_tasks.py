@@ -16,6 +16,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks import KafkaSink
 from marshal_dagster.sinks.conformance.target import part
+from marshal_dagster.sinks.kafka.records import evaluated
 from marshal_dagster.spark.arrow_tasks import limited_batches
 from marshal_dagster.spark.executor_check import check_executors
 from tests.conditions import wait_until
@@ -272,3 +273,14 @@ def test_spark_does_not_measure_a_batch_whose_rows_are_limited(spark: "SparkSess
         assert not has_limit or spark.conf.get(name) == str(2**31 - 1)
     assert not has_limit or spark.conf.get(name) == before
     assert has_limit or spark.version.startswith("3.5")
+
+
+def test_one_large_row_makes_no_batch_small(spark: "SparkSession") -> None:
+    """The rows are summed up by their sizes, headers included, when they are counted."""
+    value = "if(id = 7, repeat('x', 1000000), 'x') value"
+    headers = "array(struct('h' AS key, CAST(repeat('y', if(id = 8, 20000, 1)) AS BINARY) AS value)) headers"
+    frame = spark.range(1_000).selectExpr("0 partition", "id offset", value, headers)
+    with evaluated(frame, []) as records:
+        assert records.largest > 1_000_000
+        assert 1_020_000 < records.larger[2_000] < 1_021_000
+        assert records.batch_rows(32_000_000) > 10_000

@@ -62,6 +62,7 @@ MISFITS = [
     ("interval", t.StringType(), "text"),
     ("bytea", t.StringType(), "text"),
     ("money", t.StringType(), "text"),
+    ("boolean", t.StringType(), "text"),
     ("double precision", t.StringType(), "text"),
     ("numeric(9,2)", t.StringType(), "text"),
     ("timestamptz[]", t.StringType(), "text"),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psycopg
 import pytest
 from psycopg import sql
-from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructField, StructType
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
@@ -267,15 +266,6 @@ def test_an_output_without_commits_has_no_columns(spark: "SparkSession", tmp_pat
     sink.write(spark.createDataFrame([], "partition int, n long"), [part(0, 0, 3)], never)
     assert sink.read(spark).dtypes == [("partition", "int"), ("n", "bigint")]
     assert sink.read(spark).count() == 0
-
-
-def test_the_folder_itself_shows_no_rows(spark: "SparkSession", tmp_path: Path) -> None:
-    """Reading the path without the sink fails, and never returns uncommitted rows."""
-    sink = FileSink(tmp_path)
-    sink.write(every_type(spark), BATCH, never)
-    with pytest.raises(AnalysisException, match="UNABLE_TO_INFER_SCHEMA"):
-        spark.read.parquet(str(tmp_path))
-    assert spark.read.parquet(*map(str, sink.committed_files())).count() == 7
 
 
 def test_a_frame_is_evaluated_once(spark: "SparkSession", tmp_path: Path, postgres: str) -> None:

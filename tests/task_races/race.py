@@ -82,7 +82,6 @@ class RaceRecords:
     session: LocalSession
     places: Sequence[Place]
     rejected: None = None
-    largest: int = 100
 
     @cached_property
     def counts(self) -> Mapping[int, int]:
@@ -94,6 +93,10 @@ class RaceRecords:
     def has_whole_partitions(self) -> bool:
         """Whether each range is in one task. Half of the runs have no such rows."""
         return self.run.has_whole_partitions
+
+    def batch_rows(self, _: int) -> int:
+        """Return the rows of a batch, which nothing limits here."""
+        return 10_000
 
     def as_they_are(self) -> LocalRows:
         """Return the rows in the tasks of the frame. In some tasks they are not in order."""

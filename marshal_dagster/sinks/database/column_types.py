@@ -80,10 +80,10 @@ def table_columns(connection: "Connection", schema: str, table: str) -> dict[str
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
 _JSON: Final = frozenset({"json", "jsonb"})
 _CHANGING_TEXT: Final = frozenset(
-    {"bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "xid8", "cid"}
+    {"bool", "bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "xid8", "cid"}
     | {"tsvector", "tsquery", "aclitem"}
 )
-"""Types that parse a string to another value, or truncate it."""
+"""Types that parse a string to another value, such as `yes` to true, or truncate it."""
 
 _COMPOUND: Final = frozenset({"A", "C", "D", "G", "P", "R", "T", "Z"})
 """Type categories: arrays, composites, dates and times, geometric, pseudo-types, ranges, intervals, internal types."""

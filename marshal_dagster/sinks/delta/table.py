@@ -50,6 +50,8 @@ _VIEW = "EXPECT_TABLE_NOT_VIEW"
 _DETAIL, _FORMAT = "DETAIL", "delta"
 _CATALOG_SETTING, _SESSION_CATALOG = "spark.sql.catalog.spark_catalog", "spark_catalog"
 _SCHEMA_AND_TABLE = 2
+_WITHOUT_NAMED_OVERWRITE = "3."
+"""Spark 3.5 refuses to overwrite a part of a named Delta table, so it is given the folder."""
 _S3 = ("s3", "s3a", "s3n")
 _MANY_WRITERS = (
     "spark.delta.logStore.{}.impl",
@@ -207,10 +209,10 @@ class DeltaTable:
                 writer = writer.mode("overwrite").option("replaceWhere", " OR ".join([own, *gone]))
             else:
                 writer = writer.mode("append")
-            if self._place.path is None:
+            if self._place.name and not (gone and self._spark.version.startswith(_WITHOUT_NAMED_OVERWRITE)):
                 writer.saveAsTable(self._place.sql)
             else:
-                writer.save(self._place.path)
+                writer.save(self._location())
 
     def frame(self) -> "DataFrame":
         """Return the rows of the table, which must exist."""

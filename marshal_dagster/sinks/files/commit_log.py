@@ -7,7 +7,7 @@ standard library.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,17 @@ from marshal_dagster.protocol.idempotence import StoredRanges, TakenRanges
 from marshal_dagster.sinks.files.storage import Storage
 from marshal_dagster.sinks.sink import newer_version, partition_key
 
-VERSION = 2
+VERSION = 3
 """The newest version of these files that this code reads; newer ones are refused.
 
-Files without ranges in any order are written as version 1. In version 2 these ranges have the field `in_any_order`: a
-reader that took the end of one for the output's position would skip the ranges missing before it.
+In commits of version 3 files are visible: they are moved out of the folder of their attempt, and files with replaced
+rows are rewritten. Other commits without ranges in any order are written as version 1. In version 2 these ranges have
+the field `in_any_order`: a reader that took the end of one for the output's position would skip the ranges missing
+before it.
 """
 CHECKPOINT_EVERY = 100
+FOLDER = "_marshal"
+"""The folder of the sink's own files below the output."""
 _KEPT_CHECKPOINTS = 2
 _DIGITS = 20
 _RANGE_FIELDS = (
@@ -39,9 +43,9 @@ _RANGE_FIELDS = (
     "first_readable",
 )
 _COMMIT_FIELDS = ("attempt", "format", "schema")
-_COMMITS, _CHECKPOINTS = "commits", "checkpoints"
+_COMMITS, _CHECKPOINTS = f"{FOLDER}/commits", f"{FOLDER}/checkpoints"
 _IN_ANY_ORDER = "in_any_order"
-_OPTIONS = "options"
+_OPTIONS, _PARTITION_BY, _REWRITTEN = "options", "partition_by", "rewritten"
 
 _Key = tuple[str, str, int]
 
@@ -52,7 +56,7 @@ class Entry:
 
     taken: ClaimedRange
     files: tuple[str, ...]
-    """The files with the range's rows, relative to the attempt's folder."""
+    """The files with the range's rows, each beginning with its attempt: `attempt/marshal_range=3/part-0.parquet`."""
     rows: int | None
     """The number of rows in these files, None if unknown."""
     has_offsets: bool
@@ -72,6 +76,18 @@ class Commit:
     entries: tuple[Entry, ...]
     options: Mapping[str, str] | None = None
     """The user's options for reading files of a text format; None in commits of older versions."""
+    visible: bool = False
+    """Whether committed files are moved to their visible place. It is the same in all commits of an output."""
+    partition_by: tuple[str, ...] = ()
+    """The columns that are stored as folders `column=value`. They are the same in all commits of an output."""
+    rewritten: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The files of older commits that no longer count, and the files of this attempt with the rows that still do."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that this commit adds to the output."""
+        own = (entry.files for entry in self.entries)
+        return tuple(name for names in (*own, *self.rewritten.values()) for name in names)
 
 
 @dataclass(slots=True)
@@ -83,18 +99,37 @@ class CommitView:
     _taken: dict[_Key, TakenRanges] = field(default_factory=dict)
     _entries: dict[_Key, dict[int, list[Entry]]] = field(default_factory=dict)
     """By key and generation. If there is only one generation, no entry can have been replaced."""
-    _attempts: dict[str, set[str]] = field(default_factory=dict)
+    _attempts: dict[str, Commit] = field(default_factory=dict)
+    _rewritten: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def add(self, commit: Commit) -> None:
         """Add the commit after `number`."""
         self.number += 1
         self.commits.append(commit)
-        files = self._attempts.setdefault(commit.attempt, set())
+        self._attempts[commit.attempt] = commit
+        self._rewritten.update(commit.rewritten)
         for entry in commit.entries:
             taken = entry.taken
             self._taken.setdefault(partition_key(taken), TakenRanges()).add(taken)
             self._entries.setdefault(partition_key(taken), {}).setdefault(taken.generation, []).append(entry)
-            files.update(entry.files)
+
+    @property
+    def newest(self) -> Commit | None:
+        """The newest commit, None if there is none yet."""
+        return self.commits[-1] if self.commits else None
+
+    def commit_of(self, attempt: str) -> Commit | None:
+        """Return the commit of an attempt, or None if it committed nothing."""
+        return self._attempts.get(attempt)
+
+    def files(self, entry: Entry) -> tuple[str, ...]:
+        """Return the files that hold the rows of an entry now."""
+        return tuple(each for name in entry.files for each in self._now(name))
+
+    def _now(self, name: str) -> tuple[str, ...]:
+        if name not in self._rewritten:
+            return (name,)
+        return tuple(each for later in self._rewritten[name] for each in self._now(later))
 
     def groups(self, topic: str) -> set[str]:
         """Return the groups that have taken ranges of a topic."""
@@ -104,11 +139,6 @@ class CommitView:
         """Return the ranges that the output has of the group, topic and partition of `wanted`."""
         taken = self._taken.get(partition_key(wanted))
         return None if taken is None else taken.beside(wanted)
-
-    def files_of(self, attempt: str) -> frozenset[str] | None:
-        """Return the committed files of `attempt`, or None if it committed nothing."""
-        files = self._attempts.get(attempt)
-        return None if files is None else frozenset(files)
 
     def at_offsets_of(self, wanted: ClaimedRange, below_generation: int | None) -> list[Entry]:
         """Return the entries with rows of the same data topic at the readable offsets of `wanted`.
@@ -124,7 +154,7 @@ class CommitView:
             for generation, entries in self._entries.get(partition_key(wanted), {}).items()
             if below_generation is None or generation < below_generation
             for entry in entries
-            if entry.files
+            if self.files(entry)
             and entry.taken.data_topic_id == wanted.data_topic_id
             and entry.taken.first_readable < wanted.end
             and entry.taken.end > wanted.first_readable
@@ -201,8 +231,7 @@ class CommitLog:
             True if the commit was written and is durable.
         """
         number = self._view.number + 1
-        version = version_of(entry.taken for entry in commit.entries)
-        document = {"version": version, "number": number, **_commit_to(commit)}
+        document = {"version": _version_of([commit]), "number": number, **_commit_to(commit)}
         if not self._storage.publish(_name(_COMMITS, number), as_bytes(document), scratch):
             return False
         self._hold(number)
@@ -282,7 +311,13 @@ def decided(stored: StoredRanges | None, wanted: ClaimedRange) -> bool:
 
 def version_of(ranges: Iterable[ClaimedRange]) -> int:
     """Return the lowest version of a file that can contain these ranges."""
-    return VERSION if any(range_.in_any_order for range_ in ranges) else 1
+    return 2 if any(range_.in_any_order for range_ in ranges) else 1
+
+
+def _version_of(commits: Sequence[Commit]) -> int:
+    if any(commit.visible for commit in commits):
+        return VERSION
+    return version_of(entry.taken for commit in commits for entry in commit.entries)
 
 
 def range_to(wanted: ClaimedRange) -> dict[str, Any]:
@@ -330,12 +365,16 @@ def _name(folder: str, number: int) -> str:
 def _commit_to(commit: Commit) -> dict[str, Any]:
     fields = {name: getattr(commit, name) for name in _COMMIT_FIELDS}
     options = {} if commit.options is None else {_OPTIONS: dict(commit.options)}
-    return fields | options | {"ranges": [_entry_to(entry) for entry in commit.entries]}
+    layout: dict[str, Any] = {_PARTITION_BY: commit.partition_by} if commit.visible else {}
+    rewritten = {_REWRITTEN: commit.rewritten} if commit.rewritten else {}
+    ranges = [_entry_to(entry, commit.attempt) for entry in commit.entries]
+    return fields | options | layout | rewritten | {"ranges": ranges}
 
 
-def _entry_to(entry: Entry) -> dict[str, Any]:
+def _entry_to(entry: Entry, attempt: str) -> dict[str, Any]:
     document = range_to(entry.taken)
-    document |= {"files": list(entry.files), "rows": entry.rows, "has_offsets": entry.has_offsets}
+    files = [name.removeprefix(f"{attempt}/") for name in entry.files]
+    document |= {"files": files, "rows": entry.rows, "has_offsets": entry.has_offsets}
     if entry.replaces:
         document["replaces"] = [list(replace) for replace in entry.replaces]
     return document
@@ -344,16 +383,24 @@ def _entry_to(entry: Entry) -> dict[str, Any]:
 def _commit_from(document: Mapping[str, Any], path: str) -> Commit:
     try:
         fields = {name: document[name] for name in _COMMIT_FIELDS}
-        entries = tuple(_entry_from(entry) for entry in document["ranges"])
-        return Commit(**fields, entries=entries, options=document.get(_OPTIONS))
-    except (KeyError, TypeError, ValueError) as error:
+        entries = tuple(_entry_from(entry, fields["attempt"]) for entry in document["ranges"])
+        rewritten = {name: tuple(names) for name, names in document.get(_REWRITTEN, {}).items()}
+        return Commit(
+            **fields,
+            entries=entries,
+            options=document.get(_OPTIONS),
+            visible=_PARTITION_BY in document,
+            partition_by=tuple(document.get(_PARTITION_BY, ())),
+            rewritten=rewritten,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise SinkRejectedError(f"{path} is damaged ({error!r}), so nothing is written. Restore the file") from error
 
 
-def _entry_from(document: Mapping[str, Any]) -> Entry:
+def _entry_from(document: Mapping[str, Any], attempt: str) -> Entry:
     return Entry(
         taken=range_from(document),
-        files=tuple(document["files"]),
+        files=tuple(f"{attempt}/{name}" for name in document["files"]),
         rows=document["rows"],
         has_offsets=document["has_offsets"],
         replaces=tuple((start, end) for start, end in document.get("replaces", ())),
@@ -364,7 +411,7 @@ def _checkpoint_to(commits: list[Commit]) -> dict[str, Any]:
     schemas = list(dict.fromkeys(commit.schema for commit in commits))
     places = {schema: place for place, schema in enumerate(schemas)}
     return {
-        "version": version_of(entry.taken for commit in commits for entry in commit.entries),
+        "version": _version_of(commits),
         "number": len(commits),
         "schemas": schemas,
         "commits": [_commit_to(commit) | {"schema": places[commit.schema]} for commit in commits],

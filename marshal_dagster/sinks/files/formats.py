@@ -8,13 +8,15 @@ by the Spark job that writes it.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
+from marshal_dagster.sinks.files.partitioning import wrong_values
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.column_names import check_nested_names, is_case_sensitive
 from marshal_dagster.spark.conversion_settings import (
@@ -153,8 +155,24 @@ def write_options(format_name: str, options: Mapping[str, str]) -> dict[str, str
     return {**options, **_WRITE_OPTIONS.get(format_name, {})}
 
 
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """The folders `column=value` of files."""
+
+    partition_by: tuple[str, ...]
+    """The columns."""
+    base: str
+    """The path of the folder that contains all of these folders, as Hadoop takes it."""
+
+
 def read_files(
-    spark: "SparkSession", format_name: str, schema: "StructType", options: Mapping[str, str], files: Sequence[str]
+    spark: "SparkSession",
+    format_name: str,
+    schema: "StructType",
+    options: Mapping[str, str],
+    files: Sequence[str],
+    *,
+    folders: Folders | None = None,
 ) -> "DataFrame":
     """Return the rows of files.
 
@@ -164,20 +182,23 @@ def read_files(
         schema: The columns with which the files were written, in this order.
         options: The user's options with which the files were written.
         files: The paths of the files, as Spark reads them.
+        folders: The folders with the values of the columns that the files lack.
     """
     given = {**options, **_READ_ALL, **_READ_OPTIONS.get(format_name, {})}
     if format_name in TEXT_FORMATS:
         given["columnNameOfCorruptRecord"] = _unused_name(schema.names)
     if format_name == "csv":
         given["maxColumns"] = str(max(_MOST_CSV_COLUMNS, len(schema.names) + 1))
+    if folders is not None:
+        given["basePath"] = folders.base
     stored = _as_stored(schema, format_name)
     rows = spark.read.format(format_name).options(**given).schema(stored).load(list(files))
-    if stored == schema:
+    if stored == schema and folders is None:
         return rows
     return rows.select(*(f.col(quoted(field.name)).cast(field.dataType).alias(field.name) for field in schema.fields))
 
 
-def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
+def refusing(frame: "DataFrame", format_name: str, name: "Column", partition_by: Collection[str] = ()) -> "Column":
     """Return the column `name`, extended to raise an error for a row with a value that the format cannot store.
 
     `refusal_in` recognises this error.
@@ -187,8 +208,10 @@ def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
     offset = _number(OFFSET_COLUMN) if has_offset else f.lit("unknown")
     place = f.concat(f.lit(", partition "), _number(PARTITION_COLUMN), f.lit(", offset "), offset, f.lit(" ;"))
     checked = False
-    for index, field in enumerate(frame.schema.fields):
-        for what, kinds, is_wrong in _wrong_values(format_name, is_first=not index):
+    first = next((each for each in frame.schema.names if each not in partition_by), None)
+    for field in frame.schema.fields:
+        own = wrong_values() if field.name in partition_by else ()
+        for what, kinds, is_wrong in (*_wrong_values(format_name, is_first=field.name == first), *own):
             if not holds(field.dataType, kinds):
                 continue
             is_there = any_value(f.col(quoted(field.name)), field.dataType, kinds, is_wrong)

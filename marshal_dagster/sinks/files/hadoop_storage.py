@@ -70,7 +70,7 @@ def _apart(
     def call(self: "HadoopStorage", /, *args: _P.args, **others: _P.kwargs) -> _R:
         if self._fs is None and self._spark is None:
             # In the caller's thread, because the active session belongs to a thread.
-            self._spark = self._session() if self._session else active_session(f"output {self._output}")
+            self._spark = self._session() if self._session else active_session(f"output {self._uri}")
         return self._thread().carry_out(lambda: _translated(method, self, *args, **others))
 
     return call
@@ -104,7 +104,6 @@ class HadoopStorage(Storage):
         if exclusive not in {None, "rename", "create"}:
             raise ConfigurationError(f"exclusive is {exclusive!r}; it must be 'rename' or 'create'")
         self._uri = uri
-        self._output = uri.rpartition("/")[0]
         self._session = session
         self._vouched: Exclusive | None = exclusive
         self._tried = False
@@ -218,6 +217,22 @@ class HadoopStorage(Storage):
         return True
 
     @_apart
+    def can_move(self) -> bool:
+        """Return whether a rename is atomic, as HDFS and `exclusive="rename"` promise (`Storage.can_move`)."""
+        return self._way() == self._by_rename
+
+    @_apart
+    def move(self, name: str, target: str) -> None:
+        """Rename a file (`Storage.move`)."""
+        fs = self._opened()
+        fs.mkdirs(self._path(target.rpartition("/")[0]))
+        try:
+            self._rename(name, target)
+        except _java_errors():
+            if fs.exists(self._path(name)):
+                raise
+
+    @_apart
     def remove(self, name: str) -> None:
         """Remove a file (`Storage.remove`)."""
         self._opened().delete(self._path(name), _ONE)
@@ -225,18 +240,7 @@ class HadoopStorage(Storage):
     @_apart
     def remove_below(self, folder: str, keep: Collection[str]) -> None:
         """Remove files (`Storage.remove_below`)."""
-        fs = self._opened()
-        if not keep:
-            fs.delete(self._path(folder), _ALL_BELOW)
-            return
-        with_kept = {name.rpartition("/")[0] for name in keep}
-        for place in self._listed(folder):
-            if place not in with_kept:
-                fs.delete(self._path(f"{folder}/{place}"), _ALL_BELOW)
-                continue
-            for name in self._listed(f"{folder}/{place}"):
-                if f"{place}/{name}" not in keep:
-                    fs.delete(self._path(f"{folder}/{place}/{name}"), _ONE)
+        self._remove_below(folder, keep)
 
     def is_settled(self, error: BaseException) -> bool:
         """Return False after an interrupt, because the JVM continues with its call (`Storage.is_settled`)."""
@@ -254,7 +258,7 @@ class HadoopStorage(Storage):
         if fs.hasPathCapability(self._path(""), _CONDITIONAL):
             return self._by_conditional_create
         raise ConfigurationError(
-            f"output {self._output}: its file system ({fs.getClass().getName()}) does not declare that only one of "
+            f"output {self._uri}: its file system ({fs.getClass().getName()}) does not declare that only one of "
             "several writers can create a file, which commits need, so nothing was written. Use HDFS, a local path, or "
             "S3A of Hadoop 3.4.2 or newer; or declare it yourself with `exclusive` (docs/sinks.md)"
         )
@@ -262,17 +266,30 @@ class HadoopStorage(Storage):
     def _by_rename(self, name: str, content: bytes, scratch: str) -> None:
         temporary = f"{scratch}/.{secrets.token_hex(8)}.json"
         self._write(temporary, content)
+        try:
+            self._rename(temporary, name)
+        except _java_errors():
+            self._opened().delete(self._path(temporary), _ONE)
+            raise
+
+    def _rename(self, name: str, target: str) -> None:
+        """Rename a file; it fails if the file does not exist, or if one with the name `target` does."""
         rename = self._java("org.apache.hadoop.fs.Options$Rename")
         plain = self._gateway.new_array(rename, 1)
         plain[0] = rename.valueOf("NONE")
         context = self._java("org.apache.hadoop.fs.FileContext").getFileContext(
-            self._path(name).toUri(), self._opened().getConf()
+            self._path(target).toUri(), self._opened().getConf()
         )
-        try:
-            context.rename(self._path(temporary), self._path(name), plain)
-        except _java_errors():
-            self._opened().delete(self._path(temporary), _ONE)
-            raise
+        context.rename(self._path(name), self._path(target), plain)
+
+    def _remove_below(self, folder: str, keep: Collection[str]) -> None:
+        if not keep:
+            self._opened().delete(self._path(folder), _ALL_BELOW)
+            return
+        for name in self._listed(folder):
+            below = [each.removeprefix(f"{name}/") for each in keep if each.startswith(f"{name}/")]
+            if name not in keep:
+                self._remove_below(f"{folder}/{name}", below)
 
     def _by_create(self, name: str, content: bytes, scratch: str) -> None:  # noqa: ARG002
         self._write(name, content)
@@ -301,7 +318,7 @@ class HadoopStorage(Storage):
                 else f"exclusive is {self._vouched!r}"
             )
             raise ConfigurationError(
-                f"output {self._output}: {declared}, but in a test a second file replaced the first, as a second "
+                f"output {self._uri}: {declared}, but in a test a second file replaced the first, as a second "
                 "commit would do, so nothing was written. Use another file system"
             )
         self._tried = True
@@ -348,7 +365,7 @@ class HadoopStorage(Storage):
         assert spark is not None  # noqa: S101 - set by `_apart`
         if connect.is_connect(spark):
             raise ConfigurationError(
-                f"output {self._output}: over Spark Connect there is no JVM here to access Hadoop file systems. Use a "
+                f"output {self._uri}: over Spark Connect there is no JVM here to access Hadoop file systems. Use a "
                 "session in the run's process or spark-submit, or mount the file system and use a local path"
             )
         from py4j.protocol import Py4JJavaError
@@ -361,7 +378,7 @@ class HadoopStorage(Storage):
             if not any(name in str(error) for name in ("UnsupportedFileSystem", "ClassNotFound")):
                 raise
             raise ConfigurationError(
-                f"output {self._output}: this session's Hadoop does not support its file system. Add its jars and "
+                f"output {self._uri}: this session's Hadoop does not support its file system. Add its jars and "
                 "settings to the session"
             ) from error
         self._root = self._named(fs.makeQualified(root))

@@ -5,13 +5,14 @@ they combined by name, because CSV files contain no column names.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.files.commit_log import Commit, CommitView
-from marshal_dagster.sinks.files.formats import TEXT_FORMATS, as_nullable, check_readable, read_files
+from marshal_dagster.sinks.files.formats import TEXT_FORMATS, Folders, as_nullable, check_readable, read_files
+from marshal_dagster.sinks.files.older_rows import OlderRows
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.column_names import check_names, is_case_sensitive, name_key
 from marshal_dagster.spark.lazy_pyspark import functions as f
@@ -30,13 +31,22 @@ class _Part:
 
     schema: "StructType"
     options: Mapping[str, str]
+    folders: Folders | None
     files: list[str] = field(default_factory=list)
-    replaced: list[tuple[int, int, int]] = field(default_factory=list)
+    replaced: set[tuple[int, int, int]] = field(default_factory=set)
 
 
-def read_committed(
-    spark: "SparkSession", view: CommitView, path_of: Callable[[str], str], options: Mapping[str, str]
-) -> "DataFrame":
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where files are, as Spark reads them."""
+
+    path: Callable[[str], str]
+    """Returns the path of a committed file."""
+    base: Callable[[str], str]
+    """Returns the folder below which the folders of a committed file are named after columns."""
+
+
+def read_committed(spark: "SparkSession", view: CommitView, places: Places, options: Mapping[str, str]) -> "DataFrame":
     """Return the rows of the commits of `view`, without those that were replaced.
 
     Files with replaced rows are read separately, those of one generation together, and anti-joined with the replaced
@@ -45,7 +55,7 @@ def read_committed(
     Args:
         spark: The session that reads.
         view: The commits.
-        path_of: Returns the path of a file, as Spark reads it.
+        places: Where the files are.
         options: The reader's options; files of a text format are read with the options of their commit.
     """
     case_sensitive = is_case_sensitive(spark)
@@ -54,9 +64,8 @@ def read_committed(
     format_name = view.commits[-1].format
     check_readable(spark, format_name)
     frames = []
-    for part in _parts(view, path_of, schemas, options):
-        rows = read_files(spark, format_name, part.schema, part.options, part.files)
-        kept = _without(spark, rows, part.replaced) if part.replaced else rows
+    for part in _parts(view, places, schemas, options):
+        kept = _read(spark, format_name, part)
         frames.append(_with_columns(kept, part.schema, columns, case_sensitive=case_sensitive))
     if not frames:
         return spark.createDataFrame([], t.StructType(list(columns.values())))
@@ -66,9 +75,35 @@ def read_committed(
     return whole
 
 
+def read_older(spark: "SparkSession", older: OlderRows, places: Places, options: Mapping[str, str]) -> "DataFrame":
+    """Return the rows of a range that are not replaced, with the columns of their commit.
+
+    Args:
+        spark: The session that reads.
+        older: The range, and the offsets that are replaced.
+        places: Where the files are.
+        options: As for `read_committed`.
+    """
+    commit = older.commit
+    folders = _folders(commit, older.files[0], places)
+    part = _Part(_schema_from(commit.schema), _options_of(commit, options), folders)
+    part.files.extend(map(places.path, older.files))
+    part.replaced.update((older.entry.taken.partition, start, end) for start, end in older.replaced)
+    return _read(spark, commit.format, part)
+
+
+def _read(spark: "SparkSession", format_name: str, part: _Part) -> "DataFrame":
+    rows = read_files(spark, format_name, part.schema, part.options, part.files, folders=part.folders)
+    return _without(spark, rows, part.replaced) if part.replaced else rows
+
+
+def _folders(commit: Commit, name: str, places: Places) -> Folders | None:
+    return Folders(commit.partition_by, places.base(name)) if commit.partition_by else None
+
+
 def _parts(
     view: CommitView,
-    path_of: Callable[[str], str],
+    places: Places,
     schemas: Mapping[str, "StructType"],
     options: Mapping[str, str],
 ) -> list[_Part]:
@@ -77,16 +112,16 @@ def _parts(
         schema, own_options = schemas[commit.schema], _options_of(commit, options)
         layout = id(schema), *sorted(own_options.items())
         for entry in commit.entries:
-            if not entry.files:
-                continue
             replaced = view.replaced(entry)
             # The files of one class can share their replaced offsets, because an offset of a partition means the
             # same message in all of them.
             taken = entry.taken
             row_class = (taken.group, taken.topic, taken.data_topic_id, taken.generation) if replaced else ()
-            part = parts.setdefault((row_class, layout), _Part(schema, own_options))
-            part.files.extend(path_of(f"{commit.attempt}/{name}") for name in entry.files)
-            part.replaced.extend((taken.partition, start, end) for start, end in replaced)
+            for name in view.files(entry):
+                folders = _folders(commit, name, places)
+                part = parts.setdefault((row_class, layout, folders), _Part(schema, own_options, folders))
+                part.files.append(places.path(name))
+                part.replaced.update((taken.partition, start, end) for start, end in replaced)
     return list(parts.values())
 
 
@@ -109,12 +144,12 @@ def _with_columns(
     )
 
 
-def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int, int, int]]) -> "DataFrame":
+def _without(spark: "SparkSession", rows: "DataFrame", replaced: Collection[tuple[int, int, int]]) -> "DataFrame":
     """Return the rows without those at `replaced`. Buckets of offsets make this an equi-join, which scales."""
     first, last = f.col("start"), f.col("end") - 1
     bucket = f.explode(f.sequence(_bucket(first), _bucket(last))).alias("bucket")
     gone = (
-        spark.createDataFrame(sorted(set(replaced)), _interval_schema())
+        spark.createDataFrame(sorted(replaced), _interval_schema())
         .select("partition", "start", "end", bucket)
         .alias("gone")
     )

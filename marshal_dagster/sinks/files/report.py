@@ -5,6 +5,7 @@ from itertools import groupby, pairwise
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks.files.commit_log import CommitView, Entry
+from marshal_dagster.sinks.files.places import ATTEMPTS, of_attempt, visible_place
 from marshal_dagster.sinks.files.storage import Storage
 from marshal_dagster.sinks.report import StoredGeneration
 from marshal_dagster.sinks.sink import partition_key
@@ -30,29 +31,36 @@ def range_problems(view: CommitView) -> Iterator[str]:
             yield f"{where}: ranges that overlap the one before them: {overlaps}"
 
 
-def file_problems(view: CommitView, storage: Storage, folder: str, *, are_counted: bool) -> Iterator[str]:
-    """Yield the committed files that are missing, and the ranges whose files have another number of rows.
+def file_problems(view: CommitView, storage: Storage, *, are_counted: bool) -> Iterator[str]:
+    """Yield the committed files that are missing or not visible yet, and the files that no commit has.
 
     Args:
         view: All commits.
         storage: The output's files.
-        folder: The folder of all attempts.
         are_counted: Whether the files contain their number of rows, as Parquet files do.
     """
+    there = frozenset(storage.files_below("") or ())
     owners: dict[str, int] = {}
     for number, commit in enumerate(view.commits, start=1):
-        place = f"{folder}/{commit.attempt}"
-        there = set(storage.files_below(place) or ())
         for entry in commit.entries:
-            names = [f"{place}/{name}" for name in entry.files]
-            missing = [name for name, file in zip(names, entry.files, strict=True) if file not in there]
-            yield from (f"commit {number}, {entry.taken}: file {storage.full(name)} is missing" for name in missing)
-            for name in names:
-                if name in owners:
-                    yield f"commit {number}, {entry.taken}: file {storage.full(name)} is in commit {owners[name]} too"
-                owners[name] = number
-            if are_counted and entry.rows is not None and not missing:
-                yield from _count_problems(storage, entry, names, f"commit {number}, {entry.taken}")
+            where = f"commit {number}, {entry.taken}"
+            places = [
+                of_attempt(name) if of_attempt(name) in there else visible_place(name) for name in view.files(entry)
+            ]
+            missing = [place for place in places if place not in there]
+            yield from (f"{where}: file {storage.full(place)} is missing" for place in missing)
+            if commit.visible and any(place.startswith(ATTEMPTS) for place in places):
+                yield f"{where}: its files are not visible yet. Run `marshal-dagster sink vacuum`"
+            for place in places:
+                if place in owners:
+                    yield f"{where}: file {storage.full(place)} is in commit {owners[place]} too"
+                owners[place] = number
+            is_whole = not missing and view.files(entry) == entry.files
+            if are_counted and entry.rows is not None and is_whole:
+                yield from _count_problems(storage, entry, places, where)
+    foreign = sorted(name for name in there - owners.keys() if not any(part[0] in "._" for part in name.split("/")))
+    if foreign:
+        yield f"files that no commit has, which other engines read: {len(foreign)}, such as {storage.full(foreign[0])}"
 
 
 def _count_problems(storage: Storage, entry: Entry, names: Iterable[str], where: str) -> Iterator[str]:

@@ -1,16 +1,19 @@
 """A sink that writes files to a folder shared with all executors, or through Hadoop's file system API (`storage`).
 
-The output's path contains only the folder `_marshal`, so a reader of the path itself never sees incomplete work:
+Everything but committed files lies in the folder `_marshal`, so a reader of the path never sees incomplete work:
 
     _marshal/attempts/<attempt>.json                         the ranges of an attempt; written first, removed last
     _marshal/attempts/<attempt>/marshal_range=<partition>/   the rows of one range; those without offset separately
+    _marshal/attempts/<attempt>/older-<n>/                   older rows that stay where the attempt replaces others
     _marshal/commits/<n>.json                                the files that commit n adds to the output
     _marshal/checkpoints/<n>.json                            the contents of all commits up to n
+    <partition>-<file>, <column>=<value>/<partition>-<file>  committed files, moved there by their writer or the next
 
 A writer writes the files of its attempt, judges its ranges by all commits, and adds the next commit with the names of
-its files. If another writer made that commit first, it judges again (protocol.md, section 6, "Effectively once").
-Nothing is ever overwritten. Files that a fenced process or a late task adds are named in no commit, so readers ignore
-them.
+its files. If another writer made that commit first, it judges again (protocol.md, section 6, "Effectively once"). Only
+then are the files moved (`places`, docs/decisions/0023-visible-files.md). Nothing is ever overwritten. Files that a
+fenced process or a late task adds are named in no commit, so they are never moved. Outputs of older versions, and those
+where a move is not atomic, keep their committed files in the folders of the attempts.
 """
 
 import logging
@@ -19,8 +22,6 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -29,10 +30,23 @@ from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
 from marshal_dagster.sinks.caching import without_partitions
-from marshal_dagster.sinks.files import commit_log, formats, report
+from marshal_dagster.sinks.files import commit_log, formats, partitioning, report
+from marshal_dagster.sinks.files.attempt import Attempt, WrittenFiles
 from marshal_dagster.sinks.files.commit_log import Commit, CommitLog, CommitView, Entry, decided
 from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage
-from marshal_dagster.sinks.files.reader import read_committed
+from marshal_dagster.sinks.files.older_rows import OlderRows
+from marshal_dagster.sinks.files.partitioning import NO_VALUE
+from marshal_dagster.sinks.files.places import (
+    ATTEMPTS,
+    NOTE,
+    RANGE_COLUMN,
+    base_of,
+    note_of,
+    of_attempt,
+    show,
+    visible_place,
+)
+from marshal_dagster.sinks.files.reader import Places, read_committed, read_older
 from marshal_dagster.sinks.files.storage import LocalStorage, Storage
 from marshal_dagster.sinks.files.writer import some_files_at_once
 from marshal_dagster.sinks.output_groups import OutputGroups
@@ -52,7 +66,6 @@ from marshal_dagster.sinks.sink import (
     refuse_foreign_rows,
     session_of,
     unreplaceable,
-    within,
 )
 from marshal_dagster.spark import reader
 from marshal_dagster.spark.column_names import is_case_sensitive
@@ -63,12 +76,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_RANGE_COLUMN = "marshal_range"
-_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _COUNTED = "parquet"
-_ATTEMPTS = "attempts"
-_NOTE = ".json"
-_FOLDER = "_marshal"
 _WITHOUT_OFFSET = "_without_offset"
 _PARTITION = re.compile(rf"(0|-?[1-9][0-9]*)({_WITHOUT_OFFSET})?")
 # With version 1 of the output committer, the driver moves the files of all tasks once the whole job has succeeded.
@@ -76,26 +84,6 @@ _COMMITTER_OPTIONS = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _WrittenFiles:
-    """The files of one range in an attempt, and the number of their rows if known."""
-
-    files: tuple[str, ...] = ()
-    rows: int | None = 0
-    has_offsets: bool = True
-
-    def beside(self, others: "_WrittenFiles") -> "_WrittenFiles":
-        """Return these files together with `others` of the same range."""
-        return _WrittenFiles(
-            files=(*others.files, *self.files),
-            rows=None if self.rows is None or others.rows is None else self.rows + others.rows,
-            has_offsets=self.has_offsets and others.has_offsets,
-        )
-
-
-_NOTHING = _WrittenFiles()
 
 
 class FileSink(Steps):
@@ -117,6 +105,7 @@ class FileSink(Steps):
         format: str = "parquet",  # noqa: A002 - what Spark calls it
         options: Mapping[str, str] | None = None,
         *,
+        partition_by: Sequence[str] = (),
         session: "Callable[[], SparkSession] | None" = None,
         exclusive: Exclusive | None = None,
         shared_by_groups: bool = False,
@@ -129,6 +118,8 @@ class FileSink(Steps):
             format: `parquet`, `orc`, `json`, `csv` or `avro`.
             options: Options of Spark's writer and reader for `format`. Options that the sink sets itself, so that
                 rows are read back as they were written, are refused.
+            partition_by: Columns of strings, integers, booleans or dates whose values become folders `column=value`,
+                and that the files themselves do not have.
             session: For Hadoop file systems: returns the Spark session to use, by default the active one.
             exclusive: For Hadoop file systems that do not declare it themselves: how this one lets only one of several
                 writers create a file (docs/sinks.md, "Files").
@@ -148,6 +139,8 @@ class FileSink(Steps):
         self.options = dict(options or {})
         """The options of Spark's writer and reader, as passed."""
         formats.check_options(format, self.options)
+        self.partition_by = partitioning.check_names(partition_by)
+        """The columns whose values become folders."""
         self._log = CommitLog(self._storage)
         self._groups = OutputGroups(str(self.path), shared_by_groups, previous_group)
         self._lock = threading.Lock()
@@ -169,9 +162,11 @@ class FileSink(Steps):
             ConfigurationError: If the file system cannot keep two writers apart, or there is no session to reach it.
         """
         check_ranges(ranges)
-        self._storage.check()
+        self._check_storage()
         with self._lock:
-            return self._judge(self._log.settled(), ranges)
+            view = self._log.settled()
+            self._show_quietly(view)
+            return self._judge(view, ranges)
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
         """Return None if a new generation could replace the rows at these offsets, else why not (`Sink.can_replace`).
@@ -216,10 +211,11 @@ class FileSink(Steps):
                 would change values (docs/sinks.md, "Files").
         """
         spark = session_of(frame)
-        check_columns(frame.schema, {_RANGE_COLUMN}, case_sensitive=is_case_sensitive(spark))
+        check_columns(frame.schema, {RANGE_COLUMN}, case_sensitive=is_case_sensitive(spark))
+        partitioning.check_partition_by(frame.schema, self.partition_by)
         check_ranges(ranges)
         self._storage.use(lambda: frame.sparkSession)
-        self._storage.check()
+        self._check_storage()
         with self._lock:
             self._sweep_quietly()
             verdicts = self._judge(self._log.settled(), ranges)
@@ -230,8 +226,8 @@ class FileSink(Steps):
         done = [range_.partition for range_ in ranges if range_ not in wanted]
         attempt = self._begin(wanted)
         try:
-            folder = _of_attempt(attempt)
-            self._check_place(frame, _note_of(attempt))
+            folder = of_attempt(attempt)
+            self._check_place(frame, note_of(attempt))
             try:
                 self._write_rows(frame, folder, done)
             except Exception as error:  # Spark's, with the text of the JVM's error
@@ -239,20 +235,19 @@ class FileSink(Steps):
                     raise refusal from None
                 raise
             self._reached("rows written")
-            written = self._collect(folder, wanted)
+            own = Attempt(attempt, frame, wanted, self._collect(folder, wanted))
             before_commit()
-            read = checked_after_read(offsets_read, before_commit)
-            replaced = partial(self._offsets_replaced, frame, folder, written, read)
-            taken = self._commit(attempt, frame, wanted, written=written, offsets_replaced=replaced)
+            taken = self._commit(own, offsets_read, before_commit)
         except BaseException as error:
             if self._storage.is_settled(error):
                 self._clear_quietly(attempt)
             raise
-        self._clear_quietly(attempt)
+        hindrance = self._clear_quietly(attempt)
         return WriteResult(
             taken=taken,
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
-            rows={range_.partition: rows for range_ in taken if (rows := _of(written, range_).rows) is not None},
+            rows={range_.partition: rows for range_ in taken if (rows := own.of(range_).rows) is not None},
+            note=hindrance,
         )
 
     def read(self, spark: "SparkSession") -> "DataFrame":
@@ -281,13 +276,13 @@ class FileSink(Steps):
                     "batch"
                 )
             self._refuse_lossy(view, "read")
-            return read_committed(spark, view, lambda name: self._storage.to_read(_of_attempt(name)), self.options)
+            return read_committed(spark, view, self._read_places(self._place_of(view)), self.options)
 
     def committed_files(self) -> tuple[Path, ...]:
         """Return the committed local files, for readers other than Spark.
 
-        If a newer generation has replaced some offsets of an older file, that file still contains the old rows; only
-        `read` leaves them out.
+        Files that an older version of marshal-dagster has written can contain rows that a newer generation has
+        replaced; only `read` leaves these out.
 
         Returns:
             The paths of the files.
@@ -311,11 +306,12 @@ class FileSink(Steps):
         """
         with self._lock:
             view = self._log.refresh()
+            place = self._place_of(view)
         return tuple(
-            self._storage.full(_of_attempt(f"{commit.attempt}/{name}"))
+            self._storage.full(place(name))
             for commit in view.commits
             for entry in commit.entries
-            for name in entry.files
+            for name in view.files(entry)
         )
 
     def sweep(self) -> int:
@@ -346,7 +342,7 @@ class FileSink(Steps):
             return SinkReport(f"folder {self.path}", tuple(report.stored_generations(self._log.refresh())))
 
     def check(self) -> list[str]:
-        """Return what is wrong: gaps and overlaps of ranges, and committed files without their rows.
+        """Return what is wrong: gaps and overlaps, files without their rows, and files that are not committed.
 
         The numbers of rows are compared for Parquet, whose files contain them.
 
@@ -358,11 +354,11 @@ class FileSink(Steps):
                 view = self._log.refresh()
         except SinkRejectedError as error:
             return [str(error)]
-        files = report.file_problems(view, self._storage, _ATTEMPTS, are_counted=self.format == _COUNTED)
+        files = report.file_problems(view, self._storage, are_counted=self.format == _COUNTED)
         return [*report.range_problems(view), *files]
 
     def vacuum(self, *, dry_run: bool) -> VacuumResult:
-        """Remove files of attempts that can no longer be committed (`sweep`).
+        """Remove files of attempts that can no longer be committed, and move committed ones to their places (`sweep`).
 
         Args:
             dry_run: Whether to report only.
@@ -378,10 +374,16 @@ class FileSink(Steps):
     def _judge(self, view: CommitView, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Judge all ranges. Refuses also if older rows cannot be replaced, or the output has another format."""
         verdicts = {wanted: judge_ranges(view.stored(wanted), wanted) for wanted in ranges}
-        if view.commits and view.commits[-1].format != self.format:
+        if view.newest is not None and view.newest.format != self.format:
             raise SinkRejectedError(
-                f"output {self.path} holds {view.commits[-1].format} files, not {self.format}, so nothing was "
+                f"output {self.path} holds {view.newest.format} files, not {self.format}, so nothing was "
                 "written. Set the sink's format to that of the output, or use another path"
+            )
+        if view.newest is not None and view.newest.partition_by != self.partition_by:
+            raise SinkRejectedError(
+                f"output {self.path} is partitioned by {list(view.newest.partition_by)}, not by "
+                f"{list(self.partition_by)}, so nothing was written. Set partition_by to the output's columns, or use "
+                "another path"
             )
         self._refuse_lossy(view, "written")
         undone = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
@@ -403,9 +405,17 @@ class FileSink(Steps):
     def _begin(self, wanted: Sequence[ClaimedRange]) -> str:
         attempt = secrets.token_hex(16)
         note = {"version": commit_log.version_of(wanted), "ranges": list(map(commit_log.range_to, wanted))}
-        self._storage.write_whole(_note_of(attempt), commit_log.as_bytes(note))
+        self._storage.write_whole(note_of(attempt), commit_log.as_bytes(note))
         self._reached("attempt noted")
         return attempt
+
+    def _check_storage(self) -> None:
+        self._storage.check()
+        if self.partition_by and not self._storage.can_move():
+            raise ConfigurationError(
+                f"partition_by: files of {self.path} cannot be moved to folders in one step, which its file system "
+                "does not promise. Leave partition_by out, or write to a table (DeltaSink)"
+            )
 
     def _check_place(self, frame: "DataFrame", note: str) -> None:
         """Check that the executors and this process see the same files; tests override this."""
@@ -418,116 +428,200 @@ class FileSink(Steps):
         if OFFSET_COLUMN in frame.columns:
             of_no_offset = f.concat(name, f.lit(_WITHOUT_OFFSET))
             name = f.when(f.col(OFFSET_COLUMN).isNull(), of_no_offset).otherwise(name)
+        named = frame.withColumn(RANGE_COLUMN, formats.refusing(frame, self.format, name, self.partition_by))
+        self._save(named, folder, self.options)
+
+    def _save(self, frame: "DataFrame", folder: str, options: Mapping[str, str]) -> None:
         writer = (
-            frame.withColumn(_RANGE_COLUMN, formats.refusing(frame, self.format, name))
-            .write.format(self.format)
-            .options(**formats.write_options(self.format, self.options), **_COMMITTER_OPTIONS)
-            .partitionBy(_RANGE_COLUMN)
+            frame.write.format(self.format)
+            .options(**formats.write_options(self.format, options), **_COMMITTER_OPTIONS)
+            .partitionBy(RANGE_COLUMN, *self.partition_by)
         )
         with some_files_at_once(frame.sparkSession):
             writer.save(self._storage.to_write(folder))
 
-    def _collect(self, folder: str, wanted: Sequence[ClaimedRange]) -> dict[int, _WrittenFiles]:
+    def _write_older(self, spark: "SparkSession", folder: str, older: Mapping[str, OlderRows]) -> None:
+        """Write the rows that are not replaced with Spark, to one folder for each key of `older`."""
+        places = self._read_places(visible_place)
+        frames = [
+            read_older(spark, rows, places, self.options).withColumn(RANGE_COLUMN, f.lit(key))
+            for key, rows in older.items()
+        ]
+        whole = frames[0]
+        for frame in frames[1:]:
+            whole = whole.union(frame)
+        commit = next(iter(older.values())).commit
+        self._save(whole, folder, commit.options or self.options)
+
+    def _collect(self, folder: str, wanted: Sequence[ClaimedRange]) -> dict[int, WrittenFiles]:
         """Return the files that Spark has written below `folder`, by partition, and sync them to disk."""
-        written: dict[int, _WrittenFiles] = {}
+        written: dict[int, WrittenFiles] = {}
         foreign: list[str] = []
         expected = {range_.partition for range_ in wanted}
-        for place, names in self._places(folder).items():
-            value = place.partition("=")[2]
+        for value, names in self._files_by_range(folder).items():
             matched = _PARTITION.fullmatch(value)
             if matched is None or int(matched[1]) not in expected:
-                foreign.append("null" if value == _NO_PARTITION else unquote(matched[1] if matched else value))
+                foreign.append("null" if value == NO_VALUE else unquote(matched[1] if matched else value))
                 continue
             rows = sum(self._storage.rows(f"{folder}/{name}") for name in names) if self.format == _COUNTED else None
-            added = _WrittenFiles(tuple(names), rows, has_offsets=matched[2] is None)
+            own = tuple(f"{folder.removeprefix(f'{ATTEMPTS}/')}/{name}" for name in names)
+            added = WrittenFiles(own, rows, has_offsets=matched[2] is None)
             partition = int(matched[1])
             written[partition] = added.beside(written[partition]) if partition in written else added
         refuse_foreign_rows(foreign, wanted)
         self._storage.hold_below(folder)
         return written
 
-    def _places(self, folder: str) -> dict[str, list[str]]:
+    def _files_by_range(self, folder: str) -> dict[str, list[str]]:
+        """Return the files below `folder` by the value of `RANGE_COLUMN`."""
         files = self._storage.files_below(folder)
         if files is None:
             raise SinkRejectedError(
                 f"Spark has written the rows to another place than {self._storage.full(folder)}, so nothing was "
                 "committed. Use a path that this process and Spark resolve to the same folder"
             )
-        places: dict[str, list[str]] = {}
+        found: dict[str, list[str]] = {}
         for name in sorted(files):
-            place, _, file = name.partition("/")
-            if place.startswith(f"{_RANGE_COLUMN}=") and not file.startswith(("_", ".")):
-                places.setdefault(place, []).append(name)
-        return places
+            place, *_, file = name.split("/")
+            if place.startswith(f"{RANGE_COLUMN}=") and not file.startswith(("_", ".")):
+                found.setdefault(place.partition("=")[2], []).append(name)
+        return found
 
     def _commit(
-        self,
-        attempt: str,
-        frame: "DataFrame",
-        wanted: Sequence[ClaimedRange],
-        *,
-        written: Mapping[int, _WrittenFiles],
-        offsets_replaced: OffsetsRead,
+        self, attempt: Attempt, offsets_read: OffsetsRead, before_commit: BeforeCommit
     ) -> tuple[ClaimedRange, ...]:
-        """Commit those of `wanted` that no other writer has written meanwhile, and return them."""
-        schema = frame.schema.json()
-        options = self.options if self.format in formats.TEXT_FORMATS else None
-        has_offsets = OFFSET_COLUMN in frame.columns
-        replaced: Mapping[int, Intervals] | None = None
+        """Commit those ranges of the attempt that no other writer has written meanwhile, and return them."""
         while True:
             with self._lock:
                 view = self._log.settled()
-                verdicts = self._judge(view, wanted)
-                taken = tuple(range_ for range_ in wanted if verdicts[range_] is not Verdict.SKIP)
+                verdicts = self._judge(view, attempt.ranges)
+                taken = tuple(range_ for range_ in attempt.ranges if verdicts[range_] is not Verdict.SKIP)
                 if not taken:
                     return ()
                 over_older = {range_ for range_, _, _ in _held(view, taken, only_older=True)}
-                if replaced is not None or not over_older:
-                    entries = []
-                    for range_ in taken:
-                        offsets = (replaced or {}).get(range_.partition, ()) if range_ in over_older else ()
-                        own = _of(written, range_)
-                        whole = has_offsets and own.has_offsets
-                        entries.append(Entry(range_, own.files, own.rows, whole, within(range_, offsets)))
+                is_visible = self._storage.can_move() if view.newest is None else view.newest.visible
+                older = attempt.older(view, taken) if is_visible else []
+                needs_offsets = attempt.replaced is None and bool(over_older)
+                unwritten = attempt.unwritten(older)
+                if not needs_offsets and not unwritten:
+                    entries = attempt.entries(taken, () if is_visible else over_older)
+                    commit = self._commit_of(attempt, entries, is_visible=is_visible, older=older)
                     self._reached("judged")
-                    commit = Commit(attempt, self.format, schema, tuple(entries), options)
-                    if self._log.append(commit, _of_attempt(attempt)):
+                    if self._log.append(commit, of_attempt(attempt.name)):
                         self._reached("linked")
-                        self._log.checkpoint_if_due(_of_attempt(attempt))
+                        self._log.checkpoint_if_due(of_attempt(attempt.name))
                         return taken
                     continue
-            replaced = offsets_replaced()
+                if unwritten:
+                    self._show(view)
+            if needs_offsets:
+                attempt.replaced = self._offsets_replaced(attempt, checked_after_read(offsets_read, before_commit))
+            else:
+                self._rewrite(attempt, unwritten)
+                self._reached("older rows written")
+                before_commit()
 
-    def _offsets_replaced(
-        self, frame: "DataFrame", folder: str, written: Mapping[int, _WrittenFiles], offsets_read: OffsetsRead
-    ) -> Mapping[int, Intervals]:
+    def _commit_of(
+        self, attempt: Attempt, entries: tuple[Entry, ...], *, is_visible: bool, older: Sequence[OlderRows]
+    ) -> Commit:
+        return Commit(
+            attempt=attempt.name,
+            format=self.format,
+            schema=attempt.frame.schema.json(),
+            entries=entries,
+            options=self.options if self.format in formats.TEXT_FORMATS else None,
+            visible=is_visible,
+            partition_by=self.partition_by,
+            rewritten=attempt.all_rewritten(older),
+        )
+
+    def _rewrite(self, attempt: Attempt, unwritten: Sequence[OlderRows]) -> None:
+        """Write the rows of older files that are not replaced to files of the attempt."""
+        groups: dict[tuple[object, ...], dict[str, OlderRows]] = {}
+        for number, rows in enumerate(unwritten, start=len(attempt.rewritten)):
+            if rows.all_replaced:
+                attempt.rewritten[rows.files] = ()
+                continue
+            columns = rows.commit.schema, *sorted((rows.commit.options or {}).items())
+            groups.setdefault(columns, {})[f"{rows.entry.taken.partition}-older-{number}"] = rows
+        for group in groups.values():
+            folder = f"{attempt.name}/older-{len(attempt.rewritten)}"
+            self._write_older(attempt.frame.sparkSession, of_attempt(folder), group)
+            names = self._files_by_range(of_attempt(folder))
+            self._storage.hold_below(of_attempt(folder))
+            for key, rows in group.items():
+                attempt.rewritten[rows.files] = tuple(f"{folder}/{name}" for name in names.get(key, ()))
+
+    def _offsets_replaced(self, attempt: Attempt, offsets_read: OffsetsRead) -> Mapping[int, Intervals]:
         """Return the offsets at which older rows are replaced: those read from Kafka and those of the new rows.
 
         `offsets_read` reads Kafka again, and compaction can have removed the message of a written row since.
         """
-        names = [f"{folder}/{name}" for range_files in written.values() for name in range_files.files]
+        frame = attempt.frame
+        names = [of_attempt(name) for files in attempt.written.values() for name in files.files]
         own = self._offsets_in(frame, names) if names and OFFSET_COLUMN in frame.columns else {}
         return both(offsets_read(), own)
 
     def _offsets_in(self, frame: "DataFrame", names: Sequence[str]) -> Mapping[int, Intervals]:
         paths = [self._storage.to_read(name) for name in names]
-        rows = formats.read_files(frame.sparkSession, self.format, frame.schema, self.options, paths)
+        folders = (
+            formats.Folders(self.partition_by, self._storage.to_write(base_of(names[0]))) if self.partition_by else None
+        )
+        rows = formats.read_files(frame.sparkSession, self.format, frame.schema, self.options, paths, folders=folders)
         return reader.offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, reader.HIGHEST_OFFSET)))
+
+    def _read_places(self, place_of: Callable[[str], str]) -> Places:
+        return Places(
+            path=lambda name: self._storage.to_read(place_of(name)),
+            base=lambda name: self._storage.to_write(base_of(place_of(name))),
+        )
+
+    def _place_of(self, view: CommitView) -> Callable[[str], str]:
+        """Return a function that returns where a committed file is. Files that are not moved yet are moved first."""
+        if view.newest is None or not view.newest.visible:
+            return of_attempt
+        if self._unshown(view):
+            self._show_quietly(self._log.settled())
+        hidden = frozenset(self._unshown(view))
+
+        def place(name: str) -> str:
+            visible = visible_place(name)
+            is_hidden = name.partition("/")[0] in hidden and not self._storage.exists(visible)
+            return of_attempt(name) if is_hidden else visible
+
+        return place
+
+    def _unshown(self, view: CommitView) -> list[str]:
+        """Return the attempts that are committed, but whose files may not be at their visible places yet."""
+        notes = (name for name in self._storage.names(ATTEMPTS) if name.endswith(NOTE) and not name.startswith("."))
+        return [attempt for name in notes if view.commit_of(attempt := name.removesuffix(NOTE)) is not None]
+
+    def _show(self, view: CommitView) -> None:
+        """Move the files of attempts that were committed, and whose writers have not done it."""
+        for attempt in self._unshown(view):
+            self._clear(attempt, view)
+
+    def _show_quietly(self, view: CommitView) -> None:
+        """Do the same, and log errors instead of raising them."""
+        try:
+            self._show(view)
+        except Exception as error:  # noqa: BLE001 - any error of the storage
+            _logger.warning("committed files below %s were not moved: %s", self._storage.full(ATTEMPTS), error)
 
     def _sweep_quietly(self) -> None:
         """Sweep, and log errors instead of raising them, so that they do not prevent a write."""
         try:
             self._sweep()
         except Exception as error:  # noqa: BLE001 - any error of the storage or of damaged files
-            _logger.warning("files of old attempts below %s were not removed: %s", self._storage.full(_ATTEMPTS), error)
+            _logger.warning("files of old attempts below %s were not removed: %s", self._storage.full(ATTEMPTS), error)
 
     def _attempts(self) -> dict[str, bool]:
         """Return the attempts that have files or a note, and whether they have a note."""
-        folders = {name for name in self._storage.names(_ATTEMPTS) if not name.endswith(_NOTE)}
+        folders = {name for name in self._storage.names(ATTEMPTS) if not name.endswith(NOTE)}
         notes = {
-            name.removesuffix(_NOTE)
-            for name in self._storage.names(_ATTEMPTS)
-            if name.endswith(_NOTE) and not name.startswith(".")
+            name.removesuffix(NOTE)
+            for name in self._storage.names(ATTEMPTS)
+            if name.endswith(NOTE) and not name.startswith(".")
         }
         return {attempt: attempt in notes for attempt in sorted(folders | notes)}
 
@@ -537,10 +631,11 @@ class FileSink(Steps):
         attempts = self._attempts()
         view = self._log.settled()
         swept = 0
-        for attempt, has_note in attempts.items():
-            if has_note and not self._is_decided(attempt, view):
+        for attempt, has_note in sorted(attempts.items(), key=lambda each: view.commit_of(each[0]) is None):
+            commit = view.commit_of(attempt)
+            if not has_note and commit is not None and not commit.visible:
                 continue
-            if not has_note and view.files_of(attempt) is not None:
+            if has_note and commit is None and not self._is_decided(attempt, view):
                 continue
             if not dry_run:
                 self._clear(attempt, view)
@@ -548,33 +643,33 @@ class FileSink(Steps):
         return swept
 
     def _is_decided(self, attempt: str, view: CommitView) -> bool:
-        note = commit_log.load(self._storage, _note_of(attempt))
+        note = commit_log.load(self._storage, note_of(attempt))
         if note is None:
             return False  # its writer has removed it meanwhile
         wanted = map(commit_log.range_from, note["ranges"])
         return all(decided(view.stored(range_), range_) for range_ in wanted)
 
     def _clear(self, attempt: str, view: CommitView) -> None:
-        """Remove the files of an attempt that are not committed, and then its note."""
-        self._storage.remove_below(_of_attempt(attempt), view.files_of(attempt) or ())
+        """Move the committed files of an attempt to their visible places, and remove its other files and its note."""
+        commit = view.commit_of(attempt)
+        kept: Collection[str] = ()
+        if commit is not None and commit.visible:
+            show(self._storage, commit, self._reached)
+        elif commit is not None:
+            kept = [name.removeprefix(f"{attempt}/") for name in commit.files]
+        self._storage.remove_below(of_attempt(attempt), kept)
         self._reached("cleared")
-        self._storage.remove(_note_of(attempt))
+        self._storage.remove(note_of(attempt))
 
-    def _clear_quietly(self, attempt: str) -> None:
-        """Clear an attempt, and log errors instead of raising them; a later sweep removes what is left."""
+    def _clear_quietly(self, attempt: str) -> str | None:
+        """Clear an attempt, and return what hindered it instead of raising it; a later write or sweep continues."""
         try:
             with self._lock:
-                self._clear(attempt, self._log.refresh())
+                self._clear(attempt, self._log.settled())
         except Exception as error:  # noqa: BLE001 - as above
-            _logger.warning("files of attempt %s were not removed: %s", self._storage.full(_of_attempt(attempt)), error)
-
-
-def _of_attempt(name: str) -> str:
-    return f"{_ATTEMPTS}/{name}"
-
-
-def _note_of(attempt: str) -> str:
-    return _of_attempt(attempt + _NOTE)
+            _logger.warning("files of attempt %s were not removed: %s", self._storage.full(of_attempt(attempt)), error)
+            return f"the files of attempt {attempt} were not all moved or removed ({error}); the next write does it"
+        return None
 
 
 def _held(
@@ -594,10 +689,6 @@ def _of_groups(
     return wanted, groups, lambda ranges: (range_ for range_, _, _ in _held(view, ranges, only_older=False))
 
 
-def _of(written: Mapping[int, _WrittenFiles], taken: ClaimedRange) -> _WrittenFiles:
-    return written.get(taken.partition, _NOTHING)
-
-
 def _opened(
     path: str | os.PathLike[str], session: "Callable[[], SparkSession] | None", exclusive: Exclusive | None
 ) -> tuple[Path | str, Storage]:
@@ -606,7 +697,7 @@ def _opened(
     scheme = urlsplit(text)
     if scheme.scheme not in {"", "file"} and text.startswith(f"{scheme.scheme}://"):
         uri = text.rstrip("/")
-        return uri, HadoopStorage(f"{uri}/{_FOLDER}", session, exclusive)
+        return uri, HadoopStorage(uri, session, exclusive)
     if exclusive is not None:
         raise ConfigurationError(
             f"exclusive is {exclusive!r}, which is only for Hadoop file systems, but {text} is a local path: leave it "
@@ -621,4 +712,4 @@ def _opened(
     if not text:
         raise ConfigurationError("path is empty; it must be the folder of the output")
     local = Path(text).expanduser().absolute()
-    return local, LocalStorage(local / _FOLDER)
+    return local, LocalStorage(local)

@@ -95,6 +95,17 @@ class Storage(ABC):
     def hold_below(self, folder: str) -> None:  # noqa: B027 - a default
         """Make all files and folders below a folder durable."""
 
+    def can_move(self) -> bool:
+        """Return whether `move` is one atomic step here."""
+        return True
+
+    @abstractmethod
+    def move(self, name: str, target: str) -> None:
+        """Move a file to another name, atomically. Do nothing if it does not exist, because another process moved it.
+
+        No file is ever created in another way at `target`, and its folder is created if it is missing.
+        """
+
     @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
@@ -141,7 +152,7 @@ class LocalStorage(Storage):
 
     def files_below(self, folder: str) -> list[str] | None:
         """Return the files below a folder (`Storage.files_below`)."""
-        top = self.full(folder)
+        top = self.full(folder).rstrip("/")
         if not Path(top).is_dir():
             return None
         return [f"{parent}/{name}"[len(top) + 1 :] for parent, _, names in os.walk(top) for name in names]
@@ -211,9 +222,19 @@ class LocalStorage(Storage):
                 for _ in pool.map(sync, paths):
                     pass
 
+    def move(self, name: str, target: str) -> None:
+        """Rename a file, and before it Hadoop's checksum file (`Storage.move`)."""
+        source, goal = self._folder / name, self._folder / target
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        for one, other in ((_checksum_of(source), _checksum_of(goal)), (source, goal)):
+            with contextlib.suppress(FileNotFoundError):
+                one.rename(other)
+
     def remove(self, name: str) -> None:
-        """Remove a file (`Storage.remove`)."""
-        (self._folder / name).unlink(missing_ok=True)
+        """Remove a file and Hadoop's checksum file (`Storage.remove`)."""
+        path = self._folder / name
+        path.unlink(missing_ok=True)
+        _checksum_of(path).unlink(missing_ok=True)
 
     def remove_below(self, folder: str, keep: Collection[str]) -> None:
         """Remove files (`Storage.remove_below`)."""
@@ -222,10 +243,11 @@ class LocalStorage(Storage):
             shutil.rmtree(top, ignore_errors=True)
             return
         kept = {top / name for name in keep}
+        kept |= set(map(_checksum_of, kept))
         for parent, _, names in os.walk(top, topdown=False):
             for name in names:
                 path = Path(parent, name)
-                if path not in kept and not _is_checksum_of(path, kept):
+                if path not in kept:
                     path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty
                 Path(parent).rmdir()
@@ -276,6 +298,6 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
 
 
-def _is_checksum_of(path: Path, keep: Collection[Path]) -> bool:
-    """Return whether `path` is Hadoop's checksum file `.name.crc` of a file `name` in `keep`."""
-    return path.name.startswith(".") and path.name.endswith(".crc") and path.with_name(path.name[1:-4]) in keep
+def _checksum_of(path: Path) -> Path:
+    """Return the path of Hadoop's checksum file `.name.crc` of a file `name`."""
+    return path.with_name(f".{path.name}.crc")

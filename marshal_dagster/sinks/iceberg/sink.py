@@ -16,6 +16,7 @@ from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
+from marshal_dagster.sinks.iceberg import report
 from marshal_dagster.sinks.iceberg.columns import match_columns
 from marshal_dagster.sinks.iceberg.parquet_files import WrittenFile
 from marshal_dagster.sinks.iceberg.partitions import check_spec
@@ -23,6 +24,7 @@ from marshal_dagster.sinks.iceberg.positions import TablePositions
 from marshal_dagster.sinks.iceberg.table import IcebergTable
 from marshal_dagster.sinks.iceberg.tasks import TaskResult, WritePlan, run_tasks
 from marshal_dagster.sinks.output_groups import OutputGroups
+from marshal_dagster.sinks.report import SinkReport, VacuumResult
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     OffsetsRead,
@@ -194,6 +196,52 @@ class IcebergSink(Steps):
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
             rows={range_.partition: counts[range_.partition] for range_ in taken},
         )
+
+    def describe(self) -> SinkReport:
+        """Return the position of each partition.
+
+        Returns:
+            The positions, by group, topic and partition.
+
+        Raises:
+            SinkRejectedError: If the table does not exist, was rolled back, or has positions of a newer version.
+        """
+        return SinkReport(self._output, tuple(report.stored_generations(self._table().positions())))
+
+    def check(self) -> list[str]:
+        """Return what is wrong: positions that cannot be read, and files of the table that are missing.
+
+        Returns:
+            One line for each problem.
+
+        Raises:
+            SinkRejectedError: If the table does not exist.
+        """
+        table = self._table()
+        try:
+            table.positions()
+        except SinkRejectedError as error:
+            return [str(error)]
+        return list(report.file_problems(table))
+
+    def vacuum(self, *, dry_run: bool) -> VacuumResult:  # noqa: ARG002 - nothing is removed
+        """Remove nothing: each commit replaces the positions of the one before, and old files are Iceberg's to remove.
+
+        Args:
+            dry_run: Not used.
+
+        Returns:
+            The number of positions, and which procedures of Iceberg remove old snapshots and files.
+
+        Raises:
+            SinkRejectedError: If the table does not exist, was rolled back, or has positions of a newer version.
+        """
+        hint = (
+            "Iceberg's procedure expire_snapshots removes old snapshots with their positions, and remove_orphan_files "
+            "the files of runs that died"
+        )
+        kept = self._table().positions().kept
+        return VacuumResult(self._output, len(kept), 0, 0, None, what="positions", hint=hint)
 
     def _checked_counts(self, results: Sequence[TaskResult], wanted: Sequence[ClaimedRange]) -> Mapping[int, int]:
         """Return the number of rows by partition. Raises `SinkRejectedError` for a row that cannot be written."""

@@ -140,6 +140,15 @@ class IcebergTable:
         )
         self._table._do_commit(updates=transaction._updates, requirements=requirements)  # noqa: SLF001 - without retries
 
+    def files(self) -> Iterator[tuple[str, bool]]:
+        """Yield the path of each data file of the branch, and whether the file exists."""
+        snapshot = self.metadata.snapshot_by_name(self._branch)
+        if snapshot is None:
+            return
+        for task in self._table.scan(snapshot_id=snapshot.snapshot_id).plan_files():
+            path = task.file.file_path
+            yield path, self._table.io.new_input(path).exists()
+
     def next_sequence_number(self) -> int:
         """Return the sequence number of the next snapshot."""
         return int(self.metadata.next_sequence_number())

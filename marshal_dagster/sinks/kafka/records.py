@@ -39,6 +39,8 @@ _TASK_BYTES: Final = 8_000_000
 """The minimum size of the rows of a task, because a task starts and connects in the time in which it sends so much."""
 _TASK_RANGES: Final = 4
 """The maximum number of ranges of a task with few rows."""
+_LARGE: Final = (2_000, 16_000, 128_000)
+"""The sizes in bytes above which the rows are summed up."""
 _COUNTING: Final = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",  # the columns are hardly smaller, and take longer
     "spark.sql.adaptive.enabled": "false",  # with it Spark runs three jobs instead of one
@@ -110,6 +112,8 @@ class FrameRecords:
     """The first row with a header whose name is not UTF-8, or None."""
     largest: int
     """The size of the largest row, in bytes."""
+    larger: Mapping[int, int]
+    """For some sizes the total size of all rows that are larger, in bytes."""
     rows: "DataFrame"
     """The rows, with those columns of a record that the user's frame has."""
     has_whole_partitions: bool
@@ -139,6 +143,15 @@ class FrameRecords:
     def session(self) -> "SparkSession":
         """The session that has evaluated the frame."""
         return self.rows.sparkSession
+
+    def batch_rows(self, most_bytes: int) -> int:
+        """Return how many rows a batch may have, so that no choice of rows is larger than `most_bytes`.
+
+        A batch has at most all rows above some size, and the others are of that size at most. So a few large rows make
+        no batch small.
+        """
+        by_size = [(most_bytes - total) // size for size, total in self.larger.items()]
+        return max(1, most_bytes // max(1, self.largest), *by_size)
 
     def of(self, partition: int) -> "FrameRecords":
         """Return the records of one source partition."""
@@ -192,10 +205,13 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
         # Keys and values are binary here, so the only strings are names of headers.
         texts = text_check(rows.schema, refuse_nul=False)
         size = _size(rows.columns)
+        larger = [f.sum(f.when(size > above, size).otherwise(f.lit(0))) for above in _LARGE]
         counted = (
             rows.withColumn(_HELD_BY, f.spark_partition_id())
             .groupBy(PARTITION_COLUMN)
-            .agg(f.count("*"), f.sum(size), f.min(texts.problem), f.max(size), f.min(_HELD_BY), f.max(_HELD_BY))
+            .agg(
+                f.count("*"), f.sum(size), f.min(texts.problem), f.max(size), f.min(_HELD_BY), f.max(_HELD_BY), *larger
+            )
         )
         with changed_settings(rows.sparkSession, _COUNTING):
             totals = counted.collect()
@@ -203,6 +219,7 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
             counts={row[0]: row[1] for row in totals},
             rejected=texts.first((row[0], row[3]) for row in totals),
             largest=max((row[4] for row in totals), default=0),
+            larger={above: sum(row[7 + index] for row in totals) for index, above in enumerate(_LARGE)},
             rows=rows,
             has_whole_partitions=all(row[5] == row[6] for row in totals),
             _size=sum(row[2] for row in totals),

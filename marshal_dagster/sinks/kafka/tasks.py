@@ -105,7 +105,7 @@ def write_in_tasks(
     notes = place.notes.newest(sink._patience_s)
     with (
         task_secret(spark, pickle.dumps(sink._connection.detached())) as secret,
-        limited_batches(spark, max(1, _ARROW_BYTES // max(1, records.largest)), is_size_known=True),
+        limited_batches(spark, records.batch_rows(_ARROW_BYTES), is_size_known=True),
     ):
         task = _RangeTask(
             sink._with_connection(None),

@@ -1,0 +1,101 @@
+"""`IcebergSink` compared with Spark's own append to an Iceberg table, in one warm Spark session."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from benchmarks import services
+from benchmarks.batch import local_session
+from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
+from benchmarks.sink_input import SinkInput, fill
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.sinks import IcebergSink
+from marshal_dagster.spark.connector import fetch_connector
+
+RUNTIME: Final = "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes: the records of the smallest and the largest batch (in steps of factor 10), and the number of rounds."""
+
+    fewest: int = 10_000
+    most: int = 1_000_000
+    record_bytes: int = 200
+    partitions: int = 4
+    alternations: int = 5
+    warm_up: int = 2
+
+
+@dataclass(slots=True)
+class Sides:
+    """Both ways to append the same rows to an empty table; each call returns rows per second."""
+
+    messages: SinkInput
+    folder: Path
+    _tables: Iterator[int]
+
+    def ours(self) -> float:
+        """Append with the sink: tasks write the files by pyarrow, and one commit adds them and the positions."""
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.schema import Schema
+        from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+
+        table, rows = f"shop.ours_{next(self._tables)}", self.messages.rows("partition", "offset")
+        properties = {"type": "sql", "uri": f"sqlite:///{self.folder}/catalog.db", "warehouse": f"file://{self.folder}"}
+        catalog = load_catalog("benchmark", **properties)
+        catalog.create_namespace_if_not_exists("shop")
+        columns = {"partition": IntegerType(), "offset": LongType(), "key": StringType(), "value": StringType()}
+        fields = [NestedField(at, name, kind) for at, (name, kind) in enumerate(columns.items(), 1)]
+        catalog.create_table(table, Schema(*fields))
+        sink = IcebergSink(table, catalog="benchmark", catalog_properties=properties)
+        ranges = self.messages.ranges("benchmark")
+        began_s = time.perf_counter()
+        sink.write(rows, ranges, dict)
+        took_s = time.perf_counter() - began_s
+        return self._checked(catalog.load_table(table).scan().count(), took_s)
+
+    def beside(self) -> float:
+        """Append with Spark and Iceberg's own runtime. A batch that is repeated after its commit is there twice."""
+        table, rows = f"benchmark.shop.spark_{next(self._tables)}", self.messages.rows("partition", "offset")
+        spark = self.messages.spark
+        spark.sql(f"CREATE TABLE {table} (partition int, offset bigint, key string, value string) USING iceberg")
+        began_s = time.perf_counter()
+        rows.writeTo(table).append()
+        took_s = time.perf_counter() - began_s
+        return self._checked(spark.table(table).count(), took_s)
+
+    def _checked(self, found: int, took_s: float) -> float:
+        if found != self.messages.wanted:
+            raise RuntimeError(f"{found} rows were written, not {self.messages.wanted}")
+        return self.messages.wanted / took_s
+
+
+def run(sizes: Sizes) -> Measured:
+    """Measure all sizes with one broker."""
+    jars = ",".join(map(str, fetch_connector(RUNTIME)))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        services.broker() as connection,
+        local_session(jars) as spark,
+        Topics(connection) as data,
+    ):
+        spark.conf.set("spark.sql.catalog.benchmark", "org.apache.iceberg.spark.SparkCatalog")
+        spark.conf.set("spark.sql.catalog.benchmark.type", "hadoop")
+        spark.conf.set("spark.sql.catalog.benchmark.warehouse", f"file://{folder}/spark")
+        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
+        cases, tables = [], count()
+        for records in steps_of_ten(sizes.fewest, sizes.most):
+            sides = Sides(SinkInput(spark, connection, sizes.partitions, records), Path(folder), tables)
+            ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
+            cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.9))
+    return Measured(cases, {"spark_master": "local[2]", "iceberg": RUNTIME})
+
+
+BENCHMARK: Final = Benchmark(
+    "iceberg_sink", "rows to an Iceberg table exactly once, compared with Spark's own append", Sizes(), run
+)

@@ -1,0 +1,68 @@
+"""Columns that are stored as folders `column=value`: which columns and values can be read back unchanged."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.sinks.sink import OFFSET_COLUMN
+from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.lazy_pyspark import types as t
+from marshal_dagster.spark.nested_values import Condition, Kinds, has_nul, is_not_utf8, text_kinds
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+"""The value of a folder whose rows have null in the column."""
+
+
+def check_partition_by(schema: "StructType", partition_by: Sequence[str]) -> None:
+    """Check that rows can be divided by these columns, and that the folders' names keep the values.
+
+    Args:
+        schema: The columns of the rows.
+        partition_by: The columns that become folders.
+
+    Raises:
+        ConfigurationError: If a column is missing, no column would be left, or a column's type is not supported.
+    """
+    if not partition_by:
+        return
+    kinds = {column.name: column.dataType for column in schema.fields}
+    for name in partition_by:
+        if name not in kinds:
+            raise ConfigurationError(
+                f"partition_by has {name!r}, which is not a column of the result ({', '.join(kinds)}). Names are "
+                "compared with upper and lower case"
+            )
+        is_text = kinds[name].simpleString() == "string"  # and no type with a collation
+        if not is_text and not isinstance(kinds[name], (t.IntegralType, t.BooleanType, t.DateType)):
+            raise ConfigurationError(
+                f"partition_by has column {name!r} of type {kinds[name].simpleString()}, whose values the names of "
+                "folders do not keep. Use a column of strings, integers, booleans or dates"
+            )
+    if len(kinds) == len(partition_by):
+        raise ConfigurationError("partition_by has all columns of the result, so that no column is left for the files")
+
+
+def check_names(partition_by: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns as a tuple.
+
+    Raises:
+        ConfigurationError: If it is a string, has a column twice, or has the column `offset`.
+    """
+    if isinstance(partition_by, str):
+        raise ConfigurationError(f"partition_by is {partition_by!r}; it must be a list of columns: [{partition_by!r}]")
+    if len(set(partition_by)) < len(partition_by) or OFFSET_COLUMN in partition_by:
+        raise ConfigurationError(
+            f"partition_by is {list(partition_by)}; it must name each column once, and not {OFFSET_COLUMN!r}"
+        )
+    return tuple(partition_by)
+
+
+def wrong_values() -> Iterator[tuple[str, Kinds, Condition]]:
+    """Yield the values that cannot be the name of a folder: description, types, and the condition for such a value."""
+    yield "an empty string in a column of partition_by", text_kinds(), lambda text: text == f.lit("")
+    yield f"{NO_VALUE!r} in a column of partition_by", text_kinds(), lambda text: text == f.lit(NO_VALUE)
+    yield "a string that is not valid UTF-8", text_kinds(), is_not_utf8
+    yield "the character NUL in a column of partition_by", text_kinds(), has_nul
