@@ -293,6 +293,24 @@ def test_configuration_errors() -> None:
         IcebergSink("shop.orders", branch="")
 
 
+@pytest.mark.parametrize(
+    ("properties", "kind", "why"),
+    [
+        ({}, ConfigurationError, "catalog cannot be opened"),
+        ({"uri": "odd://user:secret@host"}, ConfigurationError, r"\*\*\*"),
+        ({"uri": "http://127.0.0.1:1", "token": "secret"}, UnavailableError, "cannot be reached"),
+    ],
+    ids=["unknown", "odd", "unreachable"],
+)
+def test_errors_of_the_catalog_are_one_line(properties: dict[str, str], kind: type[Exception], why: str) -> None:
+    """They name what to do, and not the values of the properties."""
+    sink = IcebergSink("shop.orders", catalog="none", catalog_properties=properties)
+    with pytest.raises(kind, match=why) as raised:
+        sink.verdicts([part(0, 0, 1)])
+    assert "secret" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 def test_secrets_are_not_shown() -> None:
     """The properties of the catalog appear nowhere."""
     sink = IcebergSink("shop.orders", catalog_properties={"credential": "secret"})

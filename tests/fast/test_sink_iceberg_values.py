@@ -263,7 +263,11 @@ def partitions(target: IcebergTarget, condition: Any = "true") -> set[tuple[Any,
     return {tuple(file.partition) for file in files}
 
 
-@pytest.mark.parametrize(("transform", "given", "wanted", "values"), PARTITIONED, ids=str)
+@pytest.mark.parametrize(
+    ("transform", "given", "wanted", "values"),
+    PARTITIONED,
+    ids=[f"{transform} of {wanted}" for transform, _, wanted, _ in PARTITIONED],
+)
 def test_queries_find_rows_of_a_partitioned_table(
     transform: str, given: t.DataType, wanted: i.IcebergType, values: Sequence[Any], tmp_path: Path
 ) -> None:

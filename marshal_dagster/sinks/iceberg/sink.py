@@ -17,6 +17,7 @@ from marshal_dagster.errors import ConfigurationError, SinkRejectedError, Unavai
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.iceberg import report
+from marshal_dagster.sinks.iceberg.catalog_errors import known_errors
 from marshal_dagster.sinks.iceberg.columns import match_columns
 from marshal_dagster.sinks.iceberg.parquet_files import WrittenFile
 from marshal_dagster.sinks.iceberg.partitions import check_spec
@@ -119,7 +120,10 @@ class IcebergSink(Steps):
 
         Raises:
             SinkRejectedError: If one of the ranges cannot be written, or the table does not exist.
-            ConfigurationError: If pyiceberg is missing, or the table is partitioned in a way that cannot be written.
+            ConfigurationError: If pyiceberg or the catalog's configuration is missing, or the table is partitioned in a
+                way that cannot be written.
+            AuthorizationError: If the catalog has refused the credentials.
+            UnavailableError: If the catalog cannot be reached.
         """
         check_ranges(ranges)
         table = self._table()
@@ -328,13 +332,14 @@ class IcebergSink(Steps):
         return self._table()
 
     def _table(self) -> IcebergTable:
-        """Load the table's newest state."""
-        if self._loaded_catalog is None:
-            require_extra(Extra.ICEBERG, "IcebergSink")
-            from pyiceberg.catalog import load_catalog
+        """Load the table's newest state. Raises as `known_errors` and `IcebergTable.load`."""
+        require_extra(Extra.ICEBERG, "IcebergSink")
+        from pyiceberg.catalog import load_catalog
 
-            self._loaded_catalog = load_catalog(self.catalog, **self._catalog_properties)
-        return IcebergTable.load(self._loaded_catalog, self.table, self.branch, self._output)
+        with known_errors(self._output, self._catalog_properties.values()):
+            if self._loaded_catalog is None:
+                self._loaded_catalog = load_catalog(self.catalog, **self._catalog_properties)
+            return IcebergTable.load(self._loaded_catalog, self.table, self.branch, self._output)
 
 
 def _covered(positions: TablePositions, ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
