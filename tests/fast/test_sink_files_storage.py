@@ -200,6 +200,16 @@ class TestPower:
         made = [commits_of(output), attempts, output.path / "_marshal", output.path, output.path.parent]
         assert {folder.parent for folder in made} | {commits_of(output), attempts} <= set(held)
 
+    def test_a_reader_moves_no_file_of_a_commit_that_may_vanish(
+        self, output: FileOutput, synced: list[Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A commit is durable before its rows are visible to other engines."""
+        self.dies_unsynced(output, monkeypatch)
+        synced.clear()
+        (path, *_) = output.sink().committed_files()
+        assert path.parent == output.path
+        assert synced.index(commits_of(output)) < synced.index(output.path)
+
     def test_files_are_held_where_they_were_moved_to(self, output: FileOutput, synced: list[Path]) -> None:
         """The folders of moved files are synced before the note is removed by which the next process finds them."""
         held: list[Path] = []
