@@ -22,6 +22,7 @@ _MINOR: Final = re.compile(r"\d+\.\d+")
 _KAFKA: Final = "org.apache.spark:spark-sql-kafka-0-10"
 _AVRO: Final = "org.apache.spark:spark-avro"
 _DELTA: Final = "io.delta:delta-spark"
+_ICEBERG: Final = "org.apache.iceberg:iceberg-spark-runtime-{minor}"
 _OF_SPARK: Final = {
     ("3.5", "2.12"): "3.5.3",
     ("3.5", "2.13"): "3.5.1",
@@ -38,6 +39,11 @@ _VERSIONS: Final[Mapping[str, Mapping[tuple[str, str], str]]] = {
         ("3.5", "2.13"): "3.3.2",
         ("4.0", "2.13"): "4.0.0",
         # Delta Lake 4.1 and 4.2 call a constructor that Spark 4.1.4 and 4.2 lack, once a table's log has a checkpoint.
+    },
+    _ICEBERG: {
+        ("3.5", "2.12"): "1.10.0",
+        ("4.0", "2.13"): "1.10.1",
+        ("4.1", "2.13"): "1.11.0",
     },
 }
 """For each package, its tested version by Spark's version and Scala."""
@@ -118,6 +124,23 @@ def delta_package(build: SparkBuild | None = None) -> str:
     return _package(_DELTA, build, "use Spark 3.5 or 4.0")
 
 
+def iceberg_package(build: SparkBuild | None = None) -> str:
+    """Return the Maven coordinates of Iceberg's runtime for Spark, for `fetch_connector` or `spark.jars.packages`.
+
+    `IcebergSink` does not need it. Spark needs it to read or maintain the table.
+
+    Args:
+        build: The Spark that loads it (default: the installed one).
+
+    Returns:
+        The coordinates, group:name:version.
+
+    Raises:
+        ConfigurationError: No tested version of the runtime fits this Spark, or Spark is not installed.
+    """
+    return _package(_ICEBERG, build, "read the table with pyiceberg, or with Spark 3.5 to 4.1")
+
+
 def find_spark(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder of the Spark that PySpark starts: SPARK_HOME, else its own; None without PySpark."""
     named = environ.get("SPARK_HOME")
@@ -167,5 +190,6 @@ def _package(name: str, build: SparkBuild | None, otherwise: str) -> str:
     versions = _VERSIONS[name]
     if (build.minor, build.scala) not in versions:
         known = ", ".join(f"{minor} (Scala {scala})" for minor, scala in versions)
-        raise ConfigurationError(f"no {name} is known for {build}, only for {known}: {otherwise}")
-    return f"{name}_{build.scala}:{versions[build.minor, build.scala]}"
+        package = name.removesuffix("-{minor}")
+        raise ConfigurationError(f"no {package} is known for {build}, only for {known}: {otherwise}")
+    return f"{name.format(minor=build.minor)}_{build.scala}:{versions[build.minor, build.scala]}"

@@ -17,7 +17,7 @@ from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.spark import session, task_attempts
 from marshal_dagster.spark.connector import connector_jars, fetch_connector
 from marshal_dagster.spark.error_text import first_line
-from marshal_dagster.spark.packages import SparkBuild, avro_package, delta_package, kafka_package
+from marshal_dagster.spark.packages import SparkBuild, avro_package, delta_package, iceberg_package, kafka_package
 from marshal_dagster.spark.session import (
     SINGLE_EXECUTION,
     check_session,
@@ -336,6 +336,8 @@ def test_jars_are_chosen_by_the_version_and_the_scala_of_spark(
     assert avro_package() == connector.replace("sql-kafka-0-10", "avro")
     if release < "4.1":
         assert delta_package().startswith(f"io.delta:delta-spark_{scala}:")
+    if release < "4.2":
+        assert iceberg_package().startswith(f"org.apache.iceberg:iceberg-spark-runtime-{release[:3]}_{scala}:")
 
 
 @pytest.mark.parametrize("release", ["4.1.4", "4.2.1"])
@@ -343,6 +345,14 @@ def test_delta_lake_is_refused_where_it_cannot_read_checkpoints(release: str) ->
     """Delta Lake 4.1 and 4.2 load there and fail after ten commits."""
     with pytest.raises(ConfigurationError, match=rf"no io\.delta:delta-spark is known for Spark {release}"):
         delta_package(SparkBuild(release, "2.13"))
+
+
+def test_iceberg_is_refused_where_it_has_no_runtime() -> None:
+    """There is none for Spark 4.2."""
+    with pytest.raises(
+        ConfigurationError, match=r"no org\.apache\.iceberg:iceberg-spark-runtime is known for Spark 4\.2"
+    ):
+        iceberg_package(SparkBuild("4.2.0", "2.13"))
 
 
 def test_a_spark_without_known_jars_is_one_line() -> None:

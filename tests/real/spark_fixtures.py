@@ -13,7 +13,7 @@ from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.delta.table import delta_settings
 from marshal_dagster.spark.connector import fetch_connector
-from marshal_dagster.spark.packages import avro_package, delta_package, installed_build
+from marshal_dagster.spark.packages import avro_package, delta_package, iceberg_package
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.services import watched
 from tests.session_settings import QUICK_HDFS, QUICK_PLANS, SMALL_DELTA, session_settings
@@ -39,19 +39,15 @@ def has_delta() -> bool:
     return False
 
 
-ICEBERG = {
-    "3.5": "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.10.0",
-    "4.0": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.1",
-    "4.1": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",
-}
-"""Iceberg's own runtime, with which tests read the tables of the sink, by Spark's version."""
 SQLITE = "org.xerial:sqlite-jdbc:3.46.1.3"
 
 
 def iceberg_jars() -> list[Path]:
     """Return the jars of Iceberg's runtime and of its catalog's database; none if there is none for this Spark."""
-    runtime = ICEBERG.get(installed_build().minor)
-    return [] if runtime is None else [*fetch_connector(runtime), *fetch_connector(SQLITE)]
+    try:
+        return [*fetch_connector(iceberg_package()), *fetch_connector(SQLITE)]
+    except ConfigurationError:
+        return []
 
 
 @pytest.fixture(scope="session")
