@@ -17,6 +17,7 @@ _MOST_BUFFERED_BYTES: Final = 64 * 1024 * 1024
 """The rows that a task holds in memory. Then the largest part of them is written as a row group."""
 _ROW_GROUP_ROWS: Final = 1_048_576
 _CODECS: Final = {"uncompressed": "none"}
+_FLOATING: Final = ("FLOAT", "DOUBLE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,27 +118,48 @@ class FileWriter:
         file.buffered, file.buffered_bytes, file.buffered_rows = [], 0, 0
 
     def _closed(self, place: tuple[int, Key]) -> WrittenFile:
-        from pyiceberg.io.pyarrow import (
-            compute_statistics_plan,
-            data_file_statistics_from_parquet_metadata,
-            parquet_path_to_id_mapping,
-        )
-        from pyiceberg.schema import sanitize_column_names
-
         file = self._open.pop(place)
         self._flush(file)
         file.writer.close()
         file.stream.close()
-        footer = file.writer.writer.metadata
-        schema = self._metadata.schema()
-        statistics = data_file_statistics_from_parquet_metadata(
-            parquet_metadata=footer,
-            stats_columns=compute_statistics_plan(schema, self._metadata.properties),
-            parquet_column_mapping=parquet_path_to_id_mapping(sanitize_column_names(schema)),
-        ).to_serialized_dict()
+        statistics = _statistics(file.writer.writer.metadata, self._metadata)
         statistics["nan_value_counts"] = file.nans
         size = len(self._io.new_input(file.path))
         return WrittenFile(place[0], file.path, size, place[1], self._metadata.default_spec_id, statistics)
+
+
+def _statistics(footer: Any, table: "TableMetadata") -> dict[str, Any]:  # noqa: ANN401 - a FileMetaData
+    """Return Iceberg's statistics of a file with this footer. Bounds that do not hold for all rows are left out."""
+    from pyiceberg.io.pyarrow import (
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_path_to_id_mapping,
+    )
+    from pyiceberg.schema import sanitize_column_names
+
+    schema = table.schema()
+    mapping = parquet_path_to_id_mapping(sanitize_column_names(schema))
+    plan = compute_statistics_plan(schema, table.properties)
+    found = data_file_statistics_from_parquet_metadata(footer, plan, mapping)
+    for path in _without_bounds(footer):
+        found.column_aggregates.pop(mapping[path], None)
+    return found.to_serialized_dict()
+
+
+def _without_bounds(footer: Any) -> set[str]:  # noqa: ANN401 - a FileMetaData
+    """Return the columns of which a row group has values but no bounds, as Parquet leaves out long ones."""
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(footer.num_columns)]
+    return {column.path_in_schema for column in columns if _lacks_bounds(column)}
+
+
+def _lacks_bounds(column: Any) -> bool:  # noqa: ANN401 - a ColumnChunkMetaData
+    statistics = column.statistics
+    if statistics is None:
+        return True
+    if statistics.has_min_max or column.physical_type in _FLOATING:
+        return False  # NaNs have no bounds, but they are counted
+    return not statistics.has_null_count or bool(column.num_values > statistics.null_count)
 
 
 def _count_nans(file: _OpenFile, column: Any, values: Any) -> None:  # noqa: ANN401 - a field, and its values
