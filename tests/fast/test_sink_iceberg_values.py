@@ -170,6 +170,28 @@ def test_names_that_differ_in_case(tmp_path: Path) -> None:
         write(target, frame_of(t.LongType(), [1], "Ab"), 1_000, 2_000)
 
 
+@pytest.mark.parametrize("other", ["A", "a"])
+def test_two_fields_of_a_struct_for_one_of_the_table(other: str, tmp_path: Path) -> None:
+    """No reader could read a file with two fields of the same id."""
+    target = one_column(tmp_path, i.StructType(i.NestedField(10, "a", i.LongType())))
+    given = t.StructType([t.StructField("a", t.LongType()), t.StructField(other, t.LongType())])
+    with pytest.raises(ConfigurationError, match=f"'a' and '{other}' both belong to the field of value 'a'"):
+        write(target, frame_of(given, [{"a": 1, other: 2}]))
+    assert not list(tmp_path.glob("**/*.parquet"))
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_names_that_are_equal_in_files(tmp_path: Path, *, is_nested: bool) -> None:
+    """Files have names that Avro allows, of which two of a table may be equal."""
+    fields = i.NestedField(10, "a.b", i.LongType()), i.NestedField(11, "a_x2Eb", i.LongType())
+    create_table(tmp_path, Schema(*[i.NestedField(1, "value", i.StructType(*fields))] if is_nested else fields))
+    target = IcebergTarget(tmp_path)
+    given = t.StructType([t.StructField("a.b", t.LongType())])
+    frame = frame_of(given, [{"a.b": 1}]) if is_nested else frame_of(t.LongType(), [1], "a.b")
+    with pytest.raises(ConfigurationError, match=r"'a\.b' has the same name in files as 'a_x2Eb'"):
+        write(target, frame)
+
+
 STRUCT = i.StructType(i.NestedField(10, "x", i.IntegerType(), required=True))
 
 

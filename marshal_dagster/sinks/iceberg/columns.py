@@ -45,7 +45,8 @@ def match_columns(
 
     Raises:
         ConfigurationError: If a column is missing in the table, or its type cannot hold all values; if a column of
-            the table that is required or has a default is missing in the result.
+            the table that is required or has a default is missing in the result; if two columns have the same name
+            in files.
     """
     found = [_column(name, schema.fields, case_sensitive=case_sensitive) for name in result.names]
     for column, field in zip(result.fields, found, strict=True):
@@ -56,7 +57,7 @@ def match_columns(
                 f"{output} has no column {column.name!r}, which the result has, so nothing was written. Add the column "
                 "to the table, or leave it out of the result"
             )
-    _check_missing(schema.fields, [field for field in found if field is not None], "column", output)
+    _check_fields(result.names, found, schema.fields, "column", output)
     return found
 
 
@@ -80,6 +81,40 @@ def _column(name: str, fields: "Sequence[NestedField]", *, case_sensitive: bool)
             "Spell it as the table does"
         )
     return None
+
+
+def _check_fields(
+    names: Sequence[str],
+    found: "Sequence[NestedField | None]",
+    fields: "Sequence[NestedField]",
+    what: str,
+    output: str,
+) -> None:
+    """Check the fields `found` for the names of a result, of all fields at this level of the table."""
+    matched: dict[int, str] = {}
+    for name, field in zip(names, found, strict=True):
+        if field is None:
+            continue
+        if (other := matched.get(field.field_id)) is not None:
+            raise ConfigurationError(
+                f"{output}: {other!r} and {name!r} both belong to the {what} {field.name!r}, so nothing was written. "
+                "Leave one out of the result"
+            )
+        matched[field.field_id] = name
+        _check_written_name(field, fields, what, output)
+    _check_missing(fields, [field for field in found if field is not None], what, output)
+
+
+def _check_written_name(field: "NestedField", fields: "Sequence[NestedField]", what: str, output: str) -> None:
+    from pyiceberg.schema import make_compatible_name
+
+    written = make_compatible_name(field.name)
+    other = next((other for other in fields if other != field and make_compatible_name(other.name) == written), None)
+    if other is not None:
+        raise ConfigurationError(
+            f"{output}: its {what} {field.name!r} has the same name in files as {other.name!r}, so nothing was "
+            "written. Rename one of the two"
+        )
 
 
 def _check_missing(fields: "Sequence[NestedField]", found: "Sequence[NestedField]", what: str, output: str) -> None:
@@ -115,7 +150,7 @@ def _check_type(given: "DataType", wanted: "IcebergType", path: str, output: str
                 _check_type(
                     part.dataType, field.field_type, f"{path}.{part.name}", output, case_sensitive=case_sensitive
                 )
-            _check_missing(wanted.fields, [field for field in found if field is not None], f"field of {path}", output)
+            _check_fields(given.names, found, wanted.fields, f"field of {path}", output)
         case t.ArrayType(), i.ListType():
             _check_type(
                 given.elementType, wanted.element_type, f"{path}.element", output, case_sensitive=case_sensitive
