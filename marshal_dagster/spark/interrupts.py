@@ -1,11 +1,17 @@
 """Clean up in a Spark session, unless an interrupt ends the work."""
 
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_lock = threading.Lock()
+_changed: "WeakKeyDictionary[SparkSession, dict[str, tuple[int, Any]]]" = WeakKeyDictionary()
+"""The settings that are changed now: how many blocks changed each one, and its value before."""
 
 
 @contextmanager
@@ -25,13 +31,26 @@ def unless_interrupted(clean_up: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def changed_settings(spark: "SparkSession", settings: Mapping[str, Any]) -> Iterator[None]:
-    """Change settings of a session during the block. After an interrupt they stay until the session ends."""
-    before = {name: spark.conf.get(name) for name in settings}
-    with unless_interrupted(lambda: _set(spark, before)):
-        _set(spark, settings)
+    """Change settings of a session during the block. After an interrupt they stay until the session ends.
+
+    Threads that change a setting at the same time share it, and the last one sets its old value again.
+    """
+    with _lock:
+        changed = _changed.setdefault(spark, {})
+        for name, value in settings.items():
+            users, before = changed.get(name) or (0, spark.conf.get(name))
+            changed[name] = users + 1, before
+            spark.conf.set(name, value)
+    with unless_interrupted(lambda: _leave(spark, settings)):
         yield
 
 
-def _set(spark: "SparkSession", settings: Mapping[str, Any]) -> None:
-    for name, value in settings.items():
-        spark.conf.set(name, value)
+def _leave(spark: "SparkSession", names: Iterable[str]) -> None:
+    with _lock:
+        changed = _changed[spark]
+        for name in names:
+            users, before = changed.pop(name)
+            if users > 1:
+                changed[name] = users - 1, before
+            else:
+                spark.conf.set(name, before)

@@ -707,6 +707,74 @@ def test_what_was_rewritten_meanwhile_is_rewritten_again(output: FileOutput) -> 
     assert listed_rows(output.path) == output.rows()
 
 
+def test_files_that_another_writer_removes_while_they_are_rewritten_end_no_batch(output: FileOutput) -> None:
+    """The loser reads files that are gone, judges again, and rewrites what the other writer has left."""
+    deliver(output, "old", part(0, 0, 8))
+    sink = output.sink()
+    real, tries = sink._write_older, list[str]()
+
+    def late(spark: Any, folder: str, older: Any) -> None:  # noqa: ANN401
+        tries.append(folder)
+        if len(tries) == 1:
+            deliver(output, "first", part(0, 0, 3, generation=20, epoch=21))
+            raise FileNotFoundError("as Spark has it")
+        real(spark, folder, older)
+
+    sink._write_older = late  # type: ignore[method-assign]
+    assert deliver(output, "second", part(0, 2, 5, generation=30, epoch=31), sink=sink).taken
+    assert len(set(tries)) == 2
+    assert [row[2] for row in output.rows()] == ["first"] * 2 + ["second"] * 3 + ["old"] * 3
+    assert listed_rows(output.path) == output.rows()
+
+
+def test_a_rewriting_that_fails_ends_the_batch(output: FileOutput) -> None:
+    """If no other writer was there, the error is raised, and nothing changes."""
+    deliver(output, "old", part(0, 0, 8))
+    sink = output.sink()
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    sink._write_older = fails  # type: ignore[method-assign,assignment]
+    with pytest.raises(ZeroDivisionError):
+        deliver(output, "new", part(0, 2, 5, generation=20, epoch=21), sink=sink)
+    assert listed_rows(output.path) == output.rows() == rows_of("old", part(0, 0, 8))
+
+
+@pytest.mark.parametrize("removes", ["before the move", "after the move"])
+def test_a_folder_that_is_removed_while_files_are_moved_loses_no_file(
+    output: FileOutput, monkeypatch: pytest.MonkeyPatch, removes: str
+) -> None:
+    """A file that is neither moved nor at its place keeps its attempt, and the next process moves it."""
+    write_and_die(output, "linked", "a", [part(0, 0, 4)])
+
+    def gone(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    with monkeypatch.context() as patch:
+        if removes == "before the move":
+            patch.setattr(Path, "rename", gone)
+        else:
+            exists = LocalStorage.exists
+            patch.setattr(LocalStorage, "exists", lambda own, name: "_marshal" in name and exists(own, name))
+        with pytest.raises(OSError):  # noqa: PT011 - as the system has it, or the sink's own
+            output.sink().sweep()
+    assert output.rows() == rows_of("a", part(0, 0, 4))
+    assert output.sink().sweep() == 1
+    assert listed_rows(output.path) == output.rows()
+
+
+def test_a_checkpoint_that_fails_ends_no_batch(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit was made; a later one writes the checkpoint."""
+    monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 2)
+    deliver(output, "a", part(0, 0, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(commit_log.CommitLog, "checkpoint_if_due", lambda *_: os.link("missing", "target"))
+        assert deliver(output, "a", part(0, 2, 4)).taken
+    deliver(output, "a", part(0, 4, 6))
+    assert [path.name for path in (output.path / "_marshal" / "checkpoints").iterdir()] == [f"{2:020d}.json"]
+
+
 def test_claims_are_checked_after_older_rows_are_rewritten(output: FileOutput) -> None:
     """Rewriting takes time, so a claim that was lost meanwhile commits nothing."""
     deliver(output, "old", part(0, 0, 8))
@@ -788,6 +856,8 @@ def test_visible_files_are_of_a_newer_version(output: FileOutput, monkeypatch: p
         ("day", r"partition_by is 'day'; it must be a list of columns: \['day'\]"),
         (["day", "day"], "must name each column once"),
         (["offset"], "and not 'offset'"),
+        (["_day"], "engines skip folders whose names begin with a dot or an underscore"),
+        ([".day"], "engines skip folders"),
     ],
 )
 def test_partition_by_must_name_columns(tmp_path: Path, partition_by: Sequence[str], message: str) -> None:

@@ -223,6 +223,15 @@ class TestPower:
         deliver(output, "a", part(0, 0, 3), sink=output.sink(reached))
         assert output.path in held
 
+    def test_files_are_held_where_they_were_removed(self, output: FileOutput, synced: list[Path]) -> None:
+        """A rewritten file does not come back after a power loss, also if no file takes its place."""
+        deliver(output, "a", part(0, 0, 3))
+        newer = [part(0, 0, 3, generation=20, epoch=21)]
+        synced.clear()
+        output.sink().write(output.frame([]), newer, lambda: {0: [(0, 3)]})  # type: ignore[arg-type]
+        assert output.rows() == []
+        assert output.path in synced
+
     def test_nothing_is_swept_for_a_commit_that_may_vanish(
         self, output: FileOutput, synced: list[Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -86,6 +86,22 @@ def test_a_check_names_files_that_nobody_committed_and_those_that_are_not_visibl
     assert folder.sink().check() == []
 
 
+def test_a_check_beside_a_writer_raises_no_alarm(folder: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a writer commits while the files are listed, the check begins again."""
+    sink, looks = folder.sink(), list[int]()
+    listed = sink._storage.files_below
+
+    def late(name: str) -> list[str] | None:
+        looks.append(1)
+        if len(looks) == 1:
+            deliver_to(folder, "b", part(1, 15, 30, generation=30, epoch=31))
+        return listed(name)
+
+    monkeypatch.setattr(sink._storage, "files_below", late)
+    assert sink.check() == []
+    assert len(looks) == 2
+
+
 def test_a_check_counts_the_rows_of_parquet_files(folder: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files with another number of rows, and files that cannot be read, are faults."""
     sink = folder.sink()

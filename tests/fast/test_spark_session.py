@@ -17,6 +17,7 @@ from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.spark import session, task_attempts
 from marshal_dagster.spark.connector import connector_jars, fetch_connector
 from marshal_dagster.spark.error_text import first_line
+from marshal_dagster.spark.interrupts import changed_settings
 from marshal_dagster.spark.packages import SparkBuild, avro_package, delta_package, iceberg_package, kafka_package
 from marshal_dagster.spark.session import (
     SINGLE_EXECUTION,
@@ -367,3 +368,26 @@ def test_what_java_raised_is_told_in_one_line() -> None:
     assert first_line(from_java) == "a.b.C: not enough memory"
     assert first_line(RuntimeError("\nplain\nmore")) == "plain"
     assert first_line(KeyError()) == "KeyError"
+
+
+class _Session:
+    """A session of which only the settings are used."""
+
+    def __init__(self) -> None:
+        self.settings = {"a": "1", "b": "2"}
+        self.conf: Any = MagicMock(get=self.settings.get, set=self.settings.__setitem__)
+
+
+def test_settings_that_threads_change_at_once_get_their_old_values() -> None:
+    """The last block that ends sets the value from before the first one, whatever their order."""
+    session: Any = _Session()
+    first, second = changed_settings(session, {"a": "x"}), changed_settings(session, {"a": "x", "b": "y"})
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert session.settings == {"a": "x", "b": "y"}
+    second.__exit__(None, None, None)
+    assert session.settings == {"a": "1", "b": "2"}
+    with changed_settings(session, {"a": "z"}):
+        assert session.settings == {"a": "z", "b": "2"}
+    assert session.settings == {"a": "1", "b": "2"}

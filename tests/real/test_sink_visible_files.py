@@ -10,6 +10,7 @@ from pyspark.sql import functions as f
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks import FileSink
+from tests.session_settings import session_settings
 from tests.sink_conformance import never, part
 
 if TYPE_CHECKING:
@@ -78,6 +79,31 @@ def test_columns_as_folders(spark: "SparkSession", tmp_path: Path, format_name: 
         )
         expected = [(*row[:2], "new", *row[3:]) if row[1] == 4 else row for row in rows if row[1] not in {3, 5}]
         assert sorted(map(tuple, sink.read(spark).collect())) == expected
+
+
+def test_older_rows_of_a_text_format_keep_their_options(spark: "SparkSession", tmp_path: Path) -> None:
+    """The rows that stay in a replacement are written with the options of their commit, by which they are read."""
+    frame = spark.range(3).selectExpr("0 AS partition", "id AS offset", "'old' AS value")
+    FileSink(tmp_path, "csv").write(frame, [part(0, 0, 3)], never)
+    sink = FileSink(tmp_path, "csv", {"sep": ";", "header": "true"})
+    newer = part(0, 1, 2, generation=20, epoch=21)
+    sink.write(frame.where("offset = 1").replace("old", "new"), [newer], lambda: {0: [(1, 2)]})
+    expected = [(0, 0, "old"), (0, 1, "new"), (0, 2, "old")]
+    assert sorted(map(tuple, sink.read(spark).collect())) == expected
+    assert sorted(map(tuple, FileSink(tmp_path, "csv").read(spark).collect())) == expected
+
+
+def test_a_setting_that_changes_dates_in_folders_is_refused(spark: "SparkSession", tmp_path: Path) -> None:
+    """Spark would write another year for a date before Christ."""
+    frame = spark.sql("SELECT 0 AS partition, 0L AS offset, date_from_unix_date(-719528) AS day")
+    sink = FileSink(tmp_path, partition_by=["day"])
+    with (
+        session_settings(spark, {"spark.sql.legacy.timeParserPolicy": "LEGACY"}),
+        pytest.raises(ConfigurationError, match="timeParserPolicy"),
+    ):
+        sink.write(frame, [part(0, 0, 1)], never)
+    sink.write(frame, [part(0, 0, 1)], never)
+    assert sink.read(spark).selectExpr("unix_date(day)").collect()[0][0] == -719528
 
 
 @pytest.mark.parametrize("value", ["", "__HIVE_DEFAULT_PARTITION__", "a\0b"])

@@ -44,6 +44,8 @@ class Attempt:
     """The offsets at which older rows are replaced, by partition; None as long as no older rows were found."""
     rewritten: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     """The files that stand for older ones, in which rows are replaced."""
+    folders: int = 0
+    """The number of folders that were begun for such files."""
 
     def of(self, range_: ClaimedRange) -> WrittenFiles:
         """Return the files of a range."""

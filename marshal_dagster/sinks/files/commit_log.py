@@ -122,12 +122,16 @@ class CommitView:
         """Return the commit of an attempt, or None if it committed nothing."""
         return self._attempts.get(attempt)
 
+    def counts(self, name: str) -> bool:
+        """Return whether a committed file still counts: no later commit has rewritten it."""
+        return name not in self._rewritten
+
     def files(self, entry: Entry) -> tuple[str, ...]:
         """Return the files that hold the rows of an entry now."""
         return tuple(each for name in entry.files for each in self._now(name))
 
     def _now(self, name: str) -> tuple[str, ...]:
-        if name not in self._rewritten:
+        if self.counts(name):
             return (name,)
         return tuple(each for later in self._rewritten[name] for each in self._now(later))
 

@@ -5,29 +5,34 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.sink import OFFSET_COLUMN
+from marshal_dagster.spark.conversion_settings import TEXT_TIMES, check_settings
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.nested_values import Condition, Kinds, has_nul, is_not_utf8, text_kinds
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 """The value of a folder whose rows have null in the column."""
 
 
-def check_partition_by(schema: "StructType", partition_by: Sequence[str]) -> None:
+def check_partition_by(spark: "SparkSession | None", schema: "StructType", partition_by: Sequence[str]) -> None:
     """Check that rows can be divided by these columns, and that the folders' names keep the values.
 
     Args:
+        spark: The session that writes; None for the plain Python rows with which sinks are tested.
         schema: The columns of the rows.
         partition_by: The columns that become folders.
 
     Raises:
-        ConfigurationError: If a column is missing, no column would be left, or a column's type is not supported.
+        ConfigurationError: If a column is missing, no column would be left, a column's type is not supported, or a
+            setting of the session would change dates.
     """
     if not partition_by:
         return
+    check_settings(spark, TEXT_TIMES, "a file sink with partition_by")
     kinds = {column.name: column.dataType for column in schema.fields}
     for name in partition_by:
         if name not in kinds:
@@ -49,13 +54,20 @@ def check_names(partition_by: Sequence[str]) -> tuple[str, ...]:
     """Return the columns as a tuple.
 
     Raises:
-        ConfigurationError: If it is a string, has a column twice, or has the column `offset`.
+        ConfigurationError: If it is a string, has a column twice, or has the column `offset` or one whose folders
+            engines would skip.
     """
     if isinstance(partition_by, str):
         raise ConfigurationError(f"partition_by is {partition_by!r}; it must be a list of columns: [{partition_by!r}]")
     if len(set(partition_by)) < len(partition_by) or OFFSET_COLUMN in partition_by:
         raise ConfigurationError(
             f"partition_by is {list(partition_by)}; it must name each column once, and not {OFFSET_COLUMN!r}"
+        )
+    hidden = [name for name in partition_by if not name or name[0] in "._"]
+    if hidden:
+        raise ConfigurationError(
+            f"partition_by has {hidden[0]!r}: engines skip folders whose names begin with a dot or an underscore. "
+            "Rename the column"
         )
     return tuple(partition_by)
 

@@ -5,6 +5,7 @@ rewritten it. A writer moves the files of all commits before it rewrites any. So
 nothing to move.
 """
 
+import contextlib
 from collections.abc import Callable
 
 from marshal_dagster.sinks.files.commit_log import FOLDER, Commit
@@ -59,11 +60,15 @@ def show(storage: Storage, commit: Commit, reached: Callable[[str], None]) -> No
     for name in commit.rewritten:
         storage.remove(visible_place(name))
         reached("older file removed")
-    folders: set[str] = set()
     for name in commit.files:
-        place = visible_place(name)
-        storage.move(of_attempt(name), place)
-        folders |= {place[:end] for end, letter in enumerate(place) if letter == "/"} | {""}
+        storage.move(of_attempt(name), visible_place(name))
         reached("file moved")
-    for folder in sorted(folders, reverse=True):
-        storage.hold(folder, with_above=False)
+    changed = {folder for name in (*commit.rewritten, *commit.files) for folder in _folders(visible_place(name))}
+    for folder in sorted(changed, reverse=True):
+        with contextlib.suppress(FileNotFoundError):  # an empty folder that was removed
+            storage.hold(folder, with_above=False)
+
+
+def _folders(place: str) -> list[str]:
+    """Return the folders of a place: `a/b/file` is in `a/b`, `a` and the output's own."""
+    return [place[:end] for end, letter in enumerate(place) if letter == "/"] + [""]

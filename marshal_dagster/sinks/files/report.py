@@ -1,10 +1,10 @@
 """Describes and checks a file output by its commit log, for `marshal-dagster sink describe|check`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby, pairwise
 
 from marshal_dagster.errors import SinkRejectedError
-from marshal_dagster.sinks.files.commit_log import CommitView, Entry
+from marshal_dagster.sinks.files.commit_log import Commit, CommitView, Entry
 from marshal_dagster.sinks.files.places import ATTEMPTS, of_attempt, visible_place
 from marshal_dagster.sinks.files.storage import Storage
 from marshal_dagster.sinks.report import StoredGeneration
@@ -61,6 +61,11 @@ def file_problems(view: CommitView, storage: Storage, *, are_counted: bool) -> I
     foreign = sorted(name for name in there - owners.keys() if not any(part[0] in "._" for part in name.split("/")))
     if foreign:
         yield f"files that no commit has, which other engines read: {len(foreign)}, such as {storage.full(foreign[0])}"
+
+
+def _place(name: str, commit: Commit, there: Collection[str]) -> str:
+    hidden = of_attempt(name)
+    return hidden if hidden in there or not commit.visible else visible_place(name)
 
 
 def _count_problems(storage: Storage, entry: Entry, names: Iterable[str], where: str) -> Iterator[str]:

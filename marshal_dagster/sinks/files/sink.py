@@ -212,7 +212,7 @@ class FileSink(Steps):
         """
         spark = session_of(frame)
         check_columns(frame.schema, {RANGE_COLUMN}, case_sensitive=is_case_sensitive(spark))
-        partitioning.check_partition_by(frame.schema, self.partition_by)
+        partitioning.check_partition_by(spark, frame.schema, self.partition_by)
         check_ranges(ranges)
         self._storage.use(lambda: frame.sparkSession)
         self._check_storage()
@@ -351,11 +351,19 @@ class FileSink(Steps):
         """
         try:
             with self._lock:
-                view = self._log.refresh()
+                return self._problems()
         except SinkRejectedError as error:
             return [str(error)]
-        files = report.file_problems(view, self._storage, are_counted=self.format == _COUNTED)
-        return [*report.range_problems(view), *files]
+
+    def _problems(self) -> list[str]:
+        """Check the files by the commits, and again if a writer has committed meanwhile."""
+        while True:
+            view = self._log.refresh()
+            number = view.number
+            files = report.file_problems(view, self._storage, are_counted=self.format == _COUNTED)
+            problems = [*report.range_problems(view), *files]
+            if not problems or self._log.refresh().number == number:
+                return problems
 
     def vacuum(self, *, dry_run: bool) -> VacuumResult:
         """Remove files of attempts that can no longer be committed, and move committed ones to their places (`sweep`).
@@ -451,7 +459,7 @@ class FileSink(Steps):
         for frame in frames[1:]:
             whole = whole.union(frame)
         commit = next(iter(older.values())).commit
-        self._save(whole, folder, commit.options or self.options)
+        self._save(whole, folder, self.options if commit.options is None else commit.options)
 
     def _collect(self, folder: str, wanted: Sequence[ClaimedRange]) -> dict[int, WrittenFiles]:
         """Return the files that Spark has written below `folder`, by partition, and sync them to disk."""
@@ -509,17 +517,35 @@ class FileSink(Steps):
                     self._reached("judged")
                     if self._log.append(commit, of_attempt(attempt.name)):
                         self._reached("linked")
-                        self._log.checkpoint_if_due(of_attempt(attempt.name))
+                        self._checkpoint_quietly(attempt.name)
                         return taken
                     continue
                 if unwritten:
                     self._show(view)
             if needs_offsets:
                 attempt.replaced = self._offsets_replaced(attempt, checked_after_read(offsets_read, before_commit))
-            else:
+                continue
+            try:
                 self._rewrite(attempt, unwritten)
-                self._reached("older rows written")
-                before_commit()
+            except Exception:
+                if not self._has_rewritten(unwritten):
+                    raise
+                continue  # another writer has removed the files meanwhile
+            self._reached("older rows written")
+            before_commit()
+
+    def _has_rewritten(self, older: Sequence[OlderRows]) -> bool:
+        """Return whether another writer has rewritten one of these files."""
+        with self._lock:
+            view = self._log.settled()
+        return any(not view.counts(name) for rows in older for name in rows.files)
+
+    def _checkpoint_quietly(self, attempt: str) -> None:
+        """Write a checkpoint if one is due, and log errors: the commit was made, and a later one writes it."""
+        try:
+            self._log.checkpoint_if_due(of_attempt(attempt))
+        except Exception as error:  # noqa: BLE001 - any error of the storage
+            _logger.warning("no checkpoint was written below %s: %s", self._storage.full(ATTEMPTS), error)
 
     def _commit_of(
         self, attempt: Attempt, entries: tuple[Entry, ...], *, is_visible: bool, older: Sequence[OlderRows]
@@ -545,7 +571,8 @@ class FileSink(Steps):
             columns = rows.commit.schema, *sorted((rows.commit.options or {}).items())
             groups.setdefault(columns, {})[f"{rows.entry.taken.partition}-older-{number}"] = rows
         for group in groups.values():
-            folder = f"{attempt.name}/older-{len(attempt.rewritten)}"
+            folder = f"{attempt.name}/older-{attempt.folders}"
+            attempt.folders += 1
             self._write_older(attempt.frame.sparkSession, of_attempt(folder), group)
             names = self._files_by_range(of_attempt(folder))
             self._storage.hold_below(of_attempt(folder))
@@ -655,11 +682,23 @@ class FileSink(Steps):
         kept: Collection[str] = ()
         if commit is not None and commit.visible:
             show(self._storage, commit, self._reached)
+            self._check_shown(commit)
         elif commit is not None:
             kept = [name.removeprefix(f"{attempt}/") for name in commit.files]
         self._storage.remove_below(of_attempt(attempt), kept)
         self._reached("cleared")
         self._storage.remove(note_of(attempt))
+
+    def _check_shown(self, commit: Commit) -> None:
+        """Check that each file of a commit is at its visible place, before the files of its attempt are removed."""
+        missing = [name for name in commit.files if not self._storage.exists(visible_place(name))]
+        view = self._log.settled() if missing else None
+        lost = [name for name in missing if view is None or view.counts(name)]
+        if lost:
+            raise OSError(
+                f"{self._storage.full(visible_place(lost[0]))} is missing after it was moved there, so nothing of "
+                f"attempt {commit.attempt} was removed. Restore the file"
+            )
 
     def _clear_quietly(self, attempt: str) -> str | None:
         """Clear an attempt, and return what hindered it instead of raising it; a later write or sweep continues."""

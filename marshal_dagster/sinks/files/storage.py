@@ -101,7 +101,7 @@ class Storage(ABC):
 
     @abstractmethod
     def move(self, name: str, target: str) -> None:
-        """Move a file to another name, atomically. Do nothing if it does not exist, because another process moved it.
+        """Move a file to another name, atomically. Do nothing if it does not exist: another process may have moved it.
 
         No file is ever created in another way at `target`, and its folder is created if it is missing.
         """
@@ -226,9 +226,13 @@ class LocalStorage(Storage):
         """Rename a file, and before it Hadoop's checksum file (`Storage.move`)."""
         source, goal = self._folder / name, self._folder / target
         goal.parent.mkdir(parents=True, exist_ok=True)
-        for one, other in ((_checksum_of(source), _checksum_of(goal)), (source, goal)):
-            with contextlib.suppress(FileNotFoundError):
-                one.rename(other)
+        with contextlib.suppress(FileNotFoundError):
+            _checksum_of(source).rename(_checksum_of(goal))
+        try:
+            source.rename(goal)
+        except FileNotFoundError:
+            if source.exists():  # the folder was removed again
+                raise
 
     def remove(self, name: str) -> None:
         """Remove a file and Hadoop's checksum file (`Storage.remove`)."""
