@@ -467,21 +467,23 @@ class S3Session:
 
 
 @pytest.mark.parametrize(
-    ("path", "settings", "is_refused"),
+    ("path", "location", "settings", "is_refused"),
     [
-        ("s3a://bucket/orders", {}, True),
-        ("S3://bucket/orders", {"spark_delta_logStore_s3a_impl": "x"}, True),
-        ("s3a://bucket/orders", {"spark_delta_logStore_s3a_impl": "x"}, False),
-        ("s3://bucket/orders", {"spark_databricks_clusterUsageTags_clusterId": "1"}, False),
-        ("hdfs://host/orders", {}, False),
-        ("/data/s3/orders", {}, False),
+        ("s3a://bucket/orders", "", {}, True),
+        ("S3://bucket/orders", "", {"spark_delta_logStore_s3a_impl": "x"}, True),
+        ("s3a://bucket/orders", "", {"spark_delta_logStore_s3a_impl": "x"}, False),
+        ("s3://bucket/orders", "", {"spark_databricks_clusterUsageTags_clusterId": "1"}, False),
+        ("hdfs://host/orders", "", {}, False),
+        ("/data/s3/orders", "file:/data/s3/orders", {}, False),
+        ("/data/orders", "s3a://default/data/orders", {}, True),
     ],
 )
 def test_a_table_on_s3_needs_a_log_store_for_many_writers(
-    path: str, settings: Mapping[str, str], is_refused: bool
+    monkeypatch: pytest.MonkeyPatch, path: str, location: str, settings: Mapping[str, str], is_refused: bool
 ) -> None:
-    """Delta's default for S3 loses commits of a second writer."""
+    """Delta's default for S3 loses commits of a second writer. A path can be on S3 by Spark's default file system."""
     table = DeltaTable(cast("Any", S3Session(**settings)), DeltaPlace(path), {})
+    monkeypatch.setattr(table, "_detail", lambda: {"location": location})
     with pytest.raises(ConfigurationError, match=r"spark.delta.logStore.s3a?.impl") if is_refused else nullcontext():
         table.check_session()
 

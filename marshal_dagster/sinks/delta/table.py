@@ -279,11 +279,15 @@ class DeltaTable:
         )
 
     def _location(self) -> str:
-        """Return the table's folder as a path or URI; empty if a named table does not exist."""
-        if self._place.path is not None:
-            return self._place.path
+        """Return the table's folder as a path or URI; empty if a named table does not exist.
+
+        A path without a scheme is on Spark's default file system, which only the table's own location shows.
+        """
+        path = self._place.path or ""
+        if "://" in path:
+            return path
         detail = self._detail()
-        return "" if detail is None else str(detail["location"])
+        return path if detail is None else str(detail["location"])
 
     def properties(self) -> Mapping[str, str]:
         """Return the table's properties; empty if there is no table."""
