@@ -227,8 +227,12 @@ class TestPower:
         """A rewritten file does not come back after a power loss, also if no file takes its place."""
         deliver(output, "a", part(0, 0, 3))
         newer = [part(0, 0, 3, generation=20, epoch=21)]
-        synced.clear()
-        output.sink().write(output.frame([]), newer, lambda: {0: [(0, 3)]})  # type: ignore[arg-type]
+
+        def reached(step: str) -> None:
+            if step == "older file removed":
+                synced.clear()
+
+        output.sink(reached).write(output.frame([]), newer, lambda: {0: [(0, 3)]})  # type: ignore[arg-type]
         assert output.rows() == []
         assert output.path in synced
 
