@@ -22,6 +22,7 @@ from marshal_dagster.sinks.iceberg.columns import match_columns
 from marshal_dagster.sinks.iceberg.parquet_files import WrittenFile
 from marshal_dagster.sinks.iceberg.partitions import check_spec
 from marshal_dagster.sinks.iceberg.positions import TablePositions
+from marshal_dagster.sinks.iceberg.schema_changes import first_misfit
 from marshal_dagster.sinks.iceberg.table import IcebergTable
 from marshal_dagster.sinks.iceberg.tasks import TaskResult, WritePlan, run_tasks
 from marshal_dagster.sinks.output_groups import OutputGroups
@@ -183,7 +184,7 @@ class IcebergSink(Steps):
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         columns = match_columns(frame.schema, table.schema, self._output, case_sensitive=case_sensitive)
         attempt = secrets.token_hex(16)
-        plan = WritePlan(table.metadata, table.io_properties, attempt, columns, case_sensitive)
+        plan = WritePlan(table.short_metadata(), table.io_properties, attempt, columns, case_sensitive)
         done = [range_.partition for range_ in ranges if range_ not in wanted]
         results = self._run_tasks(frame, done, plan)
         files = [file for result in results for file in result.files]
@@ -194,7 +195,7 @@ class IcebergSink(Steps):
         except BaseException:
             table.remove(files)
             raise
-        taken = self._take(table, wanted, files, attempt)
+        taken = self._take(table, plan, wanted, files)
         return WriteResult(
             taken=taken,
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
@@ -259,43 +260,62 @@ class IcebergSink(Steps):
         return counts
 
     def _take(
-        self, table: IcebergTable, wanted: Sequence[ClaimedRange], files: Sequence[WrittenFile], attempt: str
+        self,
+        table: IcebergTable,
+        plan: WritePlan,
+        wanted: Sequence[ClaimedRange],
+        files: Sequence[WrittenFile],
     ) -> tuple[ClaimedRange, ...]:
         """Commit, at once, the files of those of `wanted` that no other writer has committed meanwhile."""
-        from pyiceberg.exceptions import CommitFailedException
-
-        written_for = table
+        written_for, removable = table, files
         while True:
             table = self._table()
-            self._check_same_table(written_for, table)
+            self._check_same_table(written_for, table, plan)
             positions = table.positions()
             taken = _open(self._judge(positions, wanted))
-            if not taken:
-                table.remove(files)
-                return ()
             partitions = {range_.partition for range_ in taken}
+            unused = [file for file in removable if file.kafka_partition not in partitions]
+            if not taken:
+                table.remove(unused)
+                return ()
             mine = [file for file in files if file.kafka_partition in partitions]
             with_rows = {file.kafka_partition for file in mine}
-            following = positions.then(attempt, table.next_sequence_number(), taken, with_rows)
+            following = positions.then(plan.attempt, table.next_sequence_number(), taken, with_rows)
             self._reached("judged")
-            try:
-                table.commit(mine, following)
-            except CommitFailedException:
-                if not self._reconnected().has_attempt(attempt):
-                    continue
-            except Exception:
-                if not self._reconnected().has_attempt(attempt):
-                    raise
-            self._reached("committed")
-            table.remove([file for file in files if file.kafka_partition not in partitions])
-            return taken
+            if self._commit(table, mine, following):
+                self._reached("committed")
+                table.remove(unused)
+                return taken
+            removable = ()  # a commit that seemed to fail may have added them to the table
 
-    def _check_same_table(self, before: IcebergTable, now: IcebergTable) -> None:
+    def _commit(self, table: IcebergTable, files: Sequence[WrittenFile], positions: TablePositions) -> bool:
+        """Commit, and return whether the table has the commit. If not, it was changed: it must be judged again.
+
+        Raises:
+            Exception: The catalog's error, if it is not due to a commit of another writer.
+        """
+        from pyiceberg.exceptions import CommitFailedException
+
+        try:
+            table.commit(files, positions)
+        except Exception as error:
+            now = self._reconnected()
+            if now.has_attempt(positions.attempt):
+                return True
+            is_conflict = isinstance(error, CommitFailedException) and now.location != table.location
+            if not is_conflict and now.next_sequence_number() <= table.next_sequence_number():
+                raise
+            return False
+        return True
+
+    def _check_same_table(self, before: IcebergTable, now: IcebergTable, plan: WritePlan) -> None:
         """Raise `UnavailableError` if files that were written for `before` do not fit the table any more."""
         if before.metadata.table_uuid != now.metadata.table_uuid:
             change = "was dropped and created again"
         elif before.metadata.default_spec_id != now.metadata.default_spec_id:
             change = "was partitioned in another way"
+        elif (misfit := first_misfit([field for field in plan.columns if field], now.schema.fields)) is not None:
+            change = f"got another type of column {misfit!r}, or requires it,"
         else:
             return
         raise UnavailableError(

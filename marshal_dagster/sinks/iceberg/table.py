@@ -39,7 +39,7 @@ class IcebergTable:
         """Load the table's newest state.
 
         Raises:
-            SinkRejectedError: If there is no such table or branch, or its format is version 1.
+            SinkRejectedError: If there is no such table or branch, or its format is not version 2.
         """
         from pyiceberg.exceptions import NoSuchTableError
 
@@ -54,6 +54,11 @@ class IcebergTable:
             raise SinkRejectedError(f"{output} has no branch {branch!r}. Create it first")
         if reference is not None and reference.snapshot_ref_type.value != "branch":
             raise SinkRejectedError(f"{output}: {branch!r} is a tag, which cannot be written to. Name a branch")
+        if table.format_version > 2:  # noqa: PLR2004 - the newest version that pyiceberg writes
+            raise SinkRejectedError(
+                f"{output} has format version {table.format_version}, and pyiceberg writes only version 2. Write to a "
+                "new table that is created with 'format-version' = '2'"
+            )
         if table.format_version == 1:
             raise SinkRejectedError(
                 f"{output} has format version 1, in which this sink cannot detect a rollback. Upgrade the table: "
@@ -67,6 +72,11 @@ class IcebergTable:
         return self._table.metadata
 
     @property
+    def location(self) -> str:
+        """The path of the table's metadata file, which differs after each change."""
+        return self._table.metadata_location
+
+    @property
     def schema(self) -> "Schema":
         """The table's current schema."""
         return self._table.schema()
@@ -74,7 +84,15 @@ class IcebergTable:
     @property
     def io_properties(self) -> dict[str, object]:
         """The settings of the storage, with the credentials that the catalog has given out."""
-        return dict(self._table.io.properties)
+        return {name: text for name, text in self._table.io.properties.items() if not name.startswith(PROPERTY)}
+
+    def short_metadata(self) -> "TableMetadata":
+        """Return what files are written by: the metadata without all that grows with the number of snapshots."""
+        properties = {name: text for name, text in self.metadata.properties.items() if not name.startswith(PROPERTY)}
+        lists = ("snapshots", "snapshot_log", "metadata_log", "statistics", "partition_statistics")
+        return self.metadata.model_copy(
+            update={"properties": properties, "refs": {}, "current_snapshot_id": None} | {name: [] for name in lists}
+        )
 
     def positions(self) -> TablePositions:
         """Return the positions of the rows that the branch has now.
