@@ -10,9 +10,12 @@ pytest.importorskip("pyiceberg")
 
 import pyarrow as pa
 from pyiceberg import types as i
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import parse_transform
 from pyspark.sql import types as t
 
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks.conformance.target import never, part
 from marshal_dagster.sinks.iceberg.tasks import TaskResult, WritePlan, write_batches
 from tests.iceberg_tables import IcebergTarget, TypedFrame, create_table
@@ -48,6 +51,11 @@ def one_column(folder: Path, kind: i.IcebergType, **properties: str) -> IcebergT
     """Return a table with the column `value`."""
     create_table(folder, Schema(i.NestedField(1, "value", kind)), None, **properties)
     return IcebergTarget(folder)
+
+
+DAYS = pa.array([-1_000_000, 5_000_000], pa.int32()).cast(pa.date32())
+MOMENTS = pa.array([-(10**17), 10**18], pa.int64()).cast(pa.timestamp("us"))
+"""The years -768 and 15659, and -1199 and 33658, which Spark has, but no date of Python."""
 
 
 @pytest.mark.parametrize("long_first", [True, False])
@@ -88,3 +96,82 @@ def test_row_groups_without_values_leave_the_bounds(tmp_path: Path) -> None:
         (file,) = target.table().inspect.files().to_pylist()
         assert len(file["split_offsets"]) == 2
         assert [key for key, _ in file["lower_bounds"]] == [key for key, _ in file["upper_bounds"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "values"),
+    [
+        (t.DateType(), i.DateType(), DAYS),
+        (t.TimestampNTZType(), i.TimestampType(), MOMENTS),
+        (t.TimestampType(), i.TimestamptzType(), MOMENTS.cast(pa.timestamp("us", "UTC"))),
+        (t.StringType(), i.StringType(), pa.array(["a" * 15 + "\ud7ff" + "b", "A"])),
+    ],
+    ids=["date", "timestamp_ntz", "timestamp", "string before the surrogates"],
+)
+def test_values_without_bounds_are_written(
+    given: t.DataType, kind: i.IcebergType, values: pa.Array, tmp_path: Path
+) -> None:
+    """The file has counts, but no bounds."""
+    target = one_column(tmp_path, kind)
+    write_arrays(target, given, [values])
+    (file,) = target.table().inspect.files().to_pylist()
+    assert (file["lower_bounds"], file["upper_bounds"]) == ([], [])
+    assert (file["value_counts"], file["null_value_counts"]) == ([(1, 2)], [(1, 0)])
+    assert target.table().scan().to_arrow()["value"].combine_chunks().cast(values.type) == values
+
+
+def partitioned(folder: Path, transform: str, kind: i.IcebergType) -> IcebergTarget:
+    """Return a table that is partitioned by its only column `value`."""
+    spec = PartitionSpec(PartitionField(1, 1000, parse_transform(transform), "p"))
+    create_table(folder, Schema(i.NestedField(1, "value", kind)), spec)
+    return IcebergTarget(folder)
+
+
+@pytest.mark.parametrize(
+    ("transform", "given", "kind", "values", "expected"),
+    [
+        ("year", t.DateType(), i.DateType(), DAYS, {-2738, 13689}),
+        ("month", t.DateType(), i.DateType(), DAYS, {-32855, 164274}),
+        ("year", t.TimestampNTZType(), i.TimestampType(), MOMENTS, {-3169, 31688}),
+        ("month", t.TimestampNTZType(), i.TimestampType(), MOMENTS, {-38027, 380264}),
+    ],
+)
+def test_partitions_of_years_that_python_does_not_have(
+    transform: str, given: t.DataType, kind: i.IcebergType, values: pa.Array, *, expected: set[int], tmp_path: Path
+) -> None:
+    """The numbers of years and months are those of Iceberg's calendar, also before the year 1."""
+    target = partitioned(tmp_path, transform, kind)
+    write_arrays(target, given, [values])
+    files: list[Any] = [task.file for task in target.table().scan().plan_files()]
+    assert {file.partition[0] for file in files} == expected
+    assert target.table().scan().to_arrow().num_rows == 2
+
+
+EDGES = pa.array([-719_162, 2_932_896, None], pa.int32()).cast(pa.date32())
+FIRST_US, LAST_US = -719_162 * 86_400_000_000, 2_932_897 * 86_400_000_000 - 1
+EDGE_MOMENTS = pa.array([FIRST_US, LAST_US, None], pa.int64()).cast(pa.timestamp("us"))
+
+
+@pytest.mark.parametrize("step", [-1, 1])
+@pytest.mark.parametrize(
+    ("transform", "given", "kind", "edges"),
+    [
+        ("day", t.DateType(), i.DateType(), EDGES),
+        ("identity", t.DateType(), i.DateType(), EDGES),
+        ("identity", t.TimestampNTZType(), i.TimestampType(), EDGE_MOMENTS),
+        ("day", t.TimestampType(), i.TimestamptzType(), EDGE_MOMENTS.cast(pa.timestamp("us", "UTC"))),
+        ("hour", t.TimestampNTZType(), i.TimestampType(), EDGE_MOMENTS),
+    ],
+)
+def test_dates_that_cannot_be_committed_are_refused(
+    transform: str, given: t.DataType, kind: i.IcebergType, edges: pa.Array, *, step: int, tmp_path: Path
+) -> None:
+    """Pyiceberg converts such a partition to a date of Python, which has the years 1 to 9999 only."""
+    target = partitioned(tmp_path, transform, kind)
+    number = pa.int32() if given == t.DateType() else pa.int64()
+    edge = edges[0 if step < 0 else 1].cast(number).as_py()
+    with pytest.raises(SinkRejectedError, match="column 'value': its year is not within 1 to 9999"):
+        write_arrays(target, given, [pa.array([0, None, edge + step], number).cast(edges.type)])
+    write_arrays(target, given, [edges])
+    assert target.table().scan().to_arrow()["value"].null_count == 1
+    assert target.table().scan().to_arrow().num_rows == 3

@@ -1,7 +1,7 @@
 """Parquet files of an Iceberg table, which one task writes: one Kafka partition and one partition of the table each."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.sinks.iceberg.partitions import Key
@@ -9,6 +9,7 @@ from marshal_dagster.sinks.iceberg.partitions import Key
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
     from pyiceberg.io import FileIO
+    from pyiceberg.io.pyarrow import StatisticsCollector
     from pyiceberg.table.metadata import TableMetadata
 
 FILE_PREFIX: Final = "marshal-"
@@ -140,10 +141,24 @@ def _statistics(footer: Any, table: "TableMetadata") -> dict[str, Any]:  # noqa:
     schema = table.schema()
     mapping = parquet_path_to_id_mapping(sanitize_column_names(schema))
     plan = compute_statistics_plan(schema, table.properties)
-    found = data_file_statistics_from_parquet_metadata(footer, plan, mapping)
-    for path in _without_bounds(footer):
-        found.column_aggregates.pop(mapping[path], None)
-    return found.to_serialized_dict()
+    try:
+        found = data_file_statistics_from_parquet_metadata(footer, plan, mapping)
+        for path in _without_bounds(footer):
+            found.column_aggregates.pop(mapping[path], None)
+        return found.to_serialized_dict()
+    except (OverflowError, UnicodeEncodeError):  # a date that Python does not have, or a bound that is not UTF-8
+        return data_file_statistics_from_parquet_metadata(footer, _only_counts(plan), mapping).to_serialized_dict()
+
+
+def _only_counts(plan: "Mapping[int, StatisticsCollector]") -> "dict[int, StatisticsCollector]":
+    """Return a plan of statistics without bounds."""
+    from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode
+
+    counts = MetricsMode(MetricModeTypes.COUNTS)
+    has_bounds = (MetricModeTypes.TRUNCATE, MetricModeTypes.FULL)
+    return {
+        key: replace(column, mode=counts) if column.mode.type in has_bounds else column for key, column in plan.items()
+    }
 
 
 def _without_bounds(footer: Any) -> set[str]:  # noqa: ANN401 - a FileMetaData

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
 
 _TRANSFORMS: Final = ("identity", "bucket", "truncate", "year", "month", "day", "hour", "void")
+_CALENDAR_UNITS: Final = {"year": "Y", "month": "M"}
+_SHOWN_AS_DATES: Final = ("identity", "day", "hour")
+"""The transforms whose values pyiceberg converts to Python's dates when it commits."""
+_FIRST_DAY: Final = -719_162
+_LAST_DAY: Final = 2_932_896
+_DAY_US: Final = 24 * 60 * 60 * 1_000_000
+OUT_OF_YEARS: Final = "its year is not within 1 to 9999, and the table is partitioned by the date"
 Key = tuple[Any, ...]
 """A partition: its values in the order of the specification, as Iceberg stores them."""
 
@@ -49,18 +56,30 @@ class PartitionColumn:
     known: dict[Any, int]
     """The index of each value."""
     values: list[Any]
+    limits: tuple[int, int] | None
+    """The least and the greatest number that a date or timestamp may have, None if all are allowed."""
+
+    def first_problem(self, arrays: "Mapping[int, Array]") -> int | None:
+        """Return the index of the first row whose value is `OUT_OF_YEARS`, None if there is none."""
+        import pyarrow.compute as pc
+
+        array = None if self.limits is None else _source(self.path, arrays)
+        if array is None or self.limits is None:
+            return None
+        numbers, (least, greatest) = _numbers(array), self.limits
+        found = pc.indices_nonzero(pc.or_(pc.less(numbers, least), pc.greater(numbers, greatest)))
+        return int(found[0].as_py()) if len(found) else None
 
     def indexes(self, array: "Array | None", count: int) -> "NDArray[Any]":
         """Return the index of the value of each row; `array` is None if the result does not have the column."""
         import numpy as np
-        import pyarrow as pa
 
         if array is None:
             return np.full(count, self._index(None), dtype=np.int64)
         encoded = array.dictionary_encode()
         distinct = encoded.dictionary
         if self.is_time:
-            distinct = distinct.cast(pa.int32() if pa.types.is_date32(distinct.type) else pa.int64())
+            distinct = _numbers(distinct)
         codes = [self._index(None if value is None else self.of_value(value)) for value in distinct.to_pylist()]
         codes.append(self._index(None))
         at: NDArray[Any] = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
@@ -79,11 +98,34 @@ def partition_columns(spec: "PartitionSpec", schema: "Schema") -> list[Partition
     paths = _paths(schema.as_struct())
     columns = []
     for field in spec.fields:
-        kind = schema.find_field(field.source_id).field_type
-        of_value = field.transform.transform(kind)
-        is_time = str(kind) in {"date", "timestamp", "timestamptz"}
-        columns.append(PartitionColumn(paths[field.source_id], of_value, is_time, {}, []))
+        kind, transform = schema.find_field(field.source_id).field_type, str(field.transform)
+        is_date = str(kind) == "date"
+        is_time = is_date or str(kind) in {"timestamp", "timestamptz"}
+        unit = _CALENDAR_UNITS.get(transform)
+        of_value = field.transform.transform(kind) if unit is None else _calendar(unit, is_date=is_date)
+        limits = _limits(is_date=is_date) if is_time and transform in _SHOWN_AS_DATES else None
+        columns.append(PartitionColumn(paths[field.source_id], of_value, is_time, {}, [], limits))
     return columns
+
+
+def _limits(*, is_date: bool) -> tuple[int, int]:
+    """Return the numbers of the first and the last date or timestamp that Python has."""
+    return (_FIRST_DAY, _LAST_DAY) if is_date else (_FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1)
+
+
+def _numbers(array: "Array") -> "Array":
+    """Return the days or microseconds since 1970 of dates or timestamps."""
+    import pyarrow as pa
+
+    return array.cast(pa.int32() if pa.types.is_date32(array.type) else pa.int64())
+
+
+def _calendar(unit: str, *, is_date: bool) -> Callable[[Any], Any]:
+    """Return the transform to years or months since 1970, also for dates that Python does not have."""
+    import numpy as np
+
+    source, target = f"datetime64[{'D' if is_date else 'us'}]", f"datetime64[{unit}]"
+    return lambda value: None if value is None else int(np.array(value, source).astype(target).astype(int))
 
 
 def split(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from marshal_dagster.sinks.caching import without_partitions
 from marshal_dagster.sinks.iceberg.arrays import arrow_field, converted, first_problem, problem
 from marshal_dagster.sinks.iceberg.parquet_files import FILE_PREFIX, FileWriter, WrittenFile
-from marshal_dagster.sinks.iceberg.partitions import partition_columns, split
+from marshal_dagster.sinks.iceberg.partitions import OUT_OF_YEARS, PartitionColumn, partition_columns, split
 from marshal_dagster.sinks.rejected_rows import RejectedRow
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.arrow_tasks import limited_batches, sparing_next_tasks
@@ -120,7 +120,7 @@ def write_batches(plan: WritePlan, batches: "Iterable[RecordBatch]") -> TaskResu
         if None in counts:
             return TaskResult(tuple(files), counts)
         arrays = _table_arrays(plan, fields)
-        rejected = _rejected(plan, arrays, partitions, offsets)
+        rejected = _rejected(plan, columns, arrays, partitions, offsets)
         if rejected is not None:
             return TaskResult(tuple(files), counts, rejected)
         rows = _table_rows(plan, arrays)
@@ -140,7 +140,11 @@ def _table_arrays(plan: WritePlan, fields: "Sequence[Array]") -> "dict[int, Arra
 
 
 def _rejected(
-    plan: WritePlan, arrays: "Mapping[int, Array]", partitions: "Array", offsets: "Array"
+    plan: WritePlan,
+    columns: "Sequence[PartitionColumn]",
+    arrays: "Mapping[int, Array]",
+    partitions: "Array",
+    offsets: "Array",
 ) -> RejectedRow | None:
     """Return the first row with a value that the table cannot store, of the first column that has one."""
     for field in plan.columns:
@@ -148,6 +152,11 @@ def _rejected(
             continue
         at = first_problem(arrays[field.field_id], field, reason)
         return RejectedRow(partitions[at].as_py(), offsets[at].as_py(), field.name, reason)
+    for column in columns:
+        found = column.first_problem(arrays)
+        if found is not None:
+            name = plan.metadata.schema().find_field(column.path[0]).name
+            return RejectedRow(partitions[found].as_py(), offsets[found].as_py(), name, OUT_OF_YEARS)
     return None
 
 
