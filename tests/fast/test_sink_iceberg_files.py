@@ -1,7 +1,9 @@
 """Files of the Iceberg sink: their bounds hold for all rows, any value and any setting of the table can be written."""
 
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ pytest.importorskip("pyiceberg")
 
 import pyarrow as pa
 from pyiceberg import types as i
+from pyiceberg.catalog.rest.auth import OAuth2AuthManager
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
@@ -17,6 +20,7 @@ from pyspark.sql import types as t
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks.conformance.target import never, part
+from marshal_dagster.sinks.iceberg.table import IcebergTable
 from marshal_dagster.sinks.iceberg.tasks import TaskResult, WritePlan, write_batches
 from tests.iceberg_tables import IcebergTarget, TypedFrame, create_table
 
@@ -175,3 +179,17 @@ def test_dates_that_cannot_be_committed_are_refused(
     write_arrays(target, given, [edges])
     assert target.table().scan().to_arrow()["value"].null_count == 1
     assert target.table().scan().to_arrow().num_rows == 3
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_tasks_do_not_get_the_login_of_a_catalog(*, is_signed: bool) -> None:
+    """A login has secrets and locks. If the catalog signs requests, tasks get the header that it accepts."""
+    manager = OAuth2AuthManager("me", "secret-1", "http://localhost/token", expires_in=60)
+    signed = {"s3.signer": "S3V4RestSigner", "uri": "http://localhost"} if is_signed else {}
+    storage = {"s3.access-key-id": "key", **signed}
+    login = {"auth": {"oauth2": {"client_secret": "secret-1"}}, "auth.manager": manager, "credential": "me:secret-1"}
+    manager.token_provider.get_token = lambda: "token-1"  # type: ignore[method-assign]
+    table: Any = SimpleNamespace(io=SimpleNamespace(properties=storage | login))
+    sent = pickle.dumps(IcebergTable(table, "main", "output").io_properties)
+    header = {"header.Authorization": "Bearer token-1"} if is_signed else {}
+    assert pickle.loads(sent) == storage | header  # noqa: S301 - of this test

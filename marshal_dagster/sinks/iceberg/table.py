@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 _MERGES = "commit.manifest-merge.enabled"
+_AUTH_MANAGER = "auth.manager"
+_OF_CATALOG = frozenset({_AUTH_MANAGER, "auth", "credential"})
+"""Settings by which the driver logs in to a REST catalog. Tasks do not need them, and a manager cannot be pickled."""
+_S3_SIGNER = "s3.signer"
 
 
 class IcebergTable:
@@ -83,8 +87,13 @@ class IcebergTable:
 
     @property
     def io_properties(self) -> dict[str, object]:
-        """The settings of the storage, with the credentials that the catalog has given out."""
-        return {name: text for name, text in self._table.io.properties.items() if not name.startswith(PROPERTY)}
+        """The settings of the storage, with the credentials that the catalog has given out, but not its own."""
+        found = self._table.io.properties
+        kept = {name: text for name, text in found.items() if not name.startswith(PROPERTY) and name not in _OF_CATALOG}
+        manager = found.get(_AUTH_MANAGER)
+        if manager is not None and _S3_SIGNER in found and (header := manager.auth_header()):
+            kept["header.Authorization"] = header  # the catalog signs each request of a task
+        return kept
 
     def short_metadata(self) -> "TableMetadata":
         """Return what files are written by: the metadata without all that grows with the number of snapshots."""
