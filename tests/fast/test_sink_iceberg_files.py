@@ -30,10 +30,15 @@ LONG = 5_000
 
 def write_arrays(target: IcebergTarget, given: t.DataType, batches: Sequence[pa.Array]) -> None:
     """Write batches of the column `value`, all in one task."""
+    write_batches_of(target, given, [batch_of(values) for values in batches])
+
+
+def write_batches_of(target: IcebergTarget, given: t.DataType, batches: Sequence[pa.RecordBatch]) -> None:
+    """Write batches, as a task gets them, in one task."""
     sink = target.sink()
 
     def run(frame: Any, done: Any, plan: WritePlan) -> list[TaskResult]:  # noqa: ANN401, ARG001 - as the sink calls it
-        result = write_batches(plan, [batch_of(values) for values in batches])
+        result = write_batches(plan, batches)
         assert result is not None
         return [result]
 
@@ -193,3 +198,16 @@ def test_tasks_do_not_get_the_login_of_a_catalog(*, is_signed: bool) -> None:
     sent = pickle.dumps(IcebergTable(table, "main", "output").io_properties)
     header = {"header.Authorization": "Bearer token-1"} if is_signed else {}
     assert pickle.loads(sent) == storage | header  # noqa: S301 - of this test
+
+
+@pytest.mark.parametrize("what", ["value", "partition"])
+def test_refused_rows_leave_no_files(what: str, tmp_path: Path) -> None:
+    """The files of the rows before a refused one are removed, also those that the task had not completed."""
+    create_table(tmp_path, Schema(i.NestedField(1, "value", i.StringType(), required=True)))
+    good = batch_of(pa.array(["a"]))
+    bad = batch_of(pa.array([None], pa.string()))
+    if what == "partition":
+        bad = good.set_column(0, "partition", pa.nulls(1, pa.int64()))
+    with pytest.raises(SinkRejectedError):
+        write_batches_of(IcebergTarget(tmp_path), t.StringType(), [good, bad])
+    assert not list(tmp_path.glob("**/*.parquet"))

@@ -113,21 +113,22 @@ def write_batches(plan: WritePlan, batches: "Iterable[RecordBatch]") -> TaskResu
     columns = partition_columns(plan.metadata.spec(), plan.metadata.schema())
     counts: Counter[int | None] = Counter()
     files: list[WrittenFile] = []
+    rejected = None
     for batch in chain([first], filled):
         partitions, offsets, *fields = batch.columns
         for entry in partitions.value_counts():
             counts[entry["values"].as_py()] += entry["counts"].as_py()
         if None in counts:
-            return TaskResult(tuple(files), counts)
+            break
         arrays = _table_arrays(plan, fields)
         rejected = _rejected(plan, columns, arrays, partitions, offsets)
         if rejected is not None:
-            return TaskResult(tuple(files), counts, rejected)
+            break
         rows = _table_rows(plan, arrays)
         for kafka_partition, key, indexes in split(columns, arrays, partitions.to_numpy()):
             files.extend(writer.write(kafka_partition, key, rows if indexes is None else rows.take(indexes)))
-    files.extend(writer.close())
-    return TaskResult(tuple(files), counts)
+    files.extend(writer.close())  # also if a row is refused, so that the driver removes them
+    return TaskResult(tuple(files), counts, rejected)
 
 
 def _table_arrays(plan: WritePlan, fields: "Sequence[Array]") -> "dict[int, Array]":
