@@ -95,7 +95,7 @@ def test_a_commit_that_is_always_refused_is_an_error(target: IcebergTarget) -> N
     def refused(_: Callable[[], None]) -> None:
         raise CommitFailedException("the namespace is read-only")
 
-    with commits(refused) as made, pytest.raises(Exception, match="the namespace is read-only"):
+    with commits(refused) as made, pytest.raises(UnavailableError, match="the namespace is read-only"):
         deliver(target, "a", part(0, 0, 3))
     assert len(made) == 1
 

@@ -17,13 +17,18 @@ from marshal_dagster.errors import ConfigurationError, SinkRejectedError, Unavai
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.iceberg import report
-from marshal_dagster.sinks.iceberg.catalog_errors import known_errors
+from marshal_dagster.sinks.iceberg.catalog_errors import (
+    commit_error,
+    configured_properties,
+    known_errors,
+    secret_values,
+)
 from marshal_dagster.sinks.iceberg.columns import match_columns
 from marshal_dagster.sinks.iceberg.parquet_files import WrittenFile
 from marshal_dagster.sinks.iceberg.partitions import check_spec
 from marshal_dagster.sinks.iceberg.positions import TablePositions
 from marshal_dagster.sinks.iceberg.schema_changes import first_misfit
-from marshal_dagster.sinks.iceberg.table import IcebergTable
+from marshal_dagster.sinks.iceberg.table import IcebergTable, check_catalog
 from marshal_dagster.sinks.iceberg.tasks import TaskResult, WritePlan, run_tasks
 from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.report import SinkReport, VacuumResult
@@ -170,7 +175,9 @@ class IcebergSink(Steps):
         Raises:
             SinkRejectedError: If a range or a row cannot be written.
             ConfigurationError: If the table cannot store the columns exactly.
-            UnavailableError: If the table was changed in a way that the files of this batch do not fit any more.
+            AuthorizationError: If the catalog has refused the commit.
+            UnavailableError: If the commit failed, or the table was changed in a way that the files of this batch do
+                not fit any more.
         """
         spark = session_of(frame)
         case_sensitive = is_case_sensitive(spark)
@@ -292,19 +299,20 @@ class IcebergSink(Steps):
         """Commit, and return whether the table has the commit. If not, it was changed: it must be judged again.
 
         Raises:
-            Exception: The catalog's error, if it is not due to a commit of another writer.
+            AuthorizationError: If the catalog has refused the commit.
+            UnavailableError: If the commit failed, although the table was not changed meanwhile.
         """
         from pyiceberg.exceptions import CommitFailedException
 
         try:
             table.commit(files, positions)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised below, unless the table has changed
             now = self._reconnected()
             if now.has_attempt(positions.attempt):
                 return True
             is_conflict = isinstance(error, CommitFailedException) and now.location != table.location
             if not is_conflict and now.next_sequence_number() <= table.next_sequence_number():
-                raise
+                raise commit_error(self._output, self._secrets(), error) from None
             return False
         return True
 
@@ -356,10 +364,16 @@ class IcebergSink(Steps):
         require_extra(Extra.ICEBERG, "IcebergSink")
         from pyiceberg.catalog import load_catalog
 
-        with known_errors(self._output, self._catalog_properties.values()):
+        with known_errors(self._output, self._secrets):
             if self._loaded_catalog is None:
                 self._loaded_catalog = load_catalog(self.catalog, **self._catalog_properties)
+                check_catalog(self._loaded_catalog, self._output)
             return IcebergTable.load(self._loaded_catalog, self.table, self.branch, self._output)
+
+    def _secrets(self) -> list[str]:
+        """Return the texts that errors must not show."""
+        loaded = {} if self._loaded_catalog is None else self._loaded_catalog.properties
+        return secret_values(configured_properties(self.catalog), self._catalog_properties, loaded)
 
 
 def _covered(positions: TablePositions, ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from marshal_dagster.errors import SinkRejectedError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks.iceberg.parquet_files import WrittenFile, data_files
 from marshal_dagster.sinks.iceberg.positions import PROPERTY, TablePositions
 
@@ -200,6 +200,20 @@ class IcebergTable:
 
     def _text_of(self, snapshot: "Snapshot") -> str | None:
         return None if snapshot.summary is None else snapshot.summary.additional_properties.get(PROPERTY)
+
+
+def check_catalog(catalog: "Catalog", output: str) -> None:
+    """Raise `ConfigurationError` if two writers could both commit to the catalog's tables.
+
+    Args:
+        catalog: The catalog.
+        output: The name of the table, for errors.
+    """
+    if any(base.__module__ == "pyiceberg.catalog.hive" for base in type(catalog).__mro__):
+        raise ConfigurationError(
+            f"{output}: pyiceberg commits to a Hive catalog without a compare-and-set, so two writers could both "
+            "commit the same range. Use another catalog, such as REST, Glue or SQL"
+        )
 
 
 def _renumbered(found: TablePositions, stored: TablePositions) -> TablePositions:
