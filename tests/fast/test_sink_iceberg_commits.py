@@ -30,7 +30,7 @@ from pyiceberg.types import (
 
 from marshal_dagster.errors import SinkRejectedError, UnavailableError
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
-from marshal_dagster.sinks.iceberg.positions import PROPERTY
+from marshal_dagster.sinks.iceberg.positions import PROPERTY, TablePositions
 from marshal_dagster.sinks.iceberg.schema_changes import first_misfit
 from marshal_dagster.sinks.iceberg.tasks import WritePlan
 from tests.iceberg_tables import IcebergTarget, create_table, open_catalog
@@ -185,6 +185,21 @@ def test_the_plan_of_the_tasks_does_not_grow_with_the_snapshots(target: IcebergT
         return original(frame, done, plan)
 
     sink._run_tasks = run_tasks
-    for number in range(5):
+    for number in range(3):
         deliver(target, "a", part(0, number * 3, number * 3 + 3), sink=sink)
     assert max(sizes) - min(sizes) < 100
+
+
+def test_the_size_of_the_positions_is_bounded() -> None:
+    """Ranges without rows leave gaps between written offsets. With many partitions, more of the gaps are merged."""
+
+    def intervals(partitions: int, batches: int) -> set[int]:
+        positions = TablePositions()
+        for number in range(batches):
+            taken = [part(partition, number * 10, number * 10 + 10) for partition in range(partitions)]
+            positions = positions.then("", number, taken, range(partitions) if number % 2 else ())
+        return {len(kept.covered) for kept in positions.kept.values()}
+
+    assert intervals(1, batches=44) == {20}
+    assert intervals(100, batches=24) == {10}
+    assert intervals(600, batches=6) == intervals(1_001, batches=6) == {1}

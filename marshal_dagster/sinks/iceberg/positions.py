@@ -21,6 +21,9 @@ PROPERTY: Final = "marshal-dagster.positions"
 VERSION: Final = 1
 """The newest version of the text that this code reads and writes; newer ones are refused."""
 _MOST_INTERVALS: Final = 20
+"""The most intervals of one partition."""
+_MOST_IN_ALL: Final = 1_000
+"""The most intervals of a table whose partitions have one each or more, because each snapshot has a copy of them."""
 _LONGEST_PLAIN: Final = 1_000
 """The longest text that is stored as it is. A longer one is compressed, because each snapshot has a copy of it."""
 _COMMON: Final = ("group", "topic", "coordination_topic_id", "data_topic_id", "generation")
@@ -33,7 +36,8 @@ class PartitionPosition:
 
     position: StoredPosition
     covered: tuple[tuple[int, int], ...]
-    """Offsets of the data topic, as intervals [start, end). If there are more than 20, the nearest ones are merged."""
+    """Offsets of the data topic, as intervals [start, end). The nearest ones are merged if there are more than 20,
+    or more than 1,000 of all partitions."""
 
     def covers(self, wanted: ClaimedRange) -> bool:
         """Return whether the table may have rows of offsets that `wanted` can read."""
@@ -64,12 +68,14 @@ class TablePositions:
             with_rows: The partitions of which rows are written.
         """
         kept = dict(self.kept)
+        count = len(kept.keys() | {partition_key(range_) for range_ in taken})
+        most = max(1, min(_MOST_INTERVALS, _MOST_IN_ALL // max(1, count)))
         for range_ in taken:
             before = kept.get(partition_key(range_))
             is_same_topic = before is not None and before.position.data_topic_id == range_.data_topic_id
             covered = before.covered if before is not None and is_same_topic else ()
             if range_.partition in with_rows and range_.first_readable < range_.end:
-                covered = fewest_intervals([*covered, (range_.first_readable, range_.end)], _MOST_INTERVALS)
+                covered = fewest_intervals([*covered, (range_.first_readable, range_.end)], most)
             kept[partition_key(range_)] = PartitionPosition(position_after(range_), covered)
         return TablePositions(self.number + 1, attempt, sequence_number, kept)
 
