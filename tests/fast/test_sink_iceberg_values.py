@@ -369,6 +369,26 @@ def test_floating_point_partitions_are_refused(tmp_path: Path) -> None:
         target.sink().verdicts([part(0, 0, 1)])
 
 
+def test_a_dropped_column_that_partitioned_an_older_table(tmp_path: Path) -> None:
+    """A partition field of format version 1 stays as one that is always null. Pyiceberg needs its column."""
+    schema = Schema(i.NestedField(1, "value", i.DoubleType()), i.NestedField(2, "number", i.IntegerType()))
+    fields = (
+        PartitionField(1, 1000, parse_transform("void"), "p"),
+        PartitionField(2, 1001, parse_transform("identity"), "q"),
+    )
+    table = create_table(tmp_path, schema, PartitionSpec(*fields))
+    target = IcebergTarget(tmp_path)
+    rows = frame_of(t.IntegerType(), [1], "number")
+    write(target, rows)
+    with table.refresh().update_schema() as update:
+        update.delete_column("value")
+    with pytest.raises(ConfigurationError, match="partition field 'p' is of a column that was dropped"):
+        write(target, rows, 1_000, 2_000)
+    table.refresh().update_spec().remove_field("p").commit()
+    write(target, rows, 1_000, 2_000)
+    assert target.table().scan(row_filter="number = 1").to_arrow().num_rows == 2
+
+
 def evolving(target: IcebergTarget, change: Any, frame: TypedFrame) -> None:  # noqa: ANN401 - a function of a table
     """Write a frame, and change the table after the rows were written."""
     sink, steps = target.sink(), list[str]()

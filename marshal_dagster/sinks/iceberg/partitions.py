@@ -34,9 +34,14 @@ def check_spec(spec: "PartitionSpec", schema: "Schema", output: str) -> None:
         output: The name of the table, for errors.
     """
     for field in spec.fields:
+        if schema.find_column_name(field.source_id) is None:
+            raise ConfigurationError(
+                f"{output}: its partition field {field.name!r} is of a column that was dropped, so nothing was "
+                f"written. Remove the field with pyiceberg: update_spec().remove_field({field.name!r}).commit()"
+            )
         transform, source = str(field.transform), schema.find_field(field.source_id)
-        is_known = transform.partition("[")[0] in _TRANSFORMS
-        if not is_known or str(source.field_type) in {"float", "double"}:
+        is_floating = str(source.field_type) in {"float", "double"} and transform != "void"
+        if is_floating or transform.partition("[")[0] not in _TRANSFORMS:
             raise ConfigurationError(
                 f"{output} is partitioned by {transform} of column {source.name!r}, which has type "
                 f"{source.field_type}. This sink writes only {', '.join(_TRANSFORMS)}, and not of floating-point "
