@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("pyiceberg")
 
 import pyarrow as pa
+from pyarrow.parquet import ParquetFile
 from pyiceberg import types as i
 from pyiceberg.catalog.rest.auth import OAuth2AuthManager
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -18,7 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyspark.sql import types as t
 
-from marshal_dagster.errors import SinkRejectedError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks.conformance.target import never, part
 from marshal_dagster.sinks.iceberg.table import IcebergTable
 from marshal_dagster.sinks.iceberg.tasks import TaskResult, WritePlan, write_batches
@@ -211,3 +212,29 @@ def test_refused_rows_leave_no_files(what: str, tmp_path: Path) -> None:
     with pytest.raises(SinkRejectedError):
         write_batches_of(IcebergTarget(tmp_path), t.StringType(), [good, bad])
     assert not list(tmp_path.glob("**/*.parquet"))
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "snappy", "lz4", "gzip", "brotli", "ZSTD"])
+def test_codecs(codec: str, tmp_path: Path) -> None:
+    """A level is left out for a codec that has none."""
+    names = {"write.parquet.compression-codec": codec, "write.parquet.compression-level": "3"}
+    target = one_column(tmp_path, i.StringType(), **names)
+    write_arrays(target, t.StringType(), [pa.array(["a"])])
+    (path,) = tmp_path.glob("**/*.parquet")
+    assert ParquetFile(path).metadata.row_group(0).column(0).compression == codec.upper()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("write.parquet.compression-codec", "lzo"),
+        ("write.parquet.compression-codec", "other"),
+        ("write.parquet.compression-level", "high"),
+        ("write.target-file-size-bytes", "1GB"),
+    ],
+)
+def test_properties_that_cannot_be_used_are_refused(name: str, text: str, tmp_path: Path) -> None:
+    """The error comes before the frame is evaluated."""
+    target = one_column(tmp_path, i.StringType(), **{name: text})
+    with pytest.raises(ConfigurationError, match="do not allow pyarrow to write"):
+        write_arrays(target, t.StringType(), [])

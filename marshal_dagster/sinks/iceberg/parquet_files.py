@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.iceberg.partitions import Key
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _MOST_BUFFERED_BYTES: Final = 64 * 1024 * 1024
 """The rows that a task holds in memory. Then the largest part of them is written as a row group."""
 _ROW_GROUP_ROWS: Final = 1_048_576
 _CODECS: Final = {"uncompressed": "none"}
+_CODECS_WITH_LEVELS: Final = ("zstd", "gzip", "brotli")
 _FLOATING: Final = ("FLOAT", "DOUBLE")
 
 
@@ -68,8 +70,7 @@ class FileWriter:
         self._io = io
         self._name = name
         self._locations = load_location_provider(metadata.location, metadata.properties)
-        self._target_bytes = int(metadata.properties.get("write.target-file-size-bytes", 512 * 1024 * 1024))
-        self._row_group_rows = int(metadata.properties.get("write.parquet.row-group-limit", _ROW_GROUP_ROWS))
+        self._target_bytes, self._row_group_rows = _limits(metadata.properties)
         self._open: dict[tuple[int, Key], _OpenFile] = {}
         self._count = 0
 
@@ -184,10 +185,33 @@ def _count_nans(file: _OpenFile, column: Any, values: Any) -> None:  # noqa: ANN
     file.nans[number] = file.nans.get(number, 0) + (pc.sum(pc.is_nan(values)).as_py() or 0)
 
 
+def check_properties(table: "TableMetadata") -> None:
+    """Write a small file in memory; raise `ConfigurationError` if the table's properties do not allow that."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = pa.table({"value": pa.array([0])})
+    try:
+        _limits(table.properties)
+        with pq.ParquetWriter(pa.BufferOutputStream(), rows.schema, **_options(table.properties)) as writer:
+            writer.write_table(rows)
+    except (pa.ArrowException, OSError, OverflowError, ValueError) as error:
+        raise ConfigurationError(
+            f"the properties of the Iceberg table at {table.location} do not allow pyarrow to write Parquet files: "
+            f"{error}. Correct its properties write.parquet.* and write.target-file-size-bytes"
+        ) from error
+
+
+def _limits(properties: Mapping[str, str]) -> tuple[int, int]:
+    """Return the bytes of a file, and the rows of a row group, after which the next one is begun."""
+    target_bytes = int(properties.get("write.target-file-size-bytes", 512 * 1024 * 1024))
+    return target_bytes, int(properties.get("write.parquet.row-group-limit", _ROW_GROUP_ROWS))
+
+
 def _options(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of the Parquet writer that the table's properties set."""
     codec = properties.get("write.parquet.compression-codec", "zstd").lower()
-    level = properties.get("write.parquet.compression-level")
+    level = properties.get("write.parquet.compression-level") if codec in _CODECS_WITH_LEVELS else None
     return {
         "compression": _CODECS.get(codec, codec),
         "compression_level": None if level is None else int(level),

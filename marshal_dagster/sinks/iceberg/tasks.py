@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from marshal_dagster.sinks.caching import without_partitions
 from marshal_dagster.sinks.iceberg.arrays import arrow_field, converted, first_problem, problem
-from marshal_dagster.sinks.iceberg.parquet_files import FILE_PREFIX, FileWriter, WrittenFile
+from marshal_dagster.sinks.iceberg.parquet_files import FILE_PREFIX, FileWriter, WrittenFile, check_properties
 from marshal_dagster.sinks.iceberg.partitions import OUT_OF_YEARS, PartitionColumn, partition_columns, split
 from marshal_dagster.sinks.rejected_rows import RejectedRow
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
@@ -34,7 +34,11 @@ _NUMBER_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """What tasks need to write the rows of one batch. It can be pickled."""
+    """What tasks need to write the rows of one batch. It can be pickled.
+
+    Raises:
+        ConfigurationError: If the table's properties do not allow to write Parquet files.
+    """
 
     metadata: "TableMetadata"
     io_properties: Mapping[str, Any]
@@ -43,6 +47,10 @@ class WritePlan:
     columns: "Sequence[NestedField | None]"
     """The table's column of each column of the frame."""
     case_sensitive: bool
+
+    def __post_init__(self) -> None:
+        """Check the table's properties, so that an error comes before the rows are computed."""
+        check_properties(self.metadata)
 
 
 @dataclass(frozen=True, slots=True)
