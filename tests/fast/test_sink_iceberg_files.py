@@ -16,6 +16,7 @@ from pyiceberg import types as i
 from pyiceberg.catalog.rest.auth import OAuth2AuthManager
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.update import RemoveSnapshotRefUpdate
 from pyiceberg.transforms import parse_transform
 from pyspark.sql import types as t
 
@@ -238,3 +239,21 @@ def test_properties_that_cannot_be_used_are_refused(name: str, text: str, tmp_pa
     target = one_column(tmp_path, i.StringType(), **{name: text})
     with pytest.raises(ConfigurationError, match="do not allow pyarrow to write"):
         write_arrays(target, t.StringType(), [])
+
+
+def test_the_settings_of_the_storage_are_not_shown(tmp_path: Path) -> None:
+    """They may have credentials, and the text of a plan could get into an error or a log."""
+    metadata = create_table(tmp_path, Schema(i.NestedField(1, "value", i.StringType()))).metadata
+    plan = WritePlan(metadata, {"s3.secret-access-key": "secret-1"}, "attempt", (), case_sensitive=True)
+    assert "secret-1" not in repr(plan)
+
+
+def test_a_replaced_table_has_no_branch_before_its_first_row(tmp_path: Path) -> None:
+    """Spark's REPLACE TABLE keeps the snapshots, but no branch has them. The error names the next step."""
+    target = one_column(tmp_path, i.StringType())
+    write_arrays(target, t.StringType(), [pa.array(["a"])])
+    table = target.table()
+    removed = RemoveSnapshotRefUpdate.model_validate({"ref-name": "main"})
+    table.catalog.commit_table(table, (), (removed,))
+    with pytest.raises(SinkRejectedError, match=r"no branch 'main'\. Write any row with the engine that replaced"):
+        write_arrays(target, t.StringType(), [pa.array(["b"])])

@@ -55,7 +55,8 @@ class IcebergTable:
             ) from None
         reference = table.metadata.refs.get(branch)
         if reference is None and (branch != "main" or table.metadata.snapshots):
-            raise SinkRejectedError(f"{output} has no branch {branch!r}. Create it first")
+            create = "Create it first" if branch != "main" else "Write any row with the engine that replaced the table"
+            raise SinkRejectedError(f"{output} has no branch {branch!r}. {create}")
         if reference is not None and reference.snapshot_ref_type.value != "branch":
             raise SinkRejectedError(f"{output}: {branch!r} is a tag, which cannot be written to. Name a branch")
         if table.format_version > 2:  # noqa: PLR2004 - the newest version that pyiceberg writes

@@ -7,7 +7,7 @@ import pickle
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import NestedField
     from pyspark.sql import DataFrame
 
-_ROWS_AT_ONCE: Final = 10_000
+_ROWS_AT_ONCE: Final = 2_000
 _RESULTS: Final = "result binary"
 _NUMBER_BYTES: Final = 8
 
@@ -41,7 +41,7 @@ class WritePlan:
     """
 
     metadata: "TableMetadata"
-    io_properties: Mapping[str, Any]
+    io_properties: Mapping[str, Any] = field(repr=False)
     """The settings of the storage, with the credentials that the catalog has given out."""
     attempt: str
     columns: "Sequence[NestedField | None]"
@@ -156,11 +156,11 @@ def _rejected(
     offsets: "Array",
 ) -> RejectedRow | None:
     """Return the first row with a value that the table cannot store, of the first column that has one."""
-    for field in plan.columns:
-        if field is None or (reason := problem(arrays[field.field_id], field)) is None:
+    for wanted in plan.columns:
+        if wanted is None or (reason := problem(arrays[wanted.field_id], wanted)) is None:
             continue
-        at = first_problem(arrays[field.field_id], field, reason)
-        return RejectedRow(partitions[at].as_py(), offsets[at].as_py(), field.name, reason)
+        at = first_problem(arrays[wanted.field_id], wanted, reason)
+        return RejectedRow(partitions[at].as_py(), offsets[at].as_py(), wanted.name, reason)
     for column in columns:
         found = column.first_problem(arrays)
         if found is not None:
