@@ -96,7 +96,12 @@ def test_which_values_are_hidden() -> None:
     """Those of keys that look secret, and long ones. A short one of another key may be part of any text."""
     long = "x" * 20
     properties = {"type": "hive", "token": "abc", "s3.secret-access-key": "k", "other": long, "warehouse": long + "y"}
-    assert secret_values(properties, {"empty-token": "", "nested": {}}) == ["abc", "k", long]
+    assert secret_values(properties, {"empty-token": "", "auth": {"basic": {"password": "p"}}}) == [
+        "abc",
+        "k",
+        long,
+        "p",
+    ]
 
 
 @pytest.mark.parametrize("uri", ["odd://user:pass-of-uri@host", "postgresql+none://user:pass-of-uri@host/catalog"])

@@ -106,10 +106,18 @@ def secret_values(*settings: Mapping[str, Any]) -> list[str]:
     return [
         text
         for properties in settings
-        for key, text in properties.items()
-        if isinstance(text, str) and text
+        for key, text in _texts(properties)
         if _SECRET_KEY.search(key) or (len(text) >= _SHORTEST_SECRET and not _PUBLIC_KEY.search(key))
     ]
+
+
+def _texts(properties: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys and texts of properties, also of nested ones such as `auth`."""
+    for key, value in properties.items():
+        if isinstance(value, Mapping):
+            yield from _texts(value)
+        elif isinstance(value, str) and value:
+            yield key, value
 
 
 def configured_properties(catalog: str | None) -> Mapping[str, Any]:
