@@ -11,24 +11,11 @@ from typing import Final
 from benchmarks import services
 from benchmarks.batch import local_session
 from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
-from benchmarks.sink_input import SinkInput, fill
+from benchmarks.sink_input import SinkInput, Sizes, fill
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import IcebergSink
 from marshal_dagster.spark.connector import fetch_connector
-
-RUNTIME: Final = "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.1"
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes: the records of the smallest and the largest batch (in steps of factor 10), and the number of rounds."""
-
-    fewest: int = 10_000
-    most: int = 1_000_000
-    record_bytes: int = 200
-    partitions: int = 4
-    alternations: int = 5
-    warm_up: int = 2
+from marshal_dagster.spark.packages import iceberg_package
 
 
 @dataclass(slots=True)
@@ -77,7 +64,8 @@ class Sides:
 
 def run(sizes: Sizes) -> Measured:
     """Measure all sizes with one broker."""
-    jars = ",".join(map(str, fetch_connector(RUNTIME)))
+    runtime = iceberg_package()
+    jars = ",".join(map(str, fetch_connector(runtime)))
     with (
         tempfile.TemporaryDirectory() as folder,
         services.broker() as connection,
@@ -93,7 +81,7 @@ def run(sizes: Sizes) -> Measured:
             sides = Sides(SinkInput(spark, connection, sizes.partitions, records), Path(folder), tables)
             ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
             cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.9))
-    return Measured(cases, {"spark_master": "local[2]", "iceberg": RUNTIME})
+    return Measured(cases, {"spark_master": "local[2]", "iceberg": runtime})
 
 
 BENCHMARK: Final = Benchmark(

@@ -9,23 +9,11 @@ from typing import Final
 from benchmarks import services
 from benchmarks.batch import local_session
 from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
-from benchmarks.sink_input import SinkInput, fill
+from benchmarks.sink_input import SinkInput, Sizes, fill
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import KafkaSink
 
 OUTPUT: Final = "orders-upper"
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes: the records of the smallest and the largest batch (in steps of factor 10), and the number of rounds."""
-
-    fewest: int = 10_000
-    most: int = 1_000_000
-    record_bytes: int = 200
-    partitions: int = 4
-    alternations: int = 5
-    warm_up: int = 2
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ import psycopg
 from benchmarks import services
 from benchmarks.batch import local_session
 from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
-from benchmarks.postgres_sink import DRIVER, Sizes, jdbc_options
-from benchmarks.sink_input import SinkInput, fill
+from benchmarks.postgres_sink import DRIVER, jdbc_options
+from benchmarks.sink_input import SinkInput, Sizes, fill
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import PostgresSink
 from marshal_dagster.spark.connector import fetch_connector

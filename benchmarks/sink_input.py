@@ -26,6 +26,18 @@ def fill(data: Topics, connection: KafkaConnection, partitions: int, records: in
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes: the records of the smallest and the largest batch (in steps of factor 10), and the number of rounds."""
+
+    fewest: int = 10_000
+    most: int = 1_000_000
+    record_bytes: int = 200
+    partitions: int = 4
+    alternations: int = 5
+    warm_up: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class SinkInput:
     """The first `records` messages, the same number from each partition."""
 

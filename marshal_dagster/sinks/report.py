@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from marshal_dagster.protocol.idempotence import StoredPosition
+
 
 @dataclass(frozen=True, slots=True)
 class StoredGeneration:
@@ -89,3 +91,30 @@ class ReportingSink(Protocol):
             dry_run: Whether to report only.
         """
         ...
+
+
+def stored_position(
+    key: tuple[str, str, int], position: StoredPosition, *, start: int | None = None, gaps: int = 0
+) -> StoredGeneration:
+    """Return what an output has of a partition of which it stores one position, and no older generation.
+
+    Args:
+        key: The group, the topic and the partition.
+        position: The position.
+        start: The first offset of which there may be rows, None if it is unknown.
+        gaps: The number of gaps between the offsets.
+    """
+    group, topic, partition = key
+    return StoredGeneration(
+        group=group,
+        topic=topic,
+        partition=partition,
+        generation=position.generation,
+        is_current=True,
+        start=start,
+        end=position.position,
+        ranges=1,
+        rows=None,
+        gaps=gaps,
+        in_any_order=False,
+    )

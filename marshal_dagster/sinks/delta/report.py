@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit
-from marshal_dagster.sinks.report import StoredGeneration
+from marshal_dagster.sinks.report import StoredGeneration, stored_position
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
 
@@ -16,22 +16,7 @@ _RANGE: Final = ("group", "topic", "data_topic_id")
 
 def stored_generations(commit: Commit) -> list[StoredGeneration]:
     """Return the position of each partition. The commit has no older generations, and no number of rows."""
-    return [
-        StoredGeneration(
-            group=group,
-            topic=topic,
-            partition=partition,
-            generation=kept.position.generation,
-            is_current=True,
-            start=None,
-            end=kept.position.position,
-            ranges=1,
-            rows=None,
-            gaps=0,
-            in_any_order=False,
-        )
-        for (group, topic, partition), kept in sorted(commit.kept.items())
-    ]
+    return [stored_position(key, kept.position) for key, kept in sorted(commit.kept.items())]
 
 
 def row_problems(commit: Commit, table: "DataFrame") -> Iterator[str]:

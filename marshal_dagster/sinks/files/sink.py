@@ -620,8 +620,12 @@ class FileSink(Steps):
 
     def _unshown(self, view: CommitView) -> list[str]:
         """Return the attempts that are committed, but whose files may not be at their visible places yet."""
-        notes = (name for name in self._storage.names(ATTEMPTS) if name.endswith(NOTE) and not name.startswith("."))
-        return [attempt for name in notes if view.commit_of(attempt := name.removesuffix(NOTE)) is not None]
+        return [attempt for attempt in sorted(self._noted()) if view.commit_of(attempt) is not None]
+
+    def _noted(self) -> set[str]:
+        """Return the attempts that have a note."""
+        names = self._storage.names(ATTEMPTS)
+        return {name.removesuffix(NOTE) for name in names if name.endswith(NOTE) and not name.startswith(".")}
 
     def _show(self, view: CommitView) -> None:
         """Move the files of attempts that were committed, and whose writers have not done it."""
@@ -645,11 +649,7 @@ class FileSink(Steps):
     def _attempts(self) -> dict[str, bool]:
         """Return the attempts that have files or a note, and whether they have a note."""
         folders = {name for name in self._storage.names(ATTEMPTS) if not name.endswith(NOTE)}
-        notes = {
-            name.removesuffix(NOTE)
-            for name in self._storage.names(ATTEMPTS)
-            if name.endswith(NOTE) and not name.startswith(".")
-        }
+        notes = self._noted()
         return {attempt: attempt in notes for attempt in sorted(folders | notes)}
 
     def _sweep(self, *, dry_run: bool = False) -> int:

@@ -4,25 +4,12 @@ from collections.abc import Iterator
 
 from marshal_dagster.sinks.iceberg.positions import TablePositions
 from marshal_dagster.sinks.iceberg.table import IcebergTable
-from marshal_dagster.sinks.report import StoredGeneration
+from marshal_dagster.sinks.report import StoredGeneration, stored_position
 
 
 def stored_generations(positions: TablePositions) -> Iterator[StoredGeneration]:
-    """Yield the position of each partition."""
-    for (group, topic, partition), kept in sorted(positions.kept.items()):
-        yield StoredGeneration(
-            group=group,
-            topic=topic,
-            partition=partition,
-            generation=kept.position.generation,
-            is_current=True,
-            start=None,
-            end=kept.position.position,
-            ranges=1,
-            rows=None,
-            gaps=0,
-            in_any_order=False,
-        )
+    """Return the position of each partition."""
+    return (stored_position(key, kept.position) for key, kept in sorted(positions.kept.items()))
 
 
 def file_problems(table: IcebergTable) -> Iterator[str]:

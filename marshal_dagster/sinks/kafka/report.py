@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks.kafka.notes import GroupsNote, PositionNote
-from marshal_dagster.sinks.report import StoredGeneration
+from marshal_dagster.sinks.report import StoredGeneration, stored_position
 
 _GROUPS_PARTITION = -1
 """The partition in the key of the note of a topic's groups."""
@@ -16,24 +16,15 @@ def stored_generations(notes: Mapping[str, bytes], id_prefix: str) -> list[Store
     Raises:
         SinkRejectedError: If a note is damaged or was written by a newer version.
     """
+    found = [(place, PositionNote.from_json(text, key)) for place, key, text in _placed(notes, id_prefix)]
     return [
-        StoredGeneration(
-            group=group,
-            topic=topic,
-            partition=partition,
-            generation=note.position.generation,
-            is_current=True,
+        stored_position(
+            place,
+            note.position,
             start=note.covered[0][0] if note.covered else None,
-            end=note.position.position,
-            ranges=1,
-            rows=None,
             gaps=max(0, len(note.covered) - 1),
-            in_any_order=False,
         )
-        for group, topic, partition, note in sorted(
-            ((*place, PositionNote.from_json(text, key)) for place, key, text in _placed(notes, id_prefix)),
-            key=lambda found: found[:3],
-        )
+        for place, note in sorted(found, key=lambda each: each[0])
     ]
 
 
