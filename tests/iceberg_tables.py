@@ -1,14 +1,16 @@
 """Iceberg tables in a folder with a SQLite catalog, and a sink that writes to them without Spark."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
+    from pyiceberg.table.sorting import SortOrder
     from pyspark.sql.types import StructType
 
 NAME = "shop.orders"
@@ -81,10 +84,22 @@ def catalog_name(folder: Path) -> str:
 
 def create_table(folder: Path, schema: "Schema", spec: "PartitionSpec | None" = None, **properties: str) -> "Table":
     """Create the table `NAME`."""
+    named = {name.replace("_", "-"): value for name, value in properties.items()}
+    return create_sorted_table(folder, schema, UNSORTED_SORT_ORDER, spec, named)
+
+
+def create_sorted_table(
+    folder: Path,
+    schema: "Schema",
+    order: "SortOrder",
+    spec: "PartitionSpec | None" = None,
+    properties: Mapping[str, str] = MappingProxyType({}),
+) -> "Table":
+    """Create the table `NAME` with a sort order."""
     catalog = open_catalog(folder)
     catalog.create_namespace_if_not_exists(NAME.split(".", maxsplit=1)[0])
-    named = {name.replace("_", "-"): value for name, value in properties.items()}
-    return catalog.create_table(NAME, schema, partition_spec=spec or UNPARTITIONED_PARTITION_SPEC, properties=named)
+    spec = spec or UNPARTITIONED_PARTITION_SPEC
+    return catalog.create_table(NAME, schema, partition_spec=spec, sort_order=order, properties=dict(properties))
 
 
 class IcebergTarget(Target):

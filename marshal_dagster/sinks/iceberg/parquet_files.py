@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.iceberg.partitions import Key
+from marshal_dagster.sinks.iceberg.sort_order import file_order
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -34,6 +35,8 @@ class WrittenFile:
     spec_id: int
     statistics: Mapping[str, Any]
     """The numbers of records, values, nulls and NaNs, and the bounds of each column."""
+    sort_order_id: int | None = None
+    """The id of the table's sort order in which the rows are, None if they are in no order."""
 
     @property
     def records(self) -> int:
@@ -71,6 +74,7 @@ class FileWriter:
         self._name = name
         self._locations = load_location_provider(metadata.location, metadata.properties)
         self._target_bytes, self._row_group_rows = _limits(metadata.properties)
+        self._order = file_order(metadata)
         self._open: dict[tuple[int, Key], _OpenFile] = {}
         self._count = 0
 
@@ -85,6 +89,9 @@ class FileWriter:
         file.buffered.append(rows)
         file.buffered_bytes += rows.nbytes
         file.buffered_rows += len(rows)
+        if self._order is not None:
+            yield from self._closed_sorted(place)
+            return
         if file.buffered_rows >= self._row_group_rows:
             self._flush(file)
         while sum(other.buffered_bytes for other in self._open.values()) > _MOST_BUFFERED_BYTES:
@@ -96,6 +103,16 @@ class FileWriter:
         """Complete all files and yield them."""
         while self._open:
             yield self._closed(next(iter(self._open)))
+
+    def _closed_sorted(self, place: tuple[int, Key]) -> Iterator[WrittenFile]:
+        """Complete a file that is large enough, and others while too many rows are in memory.
+
+        A file is sorted as a whole, so all its rows are in memory until then.
+        """
+        if self._open[place].buffered_bytes >= self._target_bytes:
+            yield self._closed(place)
+        while sum(other.buffered_bytes for other in self._open.values()) > _MOST_BUFFERED_BYTES:
+            yield self._closed(max(self._open, key=lambda other: self._open[other].buffered_bytes))
 
     def _opened(self, schema: "Schema") -> _OpenFile:
         import pyarrow.parquet as pq
@@ -116,6 +133,8 @@ class FileWriter:
         for column in rows.schema:
             if pa.types.is_floating(column.type):
                 _count_nans(file, column, rows[column.name])
+        if self._order is not None:
+            rows = self._order.sort(rows)
         file.writer.write_table(rows, row_group_size=self._row_group_rows)
         file.buffered, file.buffered_bytes, file.buffered_rows = [], 0, 0
 
@@ -127,7 +146,8 @@ class FileWriter:
         statistics = _statistics(file.writer.writer.metadata, self._metadata)
         statistics["nan_value_counts"] = file.nans
         size = len(self._io.new_input(file.path))
-        return WrittenFile(place[0], file.path, size, place[1], self._metadata.default_spec_id, statistics)
+        order_id = None if self._order is None else self._order.order_id
+        return WrittenFile(place[0], file.path, size, place[1], self._metadata.default_spec_id, statistics, order_id)
 
 
 def _statistics(footer: Any, table: "TableMetadata") -> dict[str, Any]:  # noqa: ANN401 - a FileMetaData
@@ -233,7 +253,7 @@ def data_files(files: Sequence[WrittenFile]) -> list[Any]:
             file_format=FileFormat.PARQUET,
             partition=Record(*file.key),
             file_size_in_bytes=file.size,
-            sort_order_id=None,
+            sort_order_id=file.sort_order_id,
             spec_id=file.spec_id,
             equality_ids=None,
             key_metadata=None,

@@ -68,10 +68,10 @@ class PartitionColumn:
         """Return the index of the first row whose value is `OUT_OF_YEARS`, None if there is none."""
         import pyarrow.compute as pc
 
-        array = None if self.limits is None else _source(self.path, arrays)
+        array = None if self.limits is None else source_array(self.path, arrays)
         if array is None or self.limits is None:
             return None
-        numbers, (least, greatest) = _numbers(array), self.limits
+        numbers, (least, greatest) = numbers_of(array), self.limits
         found = pc.indices_nonzero(pc.or_(pc.less(numbers, least), pc.greater(numbers, greatest)))
         return int(found[0].as_py()) if len(found) else None
 
@@ -84,7 +84,7 @@ class PartitionColumn:
         encoded = array.dictionary_encode()
         distinct = encoded.dictionary
         if self.is_time:
-            distinct = _numbers(distinct)
+            distinct = numbers_of(distinct)
         codes = [self._index(None if value is None else self.of_value(value)) for value in distinct.to_pylist()]
         codes.append(self._index(None))
         at: NDArray[Any] = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
@@ -100,7 +100,7 @@ class PartitionColumn:
 
 def partition_columns(spec: "PartitionSpec", schema: "Schema") -> list[PartitionColumn]:
     """Return the fields of a specification."""
-    paths = _paths(schema.as_struct())
+    paths = field_paths(schema.as_struct())
     columns = []
     for field in spec.fields:
         kind, transform = schema.find_field(field.source_id).field_type, str(field.transform)
@@ -118,7 +118,7 @@ def _limits(*, is_date: bool) -> tuple[int, int]:
     return (_FIRST_DAY, _LAST_DAY) if is_date else (_FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1)
 
 
-def _numbers(array: "Array") -> "Array":
+def numbers_of(array: "Array") -> "Array":
     """Return the days or microseconds since 1970 of dates or timestamps."""
     import pyarrow as pa
 
@@ -148,7 +148,7 @@ def split(
     """
     import numpy as np
 
-    codes = [column.indexes(_source(column.path, arrays), len(others)) for column in columns]
+    codes = [column.indexes(source_array(column.path, arrays), len(others)) for column in columns]
     keys = np.column_stack([others.astype(np.int64), *codes])
     distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
     order = None if len(distinct) == 1 else np.argsort(inverse.reshape(-1), kind="stable")
@@ -158,7 +158,7 @@ def split(
         yield other, tuple(column.values[at] for column, at in zip(columns, indexes, strict=True)), rows
 
 
-def _source(path: tuple[int, ...], arrays: "Mapping[int, Array]") -> "Array | None":
+def source_array(path: tuple[int, ...], arrays: "Mapping[int, Array]") -> "Array | None":
     """Return the array of a field, in which the field is null if a struct around it is; None if it is missing."""
     array = arrays.get(path[0])
     for field_id in path[1:]:
@@ -169,12 +169,12 @@ def _source(path: tuple[int, ...], arrays: "Mapping[int, Array]") -> "Array | No
     return array
 
 
-def _paths(struct: "IcebergType", above: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
+def field_paths(struct: "IcebergType", above: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
     """Return for each field of structs the ids that lead to it."""
     from pyiceberg.types import StructType
 
     found = {}
     for field in struct.fields if isinstance(struct, StructType) else ():
         found[field.field_id] = (*above, field.field_id)
-        found |= _paths(field.field_type, found[field.field_id])
+        found |= field_paths(field.field_type, found[field.field_id])
     return found
