@@ -114,10 +114,14 @@ class IcebergTarget(Target):
 
     def sink(self, timeout_s: float = 30) -> IcebergSink:
         """Return the sink of another process."""
-        properties = catalog_properties(self.folder, timeout_s)
+        properties = self.properties(timeout_s)
         return self.sink_class(
             NAME, catalog=catalog_name(self.folder), catalog_properties=properties, branch=self.branch
         )
+
+    def properties(self, timeout_s: float = 30) -> dict[str, str]:
+        """Return the properties of the catalog."""
+        return catalog_properties(self.folder, timeout_s)
 
     def shared_sink(self) -> IcebergSink:
         """Return the sink of another process, for several groups."""
@@ -125,7 +129,7 @@ class IcebergTarget(Target):
 
     def table(self) -> "Table":
         """Return the table's newest state."""
-        return open_catalog(self.folder).load_table(NAME)
+        return load_catalog(catalog_name(self.folder), **self.properties()).load_table(NAME)
 
     def rows(self) -> list[Row]:
         """Return the rows of the branch, read by pyiceberg."""

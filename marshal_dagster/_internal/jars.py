@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,7 +51,7 @@ class JarSet:
     megabytes: int
     """The size of the download, for messages."""
     coordinates: tuple[str, ...]
-    """Maven coordinates, group:name:version. Their dependencies are downloaded too."""
+    """Maven coordinates, group:name:version or group:name:version:classifier. Their dependencies are downloaded too."""
     folder: Path
     """The final folder; the jars are in its subfolder `jars`."""
     excludes: tuple[str, ...] = ()
@@ -182,18 +182,32 @@ class JarSet:
     def _module(self) -> str:
         from xml.sax.saxutils import quoteattr  # it imports an HTTP client
 
-        wanted = (map(quoteattr, coordinates.split(":")) for coordinates in self.coordinates)
-        unwanted = (map(quoteattr, coordinates.split(":")) for coordinates in self.excludes)
+        classifiers: dict[tuple[str, ...], list[str]] = {}
+        for coordinates in self.coordinates:
+            *module, classifier = [*coordinates.split(":"), ""][:4]
+            classifiers.setdefault(tuple(module), []).append(classifier)
         dependencies = "".join(
-            f'<dependency org={group} name={name} rev={version} conf="default-&gt;default(compile)"/>'
-            for group, name, version in wanted
+            f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} "
+            f'conf="default-&gt;default(compile)">{_artifacts(quoteattr(name), found)}</dependency>'
+            for (group, name, version), found in classifiers.items()
         )
+        unwanted = (map(quoteattr, coordinates.split(":")) for coordinates in self.excludes)
         excludes = "".join(f"<exclude org={group} module={name}/>" for group, name in unwanted)
         return (
-            '<ivy-module version="2.0"><info organisation="marshal" module="jars"/>'
-            '<configurations><conf name="default"/></configurations>'
+            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+            '<info organisation="marshal" module="jars"/><configurations><conf name="default"/></configurations>'
             f"<dependencies>{dependencies}{excludes}</dependencies></ivy-module>\n"
         )
+
+
+def _artifacts(name: str, classifiers: Sequence[str]) -> str:
+    """Return the artifacts of a module for Ivy; none if it is only the module's own jar."""
+    from xml.sax.saxutils import quoteattr  # it imports an HTTP client
+
+    if not any(classifiers):
+        return ""
+    named = (f" m:classifier={quoteattr(classifier)}" if classifier else "" for classifier in classifiers)
+    return "".join(f'<artifact name={name} type="jar" ext="jar"{classifier}/>' for classifier in named)
 
 
 def _ivy() -> Path:

@@ -129,3 +129,11 @@ def test_a_hive_catalog_is_refused() -> None:
         with pytest.raises(ConfigurationError, match="Hive catalog without a compare-and-set"):
             check_catalog(catalog, "shop.orders")
     check_catalog(SimpleNamespace(), "shop.orders")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("module", ["bigquery_metastore", "dynamodb"])
+def test_catalogs_that_pyiceberg_does_not_commit_to_are_refused(module: str) -> None:
+    """Before a row is written."""
+    catalog = type("OddCatalog", (SimpleNamespace,), {"__module__": f"pyiceberg.catalog.{module}"})
+    with pytest.raises(ConfigurationError, match="only reads tables of OddCatalog"):
+        check_catalog(catalog(), "shop.orders")

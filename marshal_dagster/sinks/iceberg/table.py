@@ -20,6 +20,9 @@ _AUTH_MANAGER = "auth.manager"
 _OF_CATALOG = frozenset({_AUTH_MANAGER, "auth", "credential"})
 """Settings by which the driver logs in to a REST catalog. Tasks do not need them, and a manager cannot be pickled."""
 _S3_SIGNER = "s3.signer"
+_READ_ONLY = frozenset({"pyiceberg.catalog.bigquery_metastore", "pyiceberg.catalog.dynamodb"})
+"""The modules of catalogs whose `commit_table` pyiceberg does not implement."""
+_OTHER_CATALOG = "Use another catalog, such as REST, Glue or SQL"
 
 
 class IcebergTable:
@@ -204,17 +207,18 @@ class IcebergTable:
 
 
 def check_catalog(catalog: "Catalog", output: str) -> None:
-    """Raise `ConfigurationError` if two writers could both commit to the catalog's tables.
+    """Raise `ConfigurationError` if pyiceberg cannot commit to the catalog's tables by a compare-and-set.
 
     Args:
         catalog: The catalog.
         output: The name of the table, for errors.
     """
-    if any(base.__module__ == "pyiceberg.catalog.hive" for base in type(catalog).__mro__):
-        raise ConfigurationError(
-            f"{output}: pyiceberg commits to a Hive catalog without a compare-and-set, so two writers could both "
-            "commit the same range. Use another catalog, such as REST, Glue or SQL"
-        )
+    modules = {base.__module__ for base in type(catalog).__mro__}
+    if "pyiceberg.catalog.hive" in modules:
+        reason = "without a compare-and-set, so two writers could both commit the same range"
+        raise ConfigurationError(f"{output}: pyiceberg commits to a Hive catalog {reason}. {_OTHER_CATALOG}")
+    if modules & _READ_ONLY:
+        raise ConfigurationError(f"{output}: pyiceberg only reads tables of {type(catalog).__name__}. {_OTHER_CATALOG}")
 
 
 def _renumbered(found: TablePositions, stored: TablePositions) -> TablePositions:
