@@ -140,7 +140,7 @@ docs-platforms: $(READY) ## writes docs/platforms.md from the results of the fou
 test-ui: java chromium $(READY) ## runs the tests of Dagster's pages in a real Chromium; screenshots are in build/ui
 	$(BIN)/pytest tests/ui
 
-.PHONY: simulate simulate-outbox soak soak-faults soak-outbox soak-coordinator mutants
+.PHONY: simulate simulate-outbox soak soak-faults soak-outbox soak-coordinator soak-sinks mutants
 FIRST ?= 0
 SEEDS ?= 10000
 simulate: $(READY) ## simulates whole groups under faults, with a virtual clock: FIRST=0 SEEDS=10000
@@ -167,6 +167,13 @@ soak-outbox: java $(READY) ## runs outboxes under faults, with three real broker
 soak-coordinator: java $(READY) ## runs coordinated groups under faults, with three real brokers: RUNS=200
 	$(BIN)/python -m tests.coordinator_faults --seeds $(RUNS) --results tests/results/coordinator_faults.jsonl
 	$(BIN)/python -m tests.coordinator_faults --table tests/results/coordinator_faults.jsonl
+
+SINKS ?= files postgres mariadb delta iceberg kafka
+soak-sinks: java $(READY) ## runs groups that write to each sink with Spark under faults: RUNS=200 SINKS="files iceberg"
+	@for sink in $(SINKS); do \
+		$(BIN)/python -m tests.sink_faults $$sink --seeds $(RUNS) --results tests/results/sinks/$$sink.jsonl && \
+		$(BIN)/python -m tests.sink_faults $$sink --table tests/results/sinks/$$sink.jsonl || exit 1; \
+	done
 
 mutants: $(READY) ## breaks the library in many ways, each of which the simulators must detect
 	$(BIN)/python -m tests.simulator.mutants

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, MariaDBSink, PostgresSink
+from marshal_dagster.sinks import FileSink, MariaDBSink, PostgresSink, Sink
 from marshal_dagster.sinks.database.task_rows import PREFIX
 from marshal_dagster.sinks.files.older_rows import OlderRows
 from marshal_dagster.sinks.files.places import visible_place
@@ -112,12 +112,11 @@ class FakeFileSink(FileSink):
         return intervals({(row["partition"], row["offset"]) for row in rows if row["offset"] is not None})
 
 
-def hook(
-    sink: DeltaSink | FileSink | PostgresSink | MariaDBSink | KafkaSink, reached: Callable[[str], None] | None
-) -> None:
+def hook(sink: Sink, reached: Callable[[str], None] | None) -> None:
     """Make the sink call `reached` at each step."""
     if reached is not None:
-        sink._reached = reached  # type: ignore[method-assign,assignment]
+        steps: Any = sink
+        steps._reached = reached
 
 
 DELTA_STEPS = ("evaluated", "judged", "committed")

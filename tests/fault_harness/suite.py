@@ -120,7 +120,7 @@ class FaultSuite(Generic[S, V, T, R]):
     def bed(self, lanes: int | None = None, *, services: V | None = None) -> Iterator["Bed[S, V, T, R]"]:
         """Start services for runs, or use those of the caller; the folders of runs with violations are kept."""
         many = lanes or self.lanes
-        name = self.module.rpartition(".")[2].replace("_", "-")
+        name = self.module.rpartition(".")[2].replace("_", "-").replace(" ", "-")
         folder = Path(tempfile.mkdtemp(prefix=f"marshal-{name}-"))
         with self.services(folder, many) if services is None else nullcontext(services) as used:
             yield Bed(self, used, many, folder)
