@@ -2,9 +2,9 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql import Row
 from pyspark.sql import types as t
@@ -44,6 +44,8 @@ def keyed_frame(rows: Iterable[KeyedRow]) -> Any:  # noqa: ANN401 - has the part
 class UpsertTarget(ABC):
     """A table whose column `key` is its key."""
 
+    steps: ClassVar[Sequence[str]] = STEPS
+
     @abstractmethod
     def sink(self, reached: Callable[[str], None] | None = None, **options: Any) -> Any:  # noqa: ANN401 - any database's
         """Return a sink with these options, as another process would create it."""
@@ -71,8 +73,12 @@ class UpsertTarget(ABC):
         sink, given = self.upserting(reached, **options), list(rows)
         sink.verdicts(ranges)
         read = {range_.partition: [(range_.first_readable, range_.end)] for range_ in ranges}
-        written: WriteResult = sink.write(keyed_frame(given), ranges, lambda: read)
+        written: WriteResult = sink.write(self.frame(given), ranges, lambda: read)
         return written
+
+    def frame(self, rows: Iterable[KeyedRow]) -> Any:  # noqa: ANN401 - a DataFrame or a part of it
+        """Return a frame of these rows."""
+        return keyed_frame(rows)
 
 
 class DeadError(Exception):
@@ -88,7 +94,7 @@ def newest(rows: Iterable[KeyedRow], order: Callable[[KeyedRow], Any]) -> list[K
     return [found[key] for key in sorted(found)]
 
 
-def check_history(target: UpsertTarget, seed: int, *, has_versions: bool, in_any_order: bool) -> None:
+def check_history(target: UpsertTarget, seed: int, *, has_versions: bool, in_any_order: bool, length: int = 12) -> None:
     """Write messages in random batches, some of which die or come twice, and compare the table after each one."""
     rng = random.Random(seed)
     options: dict[str, Any] = {"order_by": "version"} if has_versions else {}
@@ -97,7 +103,6 @@ def check_history(target: UpsertTarget, seed: int, *, has_versions: bool, in_any
         return (row[4], row[0], row[1]) if has_versions else row[1]
 
     partitions = range(3)
-    length = 12
     rows = {
         (partition, offset): [
             (partition, offset, key, f"{partition}.{offset}.{key}", rng.randrange(6))
@@ -121,7 +126,7 @@ def check_history(target: UpsertTarget, seed: int, *, has_versions: bool, in_any
             row for range_ in batch for at in range(range_.start, range_.end) for row in rows[range_.partition, at]
         ]
         rng.shuffle(given)
-        fatal = rng.choice([*STEPS, *[None] * 7])
+        fatal = rng.choice([*target.steps, *[None] * len(target.steps)])
         try:
             target.write(given, *batch, reached=_dying(fatal), **options)
         except DeadError:

@@ -13,8 +13,8 @@
 - `database.sink`, `database.dialect`: the course of a write to any database, and what differs between engines.
 - `database.ranges`: the tables that record which ranges a database output has.
 - `report`: what a sink reports about its output; `database.maintenance`: the reports of a database, and its vacuum.
-- `database.upsert`: tables with one row for each key.
-- `delta.table`: access to a Delta table through Spark.
+- `upsert_keys`, `database.upsert`: tables with one row for each key.
+- `delta.table`: access to a Delta table through Spark; `delta.merge`: tables with one row for each key.
 - `kafka.notes`: the notes that each transaction to an output topic writes.
 - `kafka.records`: conversion of DataFrame rows to Kafka records.
 - `kafka.tasks`, `database.task_rows`: writing from Spark's tasks, to Kafka and to PostgreSQL.
@@ -33,7 +33,6 @@ from marshal_dagster.protocol.idempotence import judge as judge
 from marshal_dagster.protocol.idempotence import judge_ranges as judge_ranges
 from marshal_dagster.sinks.database.mariadb import MariaDBSink as MariaDBSink
 from marshal_dagster.sinks.database.postgres import PostgresSink as PostgresSink
-from marshal_dagster.sinks.database.upsert import WriteMode as WriteMode
 from marshal_dagster.sinks.delta.sink import DeltaSink as DeltaSink
 from marshal_dagster.sinks.delta.table import delta_settings as delta_settings
 from marshal_dagster.sinks.files.sink import FileSink as FileSink
@@ -56,3 +55,4 @@ from marshal_dagster.sinks.sink import check_columns as check_columns
 from marshal_dagster.sinks.sink import checked_after_read as checked_after_read
 from marshal_dagster.sinks.sink import refuse_foreign_rows as refuse_foreign_rows
 from marshal_dagster.sinks.source_headers import with_source_headers as with_source_headers
+from marshal_dagster.sinks.upsert_keys import WriteMode as WriteMode

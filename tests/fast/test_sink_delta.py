@@ -5,7 +5,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +22,7 @@ from marshal_dagster.sinks.delta.commit import Commit
 from marshal_dagster.sinks.delta.place import DeltaPlace, delta_place
 from marshal_dagster.sinks.delta.table import DeltaTable, alone_on_this_machine
 from marshal_dagster.sinks.sink import Intervals
+from marshal_dagster.sinks.upsert_keys import Keys
 from tests.sink_conformance import shared
 from tests.sink_kit import ALL_CASES, GROUP_CHECKS
 from tests.sink_outputs import FakeFrame
@@ -73,6 +74,16 @@ class FakeTable:
 
     def check_session(self) -> None:
         """Accept the session."""
+
+    def check_merges(self) -> None:
+        """Accept the session."""
+
+    def prepare_merge(self, frame: "DataFrame", keys: Keys) -> None:
+        """Accept the columns."""
+
+    def repeated_keys(self, keys: Keys) -> int:  # noqa: ARG002
+        """Return that each key has one row."""
+        return 0
 
     def properties(self) -> Mapping[str, str]:
         """Return the properties that the test has set."""
@@ -163,8 +174,8 @@ def here(wanted: ClaimedRange) -> tuple[int, str, str, str]:
 class FakeSink(DeltaSink):
     """A sink of such a table."""
 
-    def __init__(self, path: Path, table: FakeTable | None = None) -> None:
-        super().__init__(str(path))
+    def __init__(self, path: Path, table: FakeTable | None = None, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(str(path), **options)
         self.fake = table or FakeTable(path)
 
     def _table(self) -> DeltaTable:
@@ -193,6 +204,14 @@ class DeltaTarget(Target):
             return database.execute('SELECT partition, "offset", value FROM result').fetchall()
 
 
+class UpsertTarget(DeltaTarget):
+    """A separate table, in which each message has a key of its own."""
+
+    def sink(self) -> DeltaSink:
+        """Return the sink of another process."""
+        return FakeSink(self.table.path, mode="upsert", keys=["partition", "offset"])
+
+
 @pytest.fixture
 def target(tmp_path: Path) -> DeltaTarget:
     """Return an empty table."""
@@ -203,6 +222,12 @@ def target(tmp_path: Path) -> DeltaTarget:
 def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
     """Each case of the kit passes, also if a writer dies or stalls at any line of the sink."""
     case.check(target)
+
+
+@pytest.mark.parametrize("case", [case for case in ALL_CASES if case.id != "random_histories"])
+def test_the_sink_conforms_with_one_row_for_each_key(case: Case, tmp_path: Path) -> None:
+    """A table with one row for each key is written in the same steps; groups cannot share it."""
+    case.check(UpsertTarget(tmp_path))
 
 
 @pytest.mark.parametrize("check", GROUP_CHECKS)
@@ -366,8 +391,37 @@ def test_commits_of_others_are_passed_over(target: DeltaTarget) -> None:
 
 def test_commits_of_a_newer_version_are_refused() -> None:
     """Older code must not read newer commits as its own."""
-    with pytest.raises(SinkRejectedError, match="has version 3, but this marshal-dagster supports only 2"):
-        Commit.from_metadata(json.dumps({"marshal-dagster": {"version": 3}}))
+    with pytest.raises(SinkRejectedError, match="has version 4, but this marshal-dagster supports only 3"):
+        Commit.from_metadata(json.dumps({"marshal-dagster": {"version": 4}}))
+
+
+def test_a_table_with_one_row_for_each_key_stores_its_keys_and_where_generations_began() -> None:
+    """A new generation is refused by them; commits of tables to which rows are added have the former version."""
+    keys = Keys(("id",), "version")
+    first = Commit().then("a", [part(0, 5, 9), part(1, 0, 3)], "id", keys)
+    second = first.then("b", [part(0, 9, 12), part(1, 1, 3, generation=2, epoch=20)], "id", keys)
+    third = second.then("c", [part(0, 7, 9, generation=3, epoch=30), part(1, 2, 3, generation=3, epoch=30)], "id", keys)
+    last = third.then("d", [part(0, 9, 12, generation=3, epoch=30)], "id", keys)
+    assert Commit.from_metadata(last.to_metadata()) == last
+    assert [(kept.began, kept.older_began) for kept in last.kept.values()] == [(7, 5), (2, 0)]
+    other = replace(part(0, 1, 3, generation=4, epoch=40), data_topic_id="re-created")
+    assert last.kept["g", "t", 0].then(other).older_began is None
+    assert json.loads(last.to_metadata())["marshal-dagster"]["version"] == 3
+    appended = replace(last, keys=None).to_metadata()
+    assert json.loads(appended)["marshal-dagster"]["version"] == 2
+    assert "began" not in appended
+
+
+def test_options_of_upserts_that_contradict_each_other() -> None:
+    """As with the sinks of databases."""
+    for options, match in (
+        ({"keys": ["id"]}, "belong to mode='upsert'"),
+        ({"mode": "upsert"}, "needs a list of the key's columns"),
+        ({"mode": "upsert", "keys": ["id"], "order_by": "id"}, "decides nothing"),
+        ({"mode": "upsert", "keys": ["id"], "shared_by_groups": True}, "cannot be combined"),
+    ):
+        with pytest.raises(ConfigurationError, match=match):
+            DeltaSink("/data/customers", **cast("dict[str, Any]", options))
 
 
 def test_commits_of_the_version_before_are_read() -> None:

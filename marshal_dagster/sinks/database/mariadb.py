@@ -40,8 +40,8 @@ from marshal_dagster.sinks.database.mariadb_types import (
     mariadb_type,
 )
 from marshal_dagster.sinks.database.sink import DatabaseSink, TransactionHook
-from marshal_dagster.sinks.database.upsert import WriteMode
 from marshal_dagster.sinks.sink import OFFSET_COLUMN
+from marshal_dagster.sinks.upsert_keys import WriteMode
 
 if TYPE_CHECKING:
     import pymysql

@@ -41,9 +41,9 @@ from marshal_dagster.sinks.database.postgres_rights import check_may_create_tabl
 from marshal_dagster.sinks.database.sink import DatabaseSink, TransactionHook
 from marshal_dagster.sinks.database.staged_rows import CopiedRows, PostgresRows
 from marshal_dagster.sinks.database.task_rows import TaskRows, TaskStagedRows, rows_of_tasks
-from marshal_dagster.sinks.database.upsert import WriteMode
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, Intervals
+from marshal_dagster.sinks.upsert_keys import WriteMode
 from marshal_dagster.spark.executor_check import check_executors
 from marshal_dagster.spark.lazy_pyspark import types as t
 

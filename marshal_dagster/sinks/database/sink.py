@@ -34,7 +34,7 @@ from marshal_dagster.sinks.database.dialect import (
 )
 from marshal_dagster.sinks.database.maintenance import TableMaintenance
 from marshal_dagster.sinks.database.ranges import RangeTables, may_share_lock
-from marshal_dagster.sinks.database.upsert import RESERVED, Upsert, WriteMode, keys_of
+from marshal_dagster.sinks.database.upsert import RESERVED, Upsert, stored_keys
 from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.report import SinkReport, VacuumResult
 from marshal_dagster.sinks.row_writer import RowWriter
@@ -50,6 +50,7 @@ from marshal_dagster.sinks.sink import (
     refuse_foreign_rows,
     unreplaceable,
 )
+from marshal_dagster.sinks.upsert_keys import WriteMode, keys_of
 from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class DatabaseSink(Steps, Generic[Connection]):
         with self._transaction() as connection:
             self._dialect.create_own_tables(connection)
             if rows is not None:
-                self._dialect.create_output(connection, rows, () if self._keys is None else self._keys.stored)
+                self._dialect.create_output(connection, rows, () if self._keys is None else stored_keys(self._keys))
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Return what the sink would do with each range (`Sink.verdicts`).

@@ -9,11 +9,8 @@ not depend on how the rows are divided into batches, which run writes them, or w
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Generic
 
-from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.database.dialect import (
@@ -27,11 +24,10 @@ from marshal_dagster.sinks.database.dialect import (
     column_names,
 )
 from marshal_dagster.sinks.rejected_rows import RejectedRow, first_rejected
-from marshal_dagster.sinks.sink import OFFSET_COLUMN
-from marshal_dagster.spark.lazy_pyspark import types as t
+from marshal_dagster.sinks.upsert_keys import WITHOUT_ORDER, Keys
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType
 
 _LATEST: Final = "marshal_latest"
 """A temporary table with the newest row of each key of the batch."""
@@ -42,77 +38,10 @@ _KEPT: Final = (_GENERATION, _TOPIC_ID, _COUNT, _NULLS, _TIE, _FIRST, _LAST)
 RESERVED: Final = (*_KEPT, _RANK)
 """Names that no column of the result may have."""
 
-_WITHOUT_ORDER: Final = (
-    "Only messages of one partition have an order: give the messages the table's key as their Kafka key, or the sink "
-    "`order_by` with a column that decides, such as a version or a time"
-)
 
-
-class WriteMode(StrEnum):
-    """What a sink does with a row whose key the table has."""
-
-    APPEND = "append"
-    """Each row of the result is added."""
-    UPSERT = "upsert"
-    """The table has one row for each key. A newer row replaces it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The columns by which rows replace each other, by the result's names."""
-
-    columns: Sequence[str]
-    order_by: str | None
-
-    @property
-    def stored(self) -> list[str]:
-        """The columns' names in the table."""
-        return [RENAMED.get(name, name) for name in self.columns]
-
-    def check(self, schema: "StructType") -> None:
-        """Raise `ConfigurationError` if rows of this schema cannot replace each other."""
-        order = [] if self.order_by is None else [self.order_by]
-        if missing := [name for name in (*self.columns, *order, OFFSET_COLUMN) if name not in schema.names]:
-            raise ConfigurationError(
-                f"the result lacks the columns {', '.join(missing)}, which mode='upsert' needs to find the newest row "
-                "of each key. Keep them in the result"
-            )
-        for name in self.columns:
-            if isinstance(schema[name].dataType, t.ArrayType | t.MapType | t.StructType | t.FloatType | t.DoubleType):
-                raise ConfigurationError(
-                    f"keys: column {name!r} has type {schema[name].dataType.simpleString()}, of which equal values "
-                    "cannot be found exactly. Use a column of whole numbers, decimals, strings, bytes, dates or times"
-                )
-        for name in order:
-            kind = schema[name].dataType
-            if not isinstance(kind, t.IntegralType | t.DecimalType | t.DateType | t.TimestampType | t.TimestampNTZType):
-                raise ConfigurationError(
-                    f"order_by: column {name!r} has type {kind.simpleString()}, whose order depends on the database. "
-                    "Use a column of whole numbers, decimals, dates or times"
-                )
-
-
-def keys_of(mode: WriteMode | str, keys: Sequence[str], order_by: str | None, *, shared_by_groups: bool) -> Keys | None:
-    """Return the keys of a sink's options, None if it appends.
-
-    Raises:
-        ConfigurationError: If the options contradict each other.
-    """
-    if enum_member(WriteMode, "mode", mode) is WriteMode.APPEND:
-        if keys or order_by is not None:
-            raise ConfigurationError("keys and order_by belong to mode='upsert': set the mode, or leave them out")
-        return None
-    if isinstance(keys, str) or not keys or len(set(keys)) < len(keys):
-        raise ConfigurationError(f"keys: {keys!r}; mode='upsert' needs a list of the key's columns, each one once")
-    if order_by in keys or order_by in RENAMED:
-        why = "one of the keys" if order_by in keys else "no order between partitions"
-        raise ConfigurationError(f"order_by: {order_by!r} is {why}, so it decides nothing. Use another column")
-    if shared_by_groups:
-        raise ConfigurationError(
-            "mode='upsert' cannot be combined with shared_by_groups, because groups would replace each other's rows. "
-            "Give each group a table"
-        )
-    return Keys(tuple(keys), order_by)
+def stored_keys(keys: Keys) -> list[str]:
+    """Return the names of the keys' columns in the table."""
+    return [RENAMED.get(name, name) for name in keys.columns]
 
 
 class Upsert(Generic[Connection]):
@@ -135,7 +64,7 @@ class Upsert(Generic[Connection]):
             connection: The connection with the open transaction.
             types: The Spark types of the result's columns, by the table's names.
         """
-        stored = self._keys.stored
+        stored = stored_keys(self._keys)
         if inexact := self._dialect.inexact_keys(connection, {name: types[name] for name in stored}):
             raise ConfigurationError(
                 f"{self._output}: different values of {', '.join(inexact)} would be the same key there, and rows "
@@ -192,7 +121,9 @@ class Upsert(Generic[Connection]):
     def _select_latest(
         self, connection: Connection, staged: StagedRows[Connection], names: Sequence[str], wanted: Mapping[Any, int]
     ) -> None:
-        keys, order = ([f"s.{self._quoted(name)}" for name in listed] for listed in (self._keys.stored, self._order()))
+        keys, order = (
+            [f"s.{self._quoted(name)}" for name in listed] for listed in (stored_keys(self._keys), self._order())
+        )
         of_key = f"(PARTITION BY {', '.join(keys)})"
         newest_first = f"(PARTITION BY {', '.join(keys)} ORDER BY {', '.join(f'{column} DESC' for column in order)})"
         is_null = " OR ".join(f"{column} IS NULL" for column in (*keys, *order))
@@ -246,7 +177,7 @@ class Upsert(Generic[Connection]):
                 named = ", ".join([*self._keys.columns, *self._order()[:-2]])
                 raise self._error(wanted, taken, offset, f"one of {named} is null in a row with these keys")
             if is_crossing:
-                reason = f"partitions {first} and {last} both have rows of its key. {_WITHOUT_ORDER}"
+                reason = f"partitions {first} and {last} both have rows of its key. {WITHOUT_ORDER}"
                 raise self._error(wanted, taken, offset, reason)
             raise self._error(wanted, taken, offset, "the message has two rows of this key, and no order decides")
 
@@ -305,7 +236,7 @@ class Upsert(Generic[Connection]):
             + self._dialect.keep_stored_rows,
             given,
             columns=Fragment(", ".join(map(self._quoted, names))),
-            keys=Fragment(", ".join(map(self._quoted, self._keys.stored))),
+            keys=Fragment(", ".join(map(self._quoted, stored_keys(self._keys)))),
             same_key=same_key,
         )
 
@@ -339,7 +270,7 @@ class Upsert(Generic[Connection]):
                 )
             else:
                 where = f"partition {stored_partition} of topic {topic!r}"
-                reason = f"the stored row of its key is from {where}. {_WITHOUT_ORDER}"
+                reason = f"the stored row of its key is from {where}. {WITHOUT_ORDER}"
             raise self._error(wanted, taken, offset, reason)
 
     def _is_newer(self, one: str, other: str) -> str:
@@ -366,7 +297,7 @@ class Upsert(Generic[Connection]):
         return f"({stored} > {own} OR ({stored} = {own} AND (NOT EXISTS ({entry}) OR {is_newer_entry})))"
 
     def _same_key(self) -> str:
-        return " AND ".join(f"r.{self._quoted(name)} = w.{self._quoted(name)}" for name in self._keys.stored)
+        return " AND ".join(f"r.{self._quoted(name)} = w.{self._quoted(name)}" for name in stored_keys(self._keys))
 
     def _parameters(self, wanted: Mapping[ClaimedRange, int]) -> dict[str, object]:
         first = next(iter(wanted))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit
+from marshal_dagster.sinks.delta.merge import repeated_keys
 from marshal_dagster.sinks.report import StoredGeneration, stored_position
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
@@ -31,6 +32,8 @@ def row_problems(commit: Commit, table: "DataFrame") -> Iterator[str]:
     yield from _position_problems(commit, rows, offset)
     if OFFSET_COLUMN in columns:
         yield from _repeated_messages(rows, offset)
+    if commit.keys is not None and (count := repeated_keys(table, commit.keys)):
+        yield f"keys with more than one row: {count}, but the sink keeps one row of each key"
 
 
 def _position_problems(commit: Commit, rows: "DataFrame", offset: "Column") -> Iterator[str]:

@@ -17,6 +17,7 @@ from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.delta import report
 from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition
+from marshal_dagster.sinks.delta.merge import KEY_COLUMN
 from marshal_dagster.sinks.delta.place import delta_place
 from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows
 from marshal_dagster.sinks.output_groups import OutputGroups
@@ -37,6 +38,7 @@ from marshal_dagster.sinks.sink import (
     unreplaceable,
     within,
 )
+from marshal_dagster.sinks.upsert_keys import WriteMode, keys_of
 from marshal_dagster.spark.column_names import is_case_sensitive
 from marshal_dagster.spark.conversion_settings import PARQUET_FILES, QUOTED_NAMES, check_settings
 from marshal_dagster.spark.session import active_session
@@ -61,6 +63,7 @@ class DeltaSink(Steps):
         settings = spark_settings(app_name="orders", extra=delta_settings())
         by_path = DeltaSink("/data/orders")
         by_name = DeltaSink(table="main.shop.orders")
+        newest = DeltaSink("/data/customers", mode="upsert", keys=["customer_id"])
         ```
     """
 
@@ -76,6 +79,9 @@ class DeltaSink(Steps):
         options: Mapping[str, str] | None = None,
         shared_by_groups: bool = False,
         previous_group: str | None = None,
+        mode: WriteMode | str = WriteMode.APPEND,
+        keys: Sequence[str] = (),
+        order_by: str | None = None,
     ) -> None:
         """Configure the output; the sink does not access the table before its first use.
 
@@ -90,11 +96,16 @@ class DeltaSink(Steps):
                 is refused if another group has ranges in the output.
             previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
                 "Another group").
+            mode: `append` adds each row. `upsert` replaces the row with the same keys by a newer one (docs/sinks.md,
+                "One row for each key in Delta Lake").
+            keys: The result's columns by which rows replace each other.
+            order_by: The result's column that decides between rows of several partitions: the greatest value wins.
 
         Raises:
-            ConfigurationError: If not exactly one of `path` and `table` is given, the name has no schema, or `options`
-                contains an option that the sink sets itself.
+            ConfigurationError: If not exactly one of `path` and `table` is given, the name has no schema, `options`
+                contains an option that the sink sets itself, or `keys` and `order_by` do not fit the mode.
         """
+        self._keys = keys_of(mode, keys, order_by, shared_by_groups=shared_by_groups)
         self._place = delta_place(path, table)
         own = {option.lower() for option in options or ()} & {"usermetadata", "txnappid", "txnversion", "replacewhere"}
         if own:
@@ -143,10 +154,12 @@ class DeltaSink(Steps):
         """
         table = self._table()
         held = table.held(_readable(ranges), only_older=False)
+        newest = self._checked(table)
         return (
             unreplaceable(held, f"table {self._place}")
             or (self._append_only(table) if held else None)
-            or self._groups.refusal(*_of_groups(table, self._checked(table), ranges))
+            or self._lost_rows(newest, [wanted for wanted, _, _ in held])
+            or self._groups.refusal(*_of_groups(table, newest, ranges))
         )
 
     def write(
@@ -172,7 +185,8 @@ class DeltaSink(Steps):
             ConfigurationError: If a column has a reserved name, or a setting of the session would change values.
         """
         spark = session_of(frame)
-        check_columns(frame.schema, {MARSHAL_COLUMN}, case_sensitive=is_case_sensitive(spark))
+        reserved = {MARSHAL_COLUMN} if self._keys is None else {MARSHAL_COLUMN, KEY_COLUMN}
+        check_columns(frame.schema, reserved, case_sensitive=is_case_sensitive(spark))
         check_settings(spark, {**PARQUET_FILES, **QUOTED_NAMES}, "a Delta sink")
         check_ranges(ranges)
         table = self._table()
@@ -181,6 +195,8 @@ class DeltaSink(Steps):
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         self._refuse_unreplaceable(table, wanted, newest)
+        if self._keys is not None:
+            table.prepare_merge(frame, self._keys)
         done = [range_.partition for range_ in ranges if range_ not in wanted]
         with table.evaluated(frame, done) as rows:
             refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], wanted)
@@ -250,11 +266,12 @@ class DeltaSink(Steps):
             taken = _open(_judge(newest, wanted))
             if not taken:
                 return ()
+            self._refuse_other_mode(table, newest)
             over_older = self._refuse_unreplaceable(table, taken, newest)
             if over_older and read is None:
                 own = rows.offsets()
                 read = both(offsets_read(), own)
-            commit = newest.then(secrets.token_hex(16), taken, table.table_id())
+            commit = newest.then(secrets.token_hex(16), taken, table.table_id(), self._keys)
             replaced = self._replaced(table, over_older, read or {})
             self._reached("judged")
             if self._commit(table, rows, taken, commit, replaced):
@@ -318,18 +335,61 @@ class DeltaSink(Steps):
         self._groups.check(*_of_groups(table, newest, ranges))
         later = [range_ for range_ in _readable(ranges) if _is_later(newest.kept.get(partition_key(range_)), range_)]
         held = table.held(later, only_older=True) if later else []
-        refusal = unreplaceable(held, f"table {self._place}") or (self._append_only(table) if held else None)
+        refusal = (
+            unreplaceable(held, f"table {self._place}")
+            or (self._append_only(table) if held or self._keys is not None else None)
+            or self._lost_rows(newest, [wanted for wanted, _, _ in held])
+        )
         if refusal is not None:
             raise SinkRejectedError(refusal)
         return tuple(dict.fromkeys(wanted for wanted, _, _ in held))
+
+    def _lost_rows(self, newest: Commit, over_older: Sequence[ClaimedRange]) -> str | None:
+        """Return why these ranges cannot replace older rows of their keys, None if they can or if rows are added.
+
+        An older row may have replaced a row of an earlier offset. Only a generation that begins where the first one
+        began writes that row again.
+        """
+        if self._keys is None:
+            return None
+        for wanted in over_older:
+            lost = f"{wanted} of group {wanted.group!r}: rows of older generations in table {self._place} have replaced"
+            if self._keys.order_by is not None:
+                return f"{lost} other rows, which a new generation cannot bring back. Write to a new table"
+            kept = newest.kept.get(partition_key(wanted))
+            position = kept.then(wanted) if kept is not None else None
+            if position is not None and position.older_began is not None and position.older_began < position.began:
+                return (
+                    f"{lost} rows from offset {position.older_began} on, which this generation does not read again. "
+                    f"Reset the position to {position.older_began}, or write to a new table"
+                )
+        return None
+
+    def _refuse_other_mode(self, table: DeltaTable, newest: Commit) -> None:
+        """Raise `ConfigurationError` if the table was written in another mode, or has two rows of a key."""
+        if newest.keys == self._keys:
+            return
+        if newest.keys is not None:
+            order_by = "" if newest.keys.order_by is None else f", order_by={newest.keys.order_by!r}"
+            raise ConfigurationError(
+                f"table {self._place} was written with mode='upsert', keys={list(newest.keys.columns)}{order_by}, and "
+                "with other options it would get other rows. Give the sink these options, or write to a new table"
+            )
+        if self._keys is not None and (count := table.repeated_keys(self._keys)):
+            raise ConfigurationError(
+                f"table {self._place} has more than one row for each of {count} keys, but mode='upsert' keeps one. "
+                "Delete the others, or write to a new table"
+            )
 
     def _checked(self, table: DeltaTable) -> Commit:
         """Return the sink's newest commit in the table.
 
         Raises:
             SinkRejectedError: If the table forgets commits, or its commits are those of another table.
-            ConfigurationError: If its storage lets two writers commit at once.
+            ConfigurationError: If its storage lets two writers commit at once, or the session cannot merge.
         """
+        if self._keys is not None:
+            table.check_merges()
         table.check_session()
         self._refuse_forgetful(table)
         newest = _newest(table)

@@ -17,9 +17,21 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Commit
+from marshal_dagster.sinks.delta.merge import (
+    KEY_COLUMN,
+    NO_ORDER,
+    Merge,
+    check_keys,
+    check_types,
+    commit_session,
+    first_problem,
+    newest_rows,
+    repeated_keys,
+)
 from marshal_dagster.sinks.delta.place import DeltaPlace
 from marshal_dagster.sinks.rejected_rows import RejectedRow, row_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
+from marshal_dagster.sinks.upsert_keys import Keys
 from marshal_dagster.spark.connector import connector_jars
 from marshal_dagster.spark.error_text import error_condition, first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
@@ -52,6 +64,7 @@ _CATALOG_SETTING, _SESSION_CATALOG = "spark.sql.catalog.spark_catalog", "spark_c
 _SCHEMA_AND_TABLE = 2
 _WITHOUT_NAMED_OVERWRITE = "3."
 """Spark 3.5 refuses to overwrite a part of a named Delta table, so it is given the folder."""
+_MERGE_SCHEMA = "mergeschema"
 _S3 = ("s3", "s3a", "s3n")
 _MANY_WRITERS = (
     "spark.delta.logStore.{}.impl",
@@ -187,12 +200,20 @@ class DeltaTable:
         """Write the rows of the ranges in one commit, replacing those of older generations at the offsets `replaced`.
 
         If another commit has this number already, raise any error or do nothing.
+
+        Raises:
+            SinkRejectedError: If rows replace each other, and no order decides between two of them.
         """
-        named = self._named(taken, commit.attempt)
-        frame = rows.frame
-        written = frame.join(f.broadcast(named), frame[PARTITION_COLUMN] == named["marshal_partition"]).select(
-            *(frame[quoted(name)] for name in frame.columns), MARSHAL_COLUMN
-        )
+        written = self._with_ranges(rows.frame, taken, commit.attempt)
+        alias = "" if commit.keys is None else "t."
+        gone = [
+            _rows_at(range_, only_older=True, offsets=offsets, alias=alias)
+            for range_, offsets in replaced.items()
+            if offsets
+        ]
+        if commit.keys is not None:
+            self._merge(written, taken, commit, commit.keys, gone)
+            return
         writer = (
             written.write.format("delta")
             .options(**self._options)
@@ -200,7 +221,6 @@ class DeltaTable:
             .option("txnAppId", APPLICATION)
             .option("txnVersion", commit.number)
         )
-        gone = [_rows_at(range_, only_older=True, offsets=offsets) for range_, offsets in replaced.items() if offsets]
         if self._place.name and not self._exists():
             self._create(written.limit(0))
         with alone_on_this_machine(self._location()):
@@ -214,6 +234,68 @@ class DeltaTable:
             else:
                 writer.save(self._location())
 
+    def _merge(
+        self, written: "DataFrame", taken: Sequence[ClaimedRange], commit: Commit, keys: Keys, gone: Sequence[str]
+    ) -> None:
+        """Replace the stored rows by the newest row of each key in one commit (decision 24)."""
+        merge = Merge(keys, f"({' OR '.join(gone)})" if gone else None)
+        output, view = f"table {self._place}", f"marshal_{commit.attempt}"
+        database = self._spark.conf.get("spark.sql.globalTempDatabase") or "global_temp"
+        with persisted(newest_rows(written, keys)) as newest:
+            problem = first_problem(newest, keys)
+            if problem is not None:
+                raise problem.error(output, taken)
+            session = commit_session(self._spark, commit)
+            newest.drop(KEY_COLUMN).createOrReplaceGlobalTempView(view)
+            statement = merge.statement(self._place.sql, f"{quoted(database)}.{view}", written.columns)
+            try:
+                with alone_on_this_machine(self._location()):
+                    session.sql(statement)
+            except Exception as error:  # Spark's or py4j's
+                if NO_ORDER not in str(error):
+                    raise
+                found = merge.conflict(newest, self.frame(), taken[0].topic)
+                if found is None:
+                    raise
+                raise found.error(output, taken) from None
+            finally:
+                self._spark.catalog.dropGlobalTempView(view)
+
+    def prepare_merge(self, frame: "DataFrame", keys: Keys) -> None:
+        """Create the table, or add columns to it, so that rows of the frame can be merged into it.
+
+        This is a commit without a number.
+
+        Raises:
+            ConfigurationError: If the table lacks columns of the result, or has them with another type.
+        """
+        check_keys(keys, frame.schema)
+        kinds = ", ".join(f"{quoted(name)}: {kind}" for name, kind in {**_MARSHAL_FIELDS, "attempt": "string"}.items())
+        empty = frame.limit(0).withColumn(MARSHAL_COLUMN, f.lit(None).cast(f"struct<{kinds}>"))
+        if not self._exists():
+            self._create(empty)
+        stored = self.frame().schema
+        names = {name.lower() for name in stored.names}
+        if any(name.lower() not in names for name in empty.columns) and self._adds_columns():
+            with alone_on_this_machine(self._location()):
+                empty.write.format("delta").mode("append").options(**self._options).save(self._location())
+            stored = self.frame().schema
+        check_types(f"table {self._place}", empty.schema, stored)
+
+    def _adds_columns(self) -> bool:
+        return any(name.lower() == _MERGE_SCHEMA and value.lower() == "true" for name, value in self._options.items())
+
+    def repeated_keys(self, keys: Keys) -> int:
+        """Return of how many keys the table has more than one row. Reads all rows."""
+        return repeated_keys(self.frame(), keys)
+
+    def _with_ranges(self, frame: "DataFrame", taken: Sequence[ClaimedRange], attempt: str) -> "DataFrame":
+        """Return the rows of the ranges, with the column `marshal`."""
+        named = self._named(taken, attempt)
+        return frame.join(f.broadcast(named), frame[PARTITION_COLUMN] == named["marshal_partition"]).select(
+            *(frame[quoted(name)] for name in frame.columns), MARSHAL_COLUMN
+        )
+
     def frame(self) -> "DataFrame":
         """Return the rows of the table, which must exist."""
         if self._place.path is None:
@@ -221,15 +303,17 @@ class DeltaTable:
         return self._spark.read.format("delta").load(self._place.path)
 
     def _create(self, empty: "DataFrame") -> None:
-        """Create a named table with the columns of `empty`, unless another writer was first.
+        """Create a table with the columns of `empty`, unless another writer was first.
 
-        This is a commit without a number. Options of the commit would be stored as the table's own.
+        This is a commit without a number. Options of the commit would be stored as a named table's own.
         """
         from pyspark.errors import PySparkException
 
-        with alone_on_this_machine(self._spark.conf.get("spark.sql.warehouse.dir") or ""):
+        path = self._place.path
+        writer = empty.write.format("delta").mode("ignore")
+        with alone_on_this_machine(path or self._spark.conf.get("spark.sql.warehouse.dir") or ""):
             try:
-                empty.write.format("delta").mode("ignore").saveAsTable(self._place.sql)
+                writer.save(path) if path else writer.saveAsTable(self._place.sql)
             except PySparkException:
                 if not self._exists():
                     raise
@@ -256,6 +340,14 @@ class DeltaTable:
         """Return the id that Delta gave the table when it was created, None if there is no table."""
         detail = self._detail()
         return None if detail is None else detail["id"]
+
+    def check_merges(self) -> None:
+        """Raise `ConfigurationError` if the session cannot execute a MERGE with settings of its own."""
+        if "connect" in type(self._spark).__module__.split("."):
+            raise ConfigurationError(
+                f"table {self._place}: mode='upsert' needs a second session of the same Spark application, which Spark "
+                "Connect does not have. Use a session without Spark Connect (docs/pipes.md)"
+            )
 
     def check_session(self) -> None:
         """Raise `ConfigurationError` if the session cannot write to the table, or not safely."""
@@ -407,23 +499,25 @@ def _local_folder(path: str) -> Path | None:
     return None if re.match("[A-Za-z][A-Za-z0-9+.-]*:", path) else Path(path)
 
 
-def _rows_at(wanted: ClaimedRange, *, only_older: bool, offsets: Intervals | None = None) -> str:
+def _rows_at(wanted: ClaimedRange, *, only_older: bool, offsets: Intervals | None = None, alias: str = "") -> str:
     """Return the SQL condition for rows of the range's group and data topic, at its readable offsets or at `offsets`.
 
-    With `only_older` the condition selects only rows of generations older than the range's.
+    With `only_older` the condition selects only rows of generations older than the range's. Each column's name
+    follows `alias`.
     """
+    marshal, offset = f"{alias}{MARSHAL_COLUMN}", f"{alias}{OFFSET_COLUMN}"
     own = {"group": wanted.group, "topic": wanted.topic, "data_topic_id": wanted.data_topic_id}
     parts = [
-        f"{PARTITION_COLUMN} = {wanted.partition}",
-        *(f"{MARSHAL_COLUMN}.`{name}` = {_text(value)}" for name, value in own.items()),
+        f"{alias}{PARTITION_COLUMN} = {wanted.partition}",
+        *(f"{marshal}.`{name}` = {_text(value)}" for name, value in own.items()),
     ]
     if only_older:
-        parts.append(f"{MARSHAL_COLUMN}.generation < {wanted.generation}")
+        parts.append(f"{marshal}.generation < {wanted.generation}")
     if offsets is None:
-        parts.append(f"{MARSHAL_COLUMN}.first_readable < {wanted.end}")
-        parts.append(f"{MARSHAL_COLUMN}.`end` > {wanted.first_readable}")
+        parts.append(f"{marshal}.first_readable < {wanted.end}")
+        parts.append(f"{marshal}.`end` > {wanted.first_readable}")
     else:
-        at = [f"({OFFSET_COLUMN} >= {start} AND {OFFSET_COLUMN} < {end})" for start, end in offsets]
+        at = [f"({offset} >= {start} AND {offset} < {end})" for start, end in offsets]
         parts.append(f"({' OR '.join(at)})")
     return f"({' AND '.join(parts)})"
 
