@@ -11,7 +11,7 @@ from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import AsJson, DryRun, Yes
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.report import ReportingSink, StoredGeneration
+from marshal_dagster.sinks.report import ReportingSink, StoredGeneration, VacuumResult
 
 _COLUMNS: Final = (
     "group",
@@ -96,15 +96,10 @@ def vacuum(*, sink: Sink, dry_run: DryRun = False, yes: Yes = False, as_json: As
     reporting = _reporting(sink)
     result = reporting.vacuum(dry_run=True)
     if not as_json:
-        left = result.entries - result.merged - result.obsolete
-        output.show(
-            output.styled(f"Output: {result.output}", "bold"),
-            f"{result.entries} {result.what}: {result.merged} can be merged, {result.obsolete} deleted. {left} stay.",
-        )
-        if result.hint is not None:
-            output.show(result.hint)
-    if not dry_run and result.merged + result.obsolete:
-        if not (yes or typer.confirm(f"Merge and delete these {result.what}? Writers may wait meanwhile", err=True)):
+        _show_planned(result)
+    if not dry_run and result.merged + result.obsolete + result.completed:
+        verbs = "Complete and delete" if result.completed else "Merge and delete"
+        if not (yes or typer.confirm(f"{verbs} these {result.what}? Writers may wait meanwhile", err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
         result = reporting.vacuum(dry_run=False)
@@ -112,11 +107,30 @@ def vacuum(*, sink: Sink, dry_run: DryRun = False, yes: Yes = False, as_json: As
         output.write_json(asdict(result))
     elif dry_run:
         output.show(output.DRY_RUN)
-    elif result.moved_rows is not None:
+    else:
+        _show_done(result)
+    return ExitCode.OK
+
+
+def _show_planned(result: VacuumResult) -> None:
+    left = result.entries - result.merged - result.obsolete - result.completed
+    output.show(
+        output.styled(f"Output: {result.output}", "bold"),
+        f"{result.entries} {result.what}: {result.merged} can be merged, {result.obsolete} deleted. {left} stay.",
+    )
+    if result.completed:
+        output.show(f"{result.completed} {result.what} were committed: their files are moved to their places.")
+    if result.hint is not None:
+        output.show(result.hint)
+
+
+def _show_done(result: VacuumResult) -> None:
+    if result.moved_rows is not None:
         output.show(f"Done: {result.moved_rows} rows were assigned to merged entries.")
+    elif result.completed:
+        output.show(f"Done: {result.completed} {result.what} were completed, and {result.obsolete} were deleted.")
     elif result.obsolete:
         output.show(f"Done: {result.obsolete} {result.what} were deleted.")
-    return ExitCode.OK
 
 
 def _reporting(text: str) -> ReportingSink:

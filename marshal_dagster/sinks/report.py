@@ -58,6 +58,8 @@ class VacuumResult:
     """The entries that no write can need again, such as those of older generations without rows."""
     moved_rows: int | None
     """The rows that were assigned to another entry; None if nothing was written."""
+    completed: int = 0
+    """The attempts of writers that ended after their commit: their files are moved to their places, not deleted."""
     what: str = "entries"
     """What is removed, in the plural."""
     hint: str | None = None

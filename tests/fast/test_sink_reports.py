@@ -9,9 +9,11 @@ from marshal_dagster.cli.main import run
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks import ReportingSink
 from marshal_dagster.sinks.conformance.target import ahead, deliver, part
+from marshal_dagster.sinks.delta import report
+from marshal_dagster.sinks.delta.commit import Commit
 from marshal_dagster.sinks.kafka.notes import GroupsNote, PositionNote
 from marshal_dagster.sinks.kafka.report import note_problems
-from tests.fast.test_sink_delta import DeltaTarget
+from tests.fast.test_sink_delta import DeltaTarget, FakeTable
 from tests.fast.test_sink_kafka import KafkaTarget
 from tests.sink_conformance import deliver as deliver_to
 from tests.sink_outputs import FileOutput, visible_name
@@ -68,7 +70,9 @@ def test_a_check_of_a_folder_names_missing_files_gaps_and_overlaps(folder: FileO
     assert "is damaged" in folder.sink().check()[0]
 
 
-def test_a_check_names_files_that_nobody_committed_and_those_that_are_not_visible(folder: FileOutput) -> None:
+def test_a_check_names_files_that_nobody_committed_and_those_that_are_not_visible(
+    folder: FileOutput, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Another engine reads the first and does not find the second. A check moves nothing."""
     own = folder.path / "day=1" / "mine.json"
     own.parent.mkdir()
@@ -82,7 +86,13 @@ def test_a_check_names_files_that_nobody_committed_and_those_that_are_not_visibl
     for _ in range(2):
         (problem,) = folder.sink().check()
         assert problem.endswith("its files are not visible yet. Run `marshal-dagster sink vacuum`")
-    folder.sink().vacuum(dry_run=False)
+    result = folder.sink().vacuum(dry_run=True)
+    assert (result.obsolete, result.completed) == (0, 1)
+    monkeypatch.setattr("tests.fast.test_sink_reports.orders", folder.sink, raising=False)
+    assert run(["sink", "vacuum", "--sink", SINK, "--yes"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 attempts were committed: their files are moved to their places." in printed
+    assert "Done: 1 attempts were completed, and 0 were deleted." in printed
     assert folder.sink().check() == []
 
 
@@ -202,3 +212,25 @@ def test_a_delta_table_is_described_by_its_newest_commit(tmp_path: Path) -> None
     sink.fake.id = "another table"  # type: ignore[attr-defined]
     assert "dropped and re-created" in sink.check()[0]
     assert isinstance(sink, ReportingSink)
+
+
+def test_a_check_of_a_delta_table_beside_a_writer_raises_no_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a writer commits before the rows are read, the check begins again."""
+    target = DeltaTarget(tmp_path)
+    deliver(target, "a", part(0, 0, 3))
+    looks: list[int] = []
+
+    def problems(commit: Commit, _: object) -> list[str]:
+        looks.append(commit.number)
+        if len(looks) == 1:
+            deliver(target, "a", part(0, 3, 6))
+        return [] if commit.number > 1 else ["rows of ranges up to 6, but the stored position is 3"]
+
+    monkeypatch.setattr(report, "row_problems", problems)
+    monkeypatch.setattr(FakeTable, "frame", lambda _: None, raising=False)
+    assert target.sink().check() == []
+    assert looks == [1, 2]
+    monkeypatch.setattr(report, "row_problems", lambda *_: ["a fault"])
+    assert target.sink().check() == ["a fault"]

@@ -120,6 +120,20 @@ def test_values_that_folders_do_not_keep_are_refused(spark: "SparkSession", tmp_
     assert plain.write(frame, [part(0, 0, 9)], never).taken
 
 
+def test_a_folder_with_the_longest_name(spark: "SparkSession", tmp_path: Path) -> None:
+    """Some characters take three bytes in a folder's name. A value for which it would be too long is refused."""
+    sink = FileSink(tmp_path, partition_by=["pl[ace"])
+    room = 255 - len("pl%5Bace=")
+    longest = "ä" + "/:{^" + "x" * (room - 14)
+    frame = spark.createDataFrame([(0, 7, longest, 1)], "partition int, offset long, `pl[ace` string, n int")
+    sink.write(frame, [part(0, 0, 9)], never)
+    assert [row["pl[ace"] for row in sink.read(spark).collect()] == [longest]
+    (folder,) = tmp_path.glob("pl*")
+    assert len(folder.name.encode()) == 255
+    with pytest.raises(SinkRejectedError, match=r"column 'pl\[ace': more than 255 bytes .* partition 0, offset 7"):
+        sink.write(frame.withColumn("pl[ace", f.concat("pl[ace", f.lit("x"))), [part(0, 9, 18)], never)
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

@@ -234,12 +234,15 @@ class DeltaSink(Steps):
         Raises:
             ConfigurationError: If there is no session, or it does not have Delta Lake.
         """
-        table = self._table()
-        try:
-            newest = self._checked(table)
-        except SinkRejectedError as error:
-            return [str(error)]
-        return [] if table.table_id() is None else list(report.row_problems(newest, table.frame()))
+        while True:
+            table = self._table()
+            try:
+                newest = self._checked(table)
+            except SinkRejectedError as error:
+                return [str(error)]
+            problems = [] if table.table_id() is None else list(report.row_problems(newest, table.frame()))
+            if not problems or _newest(table).number == newest.number:
+                return problems
 
     def vacuum(self, *, dry_run: bool) -> VacuumResult:  # noqa: ARG002 - nothing is removed
         """Remove nothing: each commit replaces the positions of the one before, and old files are Delta's to remove.

@@ -210,7 +210,7 @@ def refusing(frame: "DataFrame", format_name: str, name: "Column", partition_by:
     checked = False
     first = next((each for each in frame.schema.names if each not in partition_by), None)
     for field in frame.schema.fields:
-        own = wrong_values() if field.name in partition_by else ()
+        own = wrong_values(field.name) if field.name in partition_by else ()
         for what, kinds, is_wrong in (*_wrong_values(format_name, is_first=field.name == first), *own):
             if not holds(field.dataType, kinds):
                 continue

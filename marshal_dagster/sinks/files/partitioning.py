@@ -1,6 +1,8 @@
 """Columns that are stored as folders `column=value`: which columns and values can be read back unchanged."""
 
+import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError
@@ -11,11 +13,15 @@ from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.nested_values import Condition, Kinds, has_nul, is_not_utf8, text_kinds
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
     from pyspark.sql.types import StructType
 
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 """The value of a folder whose rows have null in the column."""
+_LONGEST: Final = 255
+"""The most bytes that file systems, and HDFS by default, allow in the name of a folder."""
+_ESCAPED: Final = r"""[\x01-\x1f\x7f"#%'*/:=?\\{\[\]^]"""
+"""The characters for which Spark writes three bytes in the name of a folder."""
 
 
 def check_partition_by(spark: "SparkSession | None", schema: "StructType", partition_by: Sequence[str]) -> None:
@@ -72,9 +78,24 @@ def check_names(partition_by: Sequence[str]) -> tuple[str, ...]:
     return tuple(partition_by)
 
 
-def wrong_values() -> Iterator[tuple[str, Kinds, Condition]]:
-    """Yield the values that cannot be the name of a folder: description, types, and the condition for such a value."""
+def wrong_values(column: str) -> Iterator[tuple[str, Kinds, Condition]]:
+    """Yield the values of a column that cannot be in the name of a folder.
+
+    Args:
+        column: The name of the column.
+
+    Yields:
+        A description, the types that can have such a value, and the condition for it.
+    """
     yield "an empty string in a column of partition_by", text_kinds(), lambda text: text == f.lit("")
     yield f"{NO_VALUE!r} in a column of partition_by", text_kinds(), lambda text: text == f.lit(NO_VALUE)
     yield "a string that is not valid UTF-8", text_kinds(), is_not_utf8
     yield "the character NUL in a column of partition_by", text_kinds(), has_nul
+    what = f"more than {_LONGEST} bytes in the name of its folder, a column of partition_by,"
+    yield what, text_kinds(), partial(_is_too_long, column)
+
+
+def _is_too_long(column: str, text: "Column") -> "Column":
+    """Return whether the folder `column=text` has a longer name than file systems allow."""
+    longest = _LONGEST - len(column.encode()) - 1 - 2 * len(re.findall(_ESCAPED, column))
+    return f.octet_length(text) + 2 * f.length(f.regexp_replace(text, f"[^{_ESCAPED[1:]}", "")) > longest

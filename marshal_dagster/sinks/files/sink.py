@@ -315,19 +315,19 @@ class FileSink(Steps):
         )
 
     def sweep(self) -> int:
-        """Remove files of attempts that can no longer be committed.
+        """Remove files of attempts that can no longer be committed, and move committed ones to their places.
 
         An attempt is removed if the commits contain or permanently refuse each of its ranges, never because of its
         age. So an attempt that is removed while it still runs could not have committed anything.
 
         Returns:
-            The number of attempts that were removed.
+            The number of attempts that were removed or completed.
 
         Raises:
             SinkRejectedError: If the output is damaged or was written by a newer version.
         """
         with self._lock:
-            return self._sweep()
+            return sum(self._sweep())
 
     def describe(self) -> SinkReport:
         """Return what the output has, by its commits.
@@ -372,12 +372,20 @@ class FileSink(Steps):
             dry_run: Whether to report only.
 
         Returns:
-            The number of attempts, and of those that are removed.
+            The number of attempts, of those that are removed, and of those that were committed.
         """
         with self._lock:
             count = len(self._attempts())
-            swept = self._sweep(dry_run=dry_run)
-        return VacuumResult(f"folder {self.path}", count, merged=0, obsolete=swept, moved_rows=None, what="attempts")
+            removed, completed = self._sweep(dry_run=dry_run)
+        return VacuumResult(
+            f"folder {self.path}",
+            count,
+            merged=0,
+            obsolete=removed,
+            moved_rows=None,
+            completed=completed,
+            what="attempts",
+        )
 
     def _judge(self, view: CommitView, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Judge all ranges. Refuses also if older rows cannot be replaced, or the output has another format."""
@@ -652,12 +660,13 @@ class FileSink(Steps):
         notes = self._noted()
         return {attempt: attempt in notes for attempt in sorted(folders | notes)}
 
-    def _sweep(self, *, dry_run: bool = False) -> int:
+    def _sweep(self, *, dry_run: bool = False) -> tuple[int, int]:
+        """Return the numbers of attempts that were removed and of committed ones that were completed."""
         # The order matters. An attempt without a note was cleared before it was listed, so the commits read after the
         # listing contain it if it was committed. This holds across hosts, because `refresh` bypasses cached listings.
         attempts = self._attempts()
         view = self._log.settled()
-        swept = 0
+        removed = completed = 0
         for attempt, has_note in sorted(attempts.items(), key=lambda each: view.commit_of(each[0]) is None):
             commit = view.commit_of(attempt)
             if not has_note and commit is not None and not commit.visible:
@@ -666,8 +675,11 @@ class FileSink(Steps):
                 continue
             if not dry_run:
                 self._clear(attempt, view)
-            swept += 1
-        return swept
+            if commit is None:
+                removed += 1
+            else:
+                completed += 1
+        return removed, completed
 
     def _is_decided(self, attempt: str, view: CommitView) -> bool:
         note = commit_log.load(self._storage, note_of(attempt))
