@@ -1,6 +1,6 @@
 """A process with a Spark session and members of a group: `python -m tests.sink_faults.worker JSON`.
 
-`tests.sink_faults.run` starts it. Its members work batch after batch, each in a thread, until SIGTERM.
+`tests.sink_faults.run` starts it. Its members work batch after batch, each in a thread, until SIGTERM or the end of the run.
 """
 
 import os
@@ -25,6 +25,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.fault_harness.journal import Journal
+from tests.real.batch_worker import parent_ended
 from tests.real.kill_points import die
 from tests.sink_faults.outputs import OutputPlace, session_settings
 from tests.sink_outputs import hook
@@ -114,7 +115,8 @@ class Worker:
         sink, delivery = self.orders.output.sink(lambda: spark), self._delivery(number)
         hook(sink, self._reached)
         chance = random.Random(f"{self.orders.run_id} {number}")
-        while not self.is_over.is_set():
+        has_no_parent = parent_ended()
+        while not self.is_over.is_set() and not has_no_parent():
             most = max(1, round(self.orders.max_records * chance.uniform(0.2, 1)))
             request = BatchRequest(topic=self.orders.topic, max_records=most, max_attempts=MOST_ATTEMPTS)
             batch = delivery.claimed_batch(request, sink)
