@@ -1,6 +1,6 @@
 """A process with a Spark session and members of a group: `python -m tests.sink_faults.worker JSON`.
 
-`tests.sink_faults.run` starts it. Its members work batch after batch, each in a thread, until SIGTERM or the end of the run.
+`tests.sink_faults.run` starts it. Its members work batch after batch in threads until SIGTERM or until its parent ends.
 """
 
 import os
