@@ -70,6 +70,7 @@ def kinds_of(sink: SinkKind) -> tuple[FaultKind, ...]:
     """Return the kinds of faults that make sense for a sink."""
     without = {FaultKind.SET_BACK} if sink in APPENDS_ONLY else set()
     without |= set() if sink in OF_TABLES else {FaultKind.FOREIGN}
+    without |= {FaultKind.KILLED_AT_STEP} if sink is SinkKind.KAFKA else set()  # its steps are those of tasks
     return tuple(kind for kind in FaultKind if kind not in without)
 
 

@@ -27,7 +27,7 @@ from marshal_dagster.spark.session import spark_settings, start_session
 from tests.fault_harness.journal import Journal
 from tests.real.batch_worker import parent_ended
 from tests.real.kill_points import die
-from tests.sink_faults.outputs import OutputPlace, session_settings
+from tests.sink_faults.outputs import OutputPlace, SinkKind, session_settings
 from tests.sink_outputs import hook
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class Worker:
 
     def _member(self, spark: "SparkSession", number: int) -> int:
         sink, delivery = self.orders.output.sink(lambda: spark), self._delivery(number)
-        hook(sink, self._reached)
+        if self.orders.output.kind is not SinkKind.KAFKA:  # its tasks take the sink along
+            hook(sink, self._reached)
         chance = random.Random(f"{self.orders.run_id} {number}")
         has_no_parent = parent_ended()
         while not self.is_over.is_set() and not has_no_parent():
