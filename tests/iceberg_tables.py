@@ -108,15 +108,20 @@ class IcebergTarget(Target):
     most_steps = 12
     sink_class: type[IcebergSink] = LocalIcebergSink
 
-    def __init__(self, folder: Path, branch: str = "main") -> None:
+    def __init__(self, folder: Path, branch: str = "main", source_column: str | None = None) -> None:
         self.folder = folder
         self.branch = branch
+        self.source_column = source_column
 
     def sink(self, timeout_s: float = 30) -> IcebergSink:
         """Return the sink of another process."""
         properties = self.properties(timeout_s)
         return self.sink_class(
-            NAME, catalog=catalog_name(self.folder), catalog_properties=properties, branch=self.branch
+            NAME,
+            catalog=catalog_name(self.folder),
+            catalog_properties=properties,
+            branch=self.branch,
+            source_column=self.source_column,
         )
 
     def properties(self, timeout_s: float = 30) -> dict[str, str]:

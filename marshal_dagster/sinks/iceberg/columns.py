@@ -31,7 +31,12 @@ _EXACT: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def match_columns(
-    result: "StructType", schema: "Schema", output: str, *, case_sensitive: bool
+    result: "StructType",
+    schema: "Schema",
+    output: str,
+    *,
+    case_sensitive: bool,
+    filled: "Sequence[NestedField]" = (),
 ) -> "list[NestedField | None]":
     """Return the table's column for each column of a result; None for one that is left out.
 
@@ -42,6 +47,7 @@ def match_columns(
         schema: The schema of the table.
         output: The name of the table, for errors.
         case_sensitive: The session's `spark.sql.caseSensitive`, by which names are compared.
+        filled: The table's columns that the sink fills.
 
     Raises:
         ConfigurationError: If a column is missing in the table, or its type cannot hold all values; if a column of
@@ -57,7 +63,9 @@ def match_columns(
                 f"{output} has no column {column.name!r}, which the result has, so nothing was written. Add the column "
                 "to the table, or leave it out of the result"
             )
-    _check_fields(result.names, found, schema.fields, "column", output)
+    own = {field.field_id for field in filled}
+    others = [field for field in schema.fields if field.field_id not in own]
+    _check_fields(result.names, found, others, "column", output)
     return found
 
 

@@ -27,6 +27,7 @@ _MOST_IN_ALL: Final = 1_000
 _LONGEST_PLAIN: Final = 1_000
 """The longest text that is stored as it is. A longer one is compressed, because each snapshot has a copy of it."""
 _COMMON: Final = ("group", "topic", "coordination_topic_id", "data_topic_id", "generation")
+_REPLACEABLE: Final = "replaceable"
 _Key = tuple[str, str, int]
 
 
@@ -38,6 +39,8 @@ class PartitionPosition:
     covered: tuple[tuple[int, int], ...]
     """Offsets of the data topic, as intervals [start, end). The nearest ones are merged if there are more than 20,
     or more than 1,000 of all partitions."""
+    replaceable: bool = False
+    """Whether each of these rows has its source and its offset, so that a new generation can replace it."""
 
     def covers(self, wanted: ClaimedRange) -> bool:
         """Return whether the table may have rows of offsets that `wanted` can read."""
@@ -57,7 +60,12 @@ class TablePositions:
     kept: Mapping[_Key, PartitionPosition] = field(default_factory=dict)
 
     def then(
-        self, attempt: str, sequence_number: int, taken: Sequence[ClaimedRange], with_rows: Collection[int]
+        self,
+        attempt: str,
+        sequence_number: int,
+        taken: Sequence[ClaimedRange],
+        with_rows: Collection[int],
+        replaceable: Collection[int] = (),
     ) -> "TablePositions":
         """Return the positions after a commit that takes the ranges `taken`.
 
@@ -66,6 +74,7 @@ class TablePositions:
             sequence_number: The sequence number of its snapshot.
             taken: The ranges.
             with_rows: The partitions of which rows are written.
+            replaceable: Those partitions of which each row has its source and its offset.
         """
         kept = dict(self.kept)
         count = len(kept.keys() | {partition_key(range_) for range_ in taken})
@@ -74,9 +83,12 @@ class TablePositions:
             before = kept.get(partition_key(range_))
             is_same_topic = before is not None and before.position.data_topic_id == range_.data_topic_id
             covered = before.covered if before is not None and is_same_topic else ()
+            is_replaceable = not covered or (before is not None and before.replaceable)
             if range_.partition in with_rows and range_.first_readable < range_.end:
                 covered = fewest_intervals([*covered, (range_.first_readable, range_.end)], most)
-            kept[partition_key(range_)] = PartitionPosition(position_after(range_), covered)
+                is_replaceable = is_replaceable and range_.partition in replaceable
+            is_replaceable = bool(covered) and is_replaceable
+            kept[partition_key(range_)] = PartitionPosition(position_after(range_), covered, is_replaceable)
         return TablePositions(self.number + 1, attempt, sequence_number, kept)
 
     def to_text(self) -> str:
@@ -84,7 +96,7 @@ class TablePositions:
         by_common: dict[tuple[object, ...], list[list[int]]] = {}
         for (group, topic, partition), kept in sorted(self.kept.items()):
             at = kept.position
-            common = group, topic, at.coordination_topic_id, at.data_topic_id, at.generation
+            common = group, topic, at.coordination_topic_id, at.data_topic_id, at.generation, kept.replaceable
             covered = [offset for interval in kept.covered for offset in interval]
             by_common.setdefault(common, []).append([partition, at.epoch, at.position, *covered])
         document = {
@@ -92,7 +104,7 @@ class TablePositions:
             "number": self.number,
             "attempt": self.attempt,
             "sequence_number": self.sequence_number,
-            "positions": [dict(zip(_COMMON, common, strict=True), partitions=own) for common, own in by_common.items()],
+            "positions": [_shared(common) | {"partitions": own} for common, own in by_common.items()],
         }
         text = json.dumps(document, separators=(",", ":"))
         return text if len(text) <= _LONGEST_PLAIN else b64encode(zlib.compress(text.encode(), 9)).decode()
@@ -126,8 +138,15 @@ class TablePositions:
             ) from None
 
 
+def _shared(common: Sequence[object]) -> dict[str, object]:
+    """Return the values that partitions share."""
+    *values, replaceable = common
+    return dict(zip(_COMMON, values, strict=True)) | ({_REPLACEABLE: True} if replaceable else {})
+
+
 def _kept_from(common: Mapping[str, Any], own: Sequence[int]) -> PartitionPosition:
     _, epoch, position, *offsets = own
     ids = {name: common[name] for name in ("coordination_topic_id", "data_topic_id", "generation")}
     covered = tuple(zip(offsets[::2], offsets[1::2], strict=True))
-    return PartitionPosition(StoredPosition(**ids, epoch=epoch, position=position), covered)
+    replaceable = bool(common.get(_REPLACEABLE, False))
+    return PartitionPosition(StoredPosition(**ids, epoch=epoch, position=position), covered, replaceable)

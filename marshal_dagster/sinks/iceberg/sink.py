@@ -24,9 +24,17 @@ from marshal_dagster.sinks.iceberg.catalog_errors import (
     secret_values,
 )
 from marshal_dagster.sinks.iceberg.columns import match_columns
+from marshal_dagster.sinks.iceberg.older_rows import (
+    NOTHING_REPLACED,
+    OlderRows,
+    Replacement,
+    SourceColumns,
+    source_columns,
+    source_of,
+)
 from marshal_dagster.sinks.iceberg.parquet_files import WrittenFile
 from marshal_dagster.sinks.iceberg.partitions import check_spec
-from marshal_dagster.sinks.iceberg.positions import TablePositions
+from marshal_dagster.sinks.iceberg.positions import PartitionPosition, TablePositions
 from marshal_dagster.sinks.iceberg.schema_changes import first_misfit
 from marshal_dagster.sinks.iceberg.table import IcebergTable, check_catalog
 from marshal_dagster.sinks.iceberg.tasks import TaskResult, WritePlan, run_tasks
@@ -34,14 +42,18 @@ from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.report import SinkReport, VacuumResult
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
+    Intervals,
     OffsetsRead,
     Steps,
     WriteResult,
+    both,
     check_columns,
     check_ranges,
+    checked_after_read,
     partition_key,
     refuse_foreign_rows,
     session_of,
+    within,
 )
 from marshal_dagster.spark.column_names import is_case_sensitive
 from marshal_dagster.spark.conversion_settings import QUOTED_NAMES, check_settings
@@ -55,7 +67,8 @@ class IcebergSink(Steps):
     """A sink that appends rows to the Iceberg table `table` of a catalog, as pyiceberg is configured.
 
     The table must exist. The result's columns go to its columns of the same name; `partition` and `offset` are left
-    out if it does not have them. Rows of an older generation cannot be replaced, so such ranges are refused.
+    out if it does not have them. A new generation replaces rows of older ones only if the table has a column for that
+    (`source_column`); otherwise such ranges are refused.
 
     Example:
         ```python
@@ -75,6 +88,7 @@ class IcebergSink(Steps):
         catalog: str | None = None,
         catalog_properties: Mapping[str, str] | None = None,
         branch: str = "main",
+        source_column: str | None = None,
         shared_by_groups: bool = False,
         previous_group: str | None = None,
     ) -> None:
@@ -86,24 +100,34 @@ class IcebergSink(Steps):
             catalog_properties: Properties of the catalog, which pyiceberg's configuration does not need to have, such
                 as `{"uri": "https://..."}`. They are never logged.
             branch: The branch of the table. It must exist, unless it is `main`.
+            source_column: The name of a column of type `string`, in which the sink stores for each row its group, its
+                topic and Kafka's id of the topic. With it and the columns `partition` and `offset` of the table, a new
+                generation replaces rows. The result must not have this column.
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
                 is refused if another group has ranges in the output.
             previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
                 "Another group").
 
         Raises:
-            ConfigurationError: If the table has no namespace, or the branch is empty.
+            ConfigurationError: If the table has no namespace, or the branch is empty, or the source column is a field
+                of a struct.
         """
         if not all(table.split(".")) or "." not in table:
             raise ConfigurationError(f"table is {table!r}; it must be a name with its namespace, such as 'shop.orders'")
         if not branch:
             raise ConfigurationError("branch is empty; it must be the name of a branch, such as 'main'")
+        if source_column is not None and (not source_column or "." in source_column):
+            raise ConfigurationError(
+                f"source_column is {source_column!r}; it must be the name of a column without a dot, or None"
+            )
         self.table = table
         """The table with its namespace."""
         self.catalog = catalog
         """The name of the catalog in pyiceberg's configuration."""
         self.branch = branch
         """The branch of the table."""
+        self.source_column = source_column
+        """The name of the column that the sink fills, None if a new generation does not replace rows."""
         self._output = f"Iceberg table {table}" if branch == "main" else f"Iceberg table {table}, branch {branch}"
         self._catalog_properties = dict(catalog_properties or {})
         self._loaded_catalog: Catalog | None = None
@@ -134,6 +158,7 @@ class IcebergSink(Steps):
         check_ranges(ranges)
         table = self._table()
         check_spec(table.metadata.spec(), table.schema, self._output)
+        self._source_columns(table)
         return self._judge(table.positions(), ranges)
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
@@ -149,16 +174,16 @@ class IcebergSink(Steps):
             SinkRejectedError: If the table does not exist.
         """
         positions = self._table().positions()
-        covered = _covered(positions, ranges)
-        if covered:
-            return self._unreplaceable(covered[0])
+        for range_ in _covered(positions, ranges):
+            if not self._replaces(positions.kept[partition_key(range_)]):
+                return self._unreplaceable(range_)
         return self._groups.refusal(ranges, _groups_in(positions, ranges), partial(_covered, positions))
 
     def write(
         self,
         frame: "DataFrame",
         ranges: Sequence[ClaimedRange],
-        offsets_read: OffsetsRead,  # noqa: ARG002 - nothing is replaced
+        offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
         """Write the rows of each range that the table does not have, in one commit (`Sink.write`).
@@ -166,7 +191,7 @@ class IcebergSink(Steps):
         Args:
             frame: The rows, with the column `partition` and optionally `offset`.
             ranges: The ranges of the batch.
-            offsets_read: Not used, because rows are not replaced.
+            offsets_read: Returns the offsets that the batch has read; called if older rows are replaced.
             before_commit: Checks that the batch still holds its claims.
 
         Returns:
@@ -181,17 +206,27 @@ class IcebergSink(Steps):
         """
         spark = session_of(frame)
         case_sensitive = is_case_sensitive(spark)
-        check_columns(frame.schema, (), case_sensitive=case_sensitive)
+        own = () if self.source_column is None else (self.source_column,)
+        check_columns(frame.schema, own, case_sensitive=case_sensitive)
         check_settings(spark, QUOTED_NAMES, "an Iceberg sink")
         check_ranges(ranges)
         table = self._table()
         check_spec(table.metadata.spec(), table.schema, self._output)
+        sources = self._source_columns(table)
         wanted = _open(self._judge(table.positions(), ranges))
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
-        columns = match_columns(frame.schema, table.schema, self._output, case_sensitive=case_sensitive)
-        attempt = secrets.token_hex(16)
-        plan = WritePlan(table.short_metadata(), table.io_properties, attempt, columns, case_sensitive)
+        filled = () if sources is None else (sources.source,)
+        columns = match_columns(frame.schema, table.schema, self._output, case_sensitive=case_sensitive, filled=filled)
+        plan = WritePlan(
+            table.short_metadata(sources),
+            table.io_properties,
+            secrets.token_hex(16),
+            columns,
+            case_sensitive,
+            None if sources is None else sources.source,
+            {range_.partition: source_of(range_) for range_ in wanted},
+        )
         done = [range_.partition for range_ in ranges if range_ not in wanted]
         results = self._run_tasks(frame, done, plan)
         files = [file for result in results for file in result.files]
@@ -202,7 +237,7 @@ class IcebergSink(Steps):
         except BaseException:
             table.remove(files)
             raise
-        taken = self._take(table, plan, wanted, files)
+        taken = self._take(table, plan, wanted, files, checked_after_read(offsets_read, before_commit))
         return WriteResult(
             taken=taken,
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
@@ -272,9 +307,11 @@ class IcebergSink(Steps):
         plan: WritePlan,
         wanted: Sequence[ClaimedRange],
         files: Sequence[WrittenFile],
+        offsets_read: OffsetsRead,
     ) -> tuple[ClaimedRange, ...]:
         """Commit, at once, the files of those of `wanted` that no other writer has committed meanwhile."""
         written_for, removable = table, files
+        read: Mapping[int, Intervals] | None = None
         while True:
             table = self._table()
             self._check_same_table(written_for, table, plan)
@@ -286,16 +323,53 @@ class IcebergSink(Steps):
                 table.remove(unused)
                 return ()
             mine = [file for file in files if file.kafka_partition in partitions]
+            sources = self._source_columns(table)
+            over_older = _covered(positions, taken)
+            if over_older and sources is not None and read is None:
+                try:
+                    read = both(offsets_read(), table.offsets(mine, sources))
+                except BaseException:
+                    table.remove(removable)
+                    raise
+            replaced = self._replaced(table, plan.attempt, sources, over_older, read or {})
             with_rows = {file.kafka_partition for file in mine}
-            following = positions.then(plan.attempt, table.next_sequence_number(), taken, with_rows)
+            with_gaps = {file.kafka_partition for file in mine if sources is None or not sources.are_in(file)}
+            following = positions.then(
+                plan.attempt, table.next_sequence_number(), taken, with_rows, with_rows - with_gaps
+            )
             self._reached("judged")
-            if self._commit(table, mine, following):
+            if self._commit(table, mine, following, replaced):
                 self._reached("committed")
                 table.remove(unused)
                 return taken
             removable = ()  # a commit that seemed to fail may have added them to the table
 
-    def _commit(self, table: IcebergTable, files: Sequence[WrittenFile], positions: TablePositions) -> bool:
+    def _replaced(
+        self,
+        table: IcebergTable,
+        attempt: str,
+        columns: SourceColumns | None,
+        over_older: Sequence[ClaimedRange],
+        read: Mapping[int, Intervals],
+    ) -> Replacement:
+        """Return how a commit removes the rows of older generations at the offsets that were read."""
+        offsets = {range_.partition: within(range_, read.get(range_.partition, ())) for range_ in over_older}
+        offsets = {partition: intervals for partition, intervals in offsets.items() if intervals}
+        if columns is None or not offsets:
+            return NOTHING_REPLACED
+        return table.without(OlderRows(columns, source_of(over_older[0]), offsets), attempt)
+
+    def _source_columns(self, table: IcebergTable) -> SourceColumns | None:
+        if self.source_column is None:
+            return None
+        return source_columns(table.schema, self.source_column, self._output)
+
+    def _replaces(self, kept: PartitionPosition) -> bool:
+        return self.source_column is not None and kept.replaceable
+
+    def _commit(
+        self, table: IcebergTable, files: Sequence[WrittenFile], positions: TablePositions, replaced: Replacement
+    ) -> bool:
         """Commit, and return whether the table has the commit. If not, it was changed: it must be judged again.
 
         Raises:
@@ -305,7 +379,7 @@ class IcebergSink(Steps):
         from pyiceberg.exceptions import CommitFailedException
 
         try:
-            table.commit(files, positions)
+            table.commit(files, positions, replaced)
         except Exception as error:  # noqa: BLE001 - raised below, unless the table has changed
             now = self._reconnected()
             if now.has_attempt(positions.attempt):
@@ -322,7 +396,7 @@ class IcebergSink(Steps):
             change = "was dropped and created again"
         elif before.metadata.default_spec_id != now.metadata.default_spec_id:
             change = "was partitioned in another way"
-        elif (misfit := first_misfit([field for field in plan.columns if field], now.schema.fields)) is not None:
+        elif (misfit := first_misfit(plan.written_fields(), now.schema.fields)) is not None:
             change = f"got another type of column {misfit!r}, or requires it,"
         else:
             return
@@ -336,7 +410,9 @@ class IcebergSink(Steps):
         for range_ in ranges:
             kept = positions.kept.get(partition_key(range_))
             verdicts[range_] = judge(kept.position if kept else None, range_)
-            if kept is not None and verdicts[range_] is not Verdict.SKIP and kept.covers(range_):
+            if kept is None or verdicts[range_] is Verdict.SKIP or not kept.covers(range_):
+                continue
+            if not self._replaces(kept):
                 raise SinkRejectedError(self._unreplaceable(range_))
         wanted = _open(verdicts)
         self._groups.check(wanted, _groups_in(positions, wanted), partial(_covered, positions))
@@ -345,7 +421,8 @@ class IcebergSink(Steps):
     def _unreplaceable(self, wanted: ClaimedRange) -> str:
         return (
             f"{wanted} of group {wanted.group!r}: {self._output} has rows of an older generation of these offsets, "
-            "which this sink cannot replace. Set the group's position after them, or write to a new table"
+            "which this sink cannot replace, because they were written without source_column or without an offset. "
+            "Set the group's position after them, or write to a new table"
         )
 
     def _reconnected(self) -> IcebergTable:

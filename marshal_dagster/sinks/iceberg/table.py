@@ -1,12 +1,22 @@
 """An Iceberg table's branch, as the driver reads it and commits to it through pyiceberg."""
 
 import contextlib
+import secrets
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
-from marshal_dagster.sinks.iceberg.parquet_files import WrittenFile, data_files
+from marshal_dagster.sinks.iceberg.older_rows import (
+    NOTHING_REPLACED,
+    OlderRows,
+    Replacement,
+    SourceColumns,
+    intervals_of,
+    replacement,
+)
+from marshal_dagster.sinks.iceberg.parquet_files import FILE_PREFIX, WrittenFile, data_files
 from marshal_dagster.sinks.iceberg.positions import PROPERTY, TablePositions
+from marshal_dagster.sinks.sink import Intervals
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -99,9 +109,15 @@ class IcebergTable:
             kept["header.Authorization"] = header  # the catalog signs each request of a task
         return kept
 
-    def short_metadata(self) -> "TableMetadata":
-        """Return what files are written by: the metadata without all that grows with the number of snapshots."""
+    def short_metadata(self, columns: SourceColumns | None = None) -> "TableMetadata":
+        """Return what files are written by: the metadata without all that grows with the number of snapshots.
+
+        Args:
+            columns: The columns of which files have whole bounds.
+        """
         properties = {name: text for name, text in self.metadata.properties.items() if not name.startswith(PROPERTY)}
+        if columns is not None:
+            properties = columns.with_bounds(properties)
         lists = ("snapshots", "snapshot_log", "metadata_log", "statistics", "partition_statistics")
         return self.metadata.model_copy(
             update={"properties": properties, "refs": {}, "current_snapshot_id": None} | {name: [] for name in lists}
@@ -143,7 +159,33 @@ class IcebergTable:
                 return True
         return False
 
-    def commit(self, files: Sequence[WrittenFile], positions: TablePositions) -> None:
+    def without(self, older: OlderRows, attempt: str) -> Replacement:
+        """Write the branch's files that have rows of older generations again, without these rows.
+
+        Raises:
+            SinkRejectedError: If a file has other rows too, and a column whose values pyiceberg does not read exactly.
+        """
+        snapshot = self.metadata.snapshot_by_name(self._branch)
+        if snapshot is None:
+            return NOTHING_REPLACED
+        tasks = self._table.scan(older.expression(), snapshot_id=snapshot.snapshot_id).plan_files()
+        name = f"{FILE_PREFIX}{attempt}-{secrets.token_hex(8)}"
+        return replacement(older, tasks, self.short_metadata(older.columns), self._table.io, name)
+
+    def offsets(self, files: Sequence[WrittenFile], columns: SourceColumns) -> dict[int, Intervals]:
+        """Return the offsets of the rows of files of the sink, by Kafka partition."""
+        import pyarrow.parquet as pq
+
+        found: dict[int, list[Any]] = {}
+        for file in files:
+            with self._table.io.new_input(file.path).open() as stream:
+                values = pq.ParquetFile(stream).read([columns.offset.name])[columns.offset.name]
+            found.setdefault(file.kafka_partition, []).append(values.drop_null().to_numpy())
+        return {partition: intervals_of(values) for partition, values in found.items()}
+
+    def commit(
+        self, files: Sequence[WrittenFile], positions: TablePositions, replaced: Replacement = NOTHING_REPLACED
+    ) -> None:
         """Add files to the branch, and store the positions, in one commit.
 
         pyiceberg would retry a commit that another one has overtaken, with positions that are old by then. So this
@@ -159,9 +201,12 @@ class IcebergTable:
         transaction = self._table.transaction()
         update = transaction.update_snapshot(snapshot_properties={PROPERTY: text}, branch=self._branch)
         merges = metadata.properties.get(_MERGES, "true").lower() == "true"
-        with update.merge_append() if merges else update.fast_append() as append:
-            for file in data_files(files):
-                append.append_data_file(file)
+        append = update.merge_append if merges else update.fast_append
+        with update.overwrite() if replaced.removed else append() as producer:
+            for file in data_files([*files, *replaced.rewritten]):
+                producer.append_data_file(file)
+            for old in replaced.removed:
+                producer.delete_data_file(old)
         transaction.set_properties({self._property: text})
         requirements = (
             *transaction._requirements,  # noqa: SLF001 - with the branch's snapshot

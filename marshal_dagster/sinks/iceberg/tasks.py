@@ -47,6 +47,14 @@ class WritePlan:
     columns: "Sequence[NestedField | None]"
     """The table's column of each column of the frame."""
     case_sensitive: bool
+    source_field: "NestedField | None" = None
+    """The table's column for the source of each row, None if it has none."""
+    sources: Mapping[int, str] = field(default_factory=dict)
+    """The source of the rows of each Kafka partition."""
+
+    def written_fields(self) -> "list[NestedField]":
+        """Return the table's columns that files have."""
+        return [found for found in (*self.columns, self.source_field) if found is not None]
 
     def __post_init__(self) -> None:
         """Check the table's properties, so that an error comes before the rows are computed."""
@@ -128,7 +136,7 @@ def write_batches(plan: WritePlan, batches: "Iterable[RecordBatch]") -> TaskResu
             counts[entry["values"].as_py()] += entry["counts"].as_py()
         if None in counts:
             break
-        arrays = _table_arrays(plan, fields)
+        arrays = _table_arrays(plan, fields, partitions)
         rejected = _rejected(plan, columns, arrays, partitions, offsets)
         if rejected is not None:
             break
@@ -139,13 +147,24 @@ def write_batches(plan: WritePlan, batches: "Iterable[RecordBatch]") -> TaskResu
     return TaskResult(tuple(files), counts, rejected)
 
 
-def _table_arrays(plan: WritePlan, fields: "Sequence[Array]") -> "dict[int, Array]":
+def _table_arrays(plan: WritePlan, fields: "Sequence[Array]", partitions: "Array") -> "dict[int, Array]":
     """Return the table's columns by field id."""
-    return {
+    arrays = {
         field.field_id: converted(array, field.field_type, case_sensitive=plan.case_sensitive)
         for field, array in zip(plan.columns, fields, strict=True)
         if field is not None
     }
+    if plan.source_field is not None:
+        arrays[plan.source_field.field_id] = _sources(plan.sources, partitions)
+    return arrays
+
+
+def _sources(sources: Mapping[int, str], partitions: "Array") -> "Array":
+    """Return the source of each row."""
+    import pyarrow as pa
+
+    encoded = partitions.dictionary_encode()
+    return pa.array([sources.get(key, "") for key in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
 
 
 def _rejected(
