@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.quick_dagster import import_migrations_once, start_dagster_quickly
+from tests.quick_disk import write_quickly
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -22,6 +23,7 @@ settings.load_profile("any machine")
 
 
 import_migrations_once()
+write_quickly()
 
 gc.disable()  # until all is imported and collected, because that takes a fifth longer with collections
 

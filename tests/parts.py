@@ -96,6 +96,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "platforms",
         "processes",
         "protocol_page",
+        "quick_disk",
         "repository_checks",
         "stress",
         "test_services",
