@@ -2,7 +2,7 @@
 
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as pads
 import pytest
@@ -10,6 +10,7 @@ from pyspark.sql import functions as f
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks import FileSink
+from marshal_dagster.sinks.files import formats, reader
 from tests.session_settings import session_settings
 from tests.sink_conformance import never, part
 
@@ -79,6 +80,33 @@ def test_columns_as_folders(spark: "SparkSession", tmp_path: Path, format_name: 
         )
         expected = [(*row[:2], "new", *row[3:]) if row[1] == 4 else row for row in rows if row[1] not in {3, 5}]
         assert sorted(map(tuple, sink.read(spark).collect())) == expected
+
+
+def test_older_ranges_are_read_together(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows that stay of many ranges come from one read for each generation, and stay in files of their range."""
+    sink = FileSink(tmp_path)
+    frame = spark.range(40).selectExpr("CAST(id % 2 AS INT) AS partition", "id DIV 2 AS offset", "'old' AS value")
+    for start in range(0, 20, 5):
+        rows = frame.where(f"offset BETWEEN {start} AND {start + 4}")
+        sink.write(rows, [part(number, start, start + 5) for number in (0, 1)], never)
+    second = part(0, 0, 2, generation=20, epoch=21)
+    sink.write(frame.where("partition = 0 AND offset < 2").replace("old", "second"), [second], lambda: {0: [(0, 2)]})
+    reads: list[int] = []
+    read_files = formats.read_files
+
+    def counted(*args: Any, **others: Any) -> Any:  # noqa: ANN401 - as `read_files`
+        reads.append(len(args[4]))
+        return read_files(*args, **others)
+
+    monkeypatch.setattr(reader, "read_files", counted)
+    third, read = [part(number, 0, 20, generation=30, epoch=31) for number in (0, 1)], {0: [(1, 19)], 1: [(1, 19)]}
+    sink.write(frame.where("offset IN (1, 18)").replace("old", "third"), third, lambda: read)
+    assert len(reads) == 2
+    kept = [(number, 0, "old" if number else "second") for number in (0, 1)]
+    kept += [(number, 19, "old") for number in (0, 1)]
+    kept += [(number, offset, "third") for number in (0, 1) for offset in (1, 18)]
+    assert sorted(map(tuple, sink.read(spark).collect())) == sorted(kept)
+    assert sink.check() == []
 
 
 def test_older_rows_of_a_text_format_keep_their_options(spark: "SparkSession", tmp_path: Path) -> None:

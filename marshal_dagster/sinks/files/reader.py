@@ -7,12 +7,14 @@ they combined by name, because CSV files contain no column names.
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.files.commit_log import Commit, CommitView
 from marshal_dagster.sinks.files.formats import TEXT_FORMATS, Folders, as_nullable, check_readable, read_files
 from marshal_dagster.sinks.files.older_rows import OlderRows
+from marshal_dagster.sinks.files.places import visible_place
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.column_names import check_names, is_case_sensitive, name_key
 from marshal_dagster.spark.lazy_pyspark import functions as f
@@ -75,21 +77,53 @@ def read_committed(spark: "SparkSession", view: CommitView, places: Places, opti
     return whole
 
 
-def read_older(spark: "SparkSession", older: OlderRows, places: Places, options: Mapping[str, str]) -> "DataFrame":
-    """Return the rows of a range that are not replaced, with the columns of their commit.
+def read_older(
+    spark: "SparkSession", older: Mapping[str, OlderRows], places: Places, options: Mapping[str, str], key_column: str
+) -> "DataFrame":
+    """Return the rows of ranges that are not replaced, with the columns of their commits and the range's key.
+
+    Ranges of one generation are read together, because Spark needs some time to plan each read.
 
     Args:
         spark: The session that reads.
-        older: The range, and the offsets that are replaced.
-        places: Where the files are.
+        older: The ranges of commits with the same columns and options, with the offsets that are replaced, by key.
+        places: Where the visible files are.
         options: As for `read_committed`.
+        key_column: The name of the column with the key.
     """
-    commit = older.commit
-    folders = _folders(commit, older.files[0], places)
-    part = _Part(_schema_from(commit.schema), _options_of(commit, options), folders)
-    part.files.extend(map(places.path, older.files))
-    part.replaced.update((older.entry.taken.partition, start, end) for start, end in older.replaced)
-    return _read(spark, commit.format, part)
+    groups: dict[tuple[object, ...], dict[str, OlderRows]] = {}
+    for key, rows in older.items():
+        taken = rows.entry.taken
+        generation = taken.group, taken.topic, taken.data_topic_id, taken.generation
+        groups.setdefault(generation, {})[key] = rows
+    frames = [_read_generation(spark, group, places, options, key_column) for group in groups.values()]
+    return reduce(lambda one, other: one.union(other), frames)
+
+
+def _read_generation(
+    spark: "SparkSession", older: Mapping[str, OlderRows], places: Places, options: Mapping[str, str], key_column: str
+) -> "DataFrame":
+    first = next(iter(older.values()))
+    folders = _folders(first.commit, first.files[0], places)
+    part = _Part(_schema_from(first.commit.schema), _options_of(first.commit, options), folders)
+    keys: list[Column] = []
+    for key, range_ in older.items():
+        part.files.extend(map(places.path, range_.files))
+        part.replaced.update((range_.entry.taken.partition, start, end) for start, end in range_.replaced)
+        # The name of a visible file without its folder has the attempt and the range, so it shows the key.
+        names = dict.fromkeys(visible_place(name).rpartition("/")[2] for name in range_.files)
+        keys.extend(f.struct(f.lit(name).alias("file"), f.lit(key).alias(key_column)) for name in names)
+    stored = read_files(spark, first.commit.format, part.schema, part.options, part.files, folders=folders)
+    own = stored.columns
+    file_name = f.substring_index(f.input_file_name(), "/", -1)
+    named = stored.select(f.struct(*map(_column, own)).alias("row"), file_name.alias("file"))
+    of_file = f.broadcast(spark.range(1).select(f.inline(f.array(*keys))))
+    rows = named.join(of_file, "file").select(*(f.col("row").getField(name).alias(name) for name in own), key_column)
+    return _without(spark, rows, part.replaced)
+
+
+def _column(name: str) -> "Column":
+    return f.col(quoted(name))
 
 
 def _read(spark: "SparkSession", format_name: str, part: _Part) -> "DataFrame":

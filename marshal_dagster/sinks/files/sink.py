@@ -459,13 +459,7 @@ class FileSink(Steps):
     def _write_older(self, spark: "SparkSession", folder: str, older: Mapping[str, OlderRows]) -> None:
         """Write the rows that are not replaced with Spark, to one folder for each key of `older`."""
         places = self._read_places(visible_place)
-        frames = [
-            read_older(spark, rows, places, self.options).withColumn(RANGE_COLUMN, f.lit(key))
-            for key, rows in older.items()
-        ]
-        whole = frames[0]
-        for frame in frames[1:]:
-            whole = whole.union(frame)
+        whole = read_older(spark, older, places, self.options, RANGE_COLUMN)
         commit = next(iter(older.values())).commit
         self._save(whole, folder, self.options if commit.options is None else commit.options)
 
