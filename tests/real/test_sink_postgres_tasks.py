@@ -13,7 +13,10 @@ import pytest
 from psycopg import sql
 from pyspark.sql import functions as f
 
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
+from marshal_dagster.outbox.events import OutgoingEvents
+from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.sinks import PostgresSink
 from marshal_dagster.sinks.conformance.target import never, part
 from marshal_dagster.sinks.database import task_rows
@@ -136,6 +139,19 @@ def test_rows_of_a_task_that_does_not_count_are_not_moved(
     monkeypatch.setattr(task_rows, "_copy", with_another_attempt)
     output.sink().write(frame, RANGES, never)
     assert (output.rows(), output.staging_tables()) == (ROWS, [])
+
+
+def test_events_of_one_message_are_in_the_order_of_its_rows(spark: "SparkSession", postgres: str) -> None:
+    """The rows are in several tasks. The events' key decides in which order their readers see them."""
+    values = [f"{number:02}" for number in range(40)]
+    rows = spark.range(0, 40, numPartitions=4).selectExpr("0 partition", "0L offset", "lpad(id, 2, '0') value")
+    output = Output(postgres, rows)
+    OutboxTables(Database(output.dsn), "outbox", output.schema).create()
+    events = OutgoingEvents("orders.done", key="value", schema=output.schema)
+    output.sink(companion=events).write(rows, [part(0, 0, 1)], never)
+    found = output.execute("SELECT convert_from(key, 'UTF8') FROM {schema}.outbox ORDER BY id")
+    assert [key for (key,) in found] == values
+    assert (len(output.rows()), output.staging_tables()) == (40, [])
 
 
 def test_the_table_of_a_dead_run_is_dropped_by_the_next(output: Output, frame: "DataFrame") -> None:

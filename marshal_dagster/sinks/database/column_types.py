@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.database.pg_copy import postgres_type
+from marshal_dagster.sinks.sink import quoted
+from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
     from marshal_dagster._internal.postgres import Connection
@@ -174,3 +177,23 @@ def _holds(column: TableColumn, data_type: "DataType") -> bool:
             return column.scale is None or column.scale >= data_type.scale
         return column.type in _WHOLE and data_type.scale == 0
     return _HOLDS[data_type.typeName()](column)
+
+
+def with_exact_floats(frame: "DataFrame", there: Mapping[str, TableColumn]) -> "DataFrame":
+    """Return a frame with floats as doubles where the table has doubles, which would parse a float's text otherwise.
+
+    The text of a float is the shortest one that names it among floats: 0.1 is 0.10000000149011612 as a double.
+
+    Args:
+        frame: The rows.
+        there: The table's columns.
+    """
+    doubles = {
+        field.name
+        for field in frame.schema.fields
+        if isinstance(field.dataType, t.FloatType) and there[field.name].type == "float8"
+    }
+    if not doubles:
+        return frame
+    columns = [(name, f.col(quoted(name))) for name in frame.columns]
+    return frame.select(*(column.cast("double").alias(name) if name in doubles else column for name, column in columns))

@@ -20,7 +20,7 @@ from marshal_dagster._internal.postgres import (
 )
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.database.column_types import check_column_types, table_columns
+from marshal_dagster.sinks.database.column_types import check_column_types, table_columns, with_exact_floats
 from marshal_dagster.sinks.database.dialect import (
     OFFSETS_OF_STAGED,
     OWN_TABLES,
@@ -384,6 +384,9 @@ class PostgresDialect(Dialect["Connection"]):
 
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[FrameLines]:
         """Evaluate a frame as lines of COPY text."""
+        if any(isinstance(field.dataType, t.FloatType) for field in frame.schema.fields):
+            with self.transaction(lambda _: None) as connection:
+                frame = with_exact_floats(frame, table_columns(connection, self.schema, self.table))
         return evaluated(frame, done)
 
     @contextmanager

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 from marshal_dagster.errors import MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import without_partitions
-from marshal_dagster.sinks.database.column_types import TableColumn, table_columns
+from marshal_dagster.sinks.database.column_types import TableColumn, table_columns, with_exact_floats
 from marshal_dagster.sinks.database.dialect import Dialect, Fragment, column_names
 from marshal_dagster.sinks.database.pg_binary import (
     HEADER,
@@ -138,7 +138,8 @@ def rows_of_tasks(
         Exception: Spark's error for a task that failed or died, as it comes from the user's code too.
     """
     with _attempt(dialect) as (attempt, there):
-        results = _copy(dialect, attempt, without_partitions(frame, done), ids, there)
+        rows = with_exact_floats(without_partitions(frame, done), there)
+        results = _copy(dialect, attempt, rows, ids, there)
         if any(error == _DOUBTFUL for *_, error in results):
             yield None
             return
