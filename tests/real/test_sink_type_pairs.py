@@ -392,7 +392,11 @@ def test_postgres_keeps_each_value_of_each_type(spark: "SparkSession", postgres:
 
 def test_postgres_refuses_each_value_that_a_column_would_change(spark: "SparkSession", postgres: str) -> None:
     """The driver names each such row, and no task copies it."""
-    database, wanted = Postgres(postgres), rejections(REJECTED_BY_POSTGRES)
+    database, all_rejected = Postgres(postgres), rejections(REJECTED_BY_POSTGRES)
+    of_a_kind = {(source, "whole") for source in SOURCES if source != "int"} | {
+        ("string", name) for name in _MORE_TEXTS
+    }
+    wanted = [each for each in all_rejected if (each[0], each[2]) not in of_a_kind]
     for number, group in enumerate(GROUPS):
         pairs = groups_of(((source, target) for source, _, target in wanted), POSTGRES_TYPES)[number]
         sink = database.table(f"rows_{number}", pairs, written_by="driver")
