@@ -24,6 +24,8 @@ from tests.sink_outputs import TABLE, MariaDBOutput, PostgresOutput, own_schema
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SOURCE_COLUMN = "source"
+"""The column by which `IcebergSink` finds rows of older generations."""
 FOREIGN = -1
 """The partition of the rows that another engine has written."""
 
@@ -61,7 +63,8 @@ class OutputPlace(BaseModel):
                 return Keyed(KafkaConnection(bootstrap_servers=self.server), self.at, transaction_timeout_s=20)
             case SinkKind.ICEBERG:
                 folder = Path(self.at)
-                return IcebergSink(NAME, catalog=catalog_name(folder), catalog_properties=catalog_properties(folder))
+                name, properties = catalog_name(folder), catalog_properties(folder)
+                return IcebergSink(NAME, catalog=name, catalog_properties=properties, source_column=SOURCE_COLUMN)
 
     def rows(self) -> list[Row]:
         """Return all rows, sorted."""
@@ -85,7 +88,7 @@ class OutputPlace(BaseModel):
 
     def add_foreign(self, number: int) -> bool:
         """Append one row as another engine does. Return False if there is no table yet."""
-        columns = {"partition": [FOREIGN], "offset": [number], "value": ["foreign"]}
+        columns = {"partition": [FOREIGN], "offset": [number], "value": ["foreign"], SOURCE_COLUMN: [None]}
         if self.kind is SinkKind.DELTA:
             if not Path(self.at, "_delta_log").exists():
                 return False
@@ -122,6 +125,7 @@ def make_output(kind: SinkKind, folder: Path, server: Callable[[SinkKind], str])
                 NestedField(1, "partition", IntegerType()),
                 NestedField(2, "offset", LongType()),
                 NestedField(3, "value", StringType()),
+                NestedField(4, SOURCE_COLUMN, StringType()),
             ]
             create_table(lake, Schema(*fields))
             return OutputPlace(kind=kind, at=str(lake))

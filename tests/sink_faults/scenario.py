@@ -34,7 +34,7 @@ LASTS_S: Final = {
 }
 STARTS_AGAIN_AFTER_S: Final = (0.0, 2.0)
 OF_TABLES: Final = {SinkKind.DELTA, SinkKind.ICEBERG}
-APPENDS_ONLY: Final = {SinkKind.KAFKA, SinkKind.ICEBERG}
+APPENDS_ONLY: Final = {SinkKind.KAFKA}
 """These refuse a new generation."""
 
 
