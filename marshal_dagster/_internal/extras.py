@@ -18,6 +18,7 @@ class Extra(StrEnum):
     METRICS = "metrics"
     MSK = "msk"
     ICEBERG = "iceberg"
+    OBJECT_STORE = "object-store"
 
     @property
     def command(self) -> str:
@@ -34,6 +35,7 @@ MODULES: Final = {
     Extra.METRICS: "opentelemetry.metrics",
     Extra.MSK: "aws_msk_iam_sasl_signer",
     Extra.ICEBERG: "pyiceberg",
+    Extra.OBJECT_STORE: "obstore",
 }
 """A module that only the extra installs, and without which its code cannot work."""
 
