@@ -79,7 +79,7 @@ INTERNAL: Final = {
     "sinks.database.dialect.ValueRejectedError": "A database sink catches it and names the row.",
     "sinks.database.pg_binary.OutOfRangeError": "A task catches it and reports that the row is doubtful.",
     "sinks.database.task_rows._DoubtfulRowError": "A task reports it, and the driver writes the batch.",
-    "sinks.files.hadoop_storage.PublishOutcomeUnknownError": (
+    "sinks.files.storage.PublishOutcomeUnknownError": (
         "An `OSError` with which the file sink recognises that a file may still be published."
     ),
     "sinks.kafka.tasks._UnorderedError": "A task catches it and reports that the rows of its range must be sorted.",

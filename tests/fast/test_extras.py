@@ -18,7 +18,7 @@ from marshal_dagster.kafka.token_callbacks import aws_msk_iam_callback
 from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.resources.spark_connect import SparkConnectResource
-from marshal_dagster.sinks import DeltaSink, IcebergSink, MariaDBSink, PostgresSink
+from marshal_dagster.sinks import DeltaSink, FileSink, IcebergSink, MariaDBSink, PostgresSink
 from marshal_dagster.sinks.conformance.target import part
 from marshal_dagster.spark.connect_session import connect
 from marshal_dagster.spark.decoding import SchemaFiles, decode_protobuf
@@ -79,6 +79,7 @@ USES: Sequence[tuple[Extra, Callable[[], object]]] = (
     (Extra.POSTGRES, lambda: OutboxInspector(OutboxTables(Database(POSTGRES))).status()),
     (Extra.ICEBERG, lambda: IcebergSink("shop.orders").verdicts([part(0, 0, 1)])),
     (Extra.MARIADB, lambda: MariaDBSink("mariadb://127.0.0.1:1/none", "t").verdicts([part(0, 0, 1)])),
+    (Extra.OBJECT_STORE, lambda: FileSink("s3://lake/orders").verdicts([part(0, 0, 1)])),
     (Extra.PROTOBUF, _decode),
     (Extra.MSK, lambda: aws_msk_iam_callback("eu-central-1", None, None)),
 )

@@ -443,7 +443,7 @@ def test_a_file_system_of_hadoops_is_reached_through_a_session(monkeypatch: pyte
     monkeypatch.setattr(connect, "is_connect", lambda _: True)
     over_connect: Any = object()
     with pytest.raises(ConfigurationError, match="over Spark Connect there is no JVM here"):
-        FileSink("s3a://bucket/output", session=lambda: over_connect).verdicts(wanted)
+        FileSink("hdfs://host/output", session=lambda: over_connect).verdicts(wanted)
     with pytest.raises(ConfigurationError, match="is only for Hadoop file systems"):
         FileSink("/output", exclusive="rename")
 

@@ -16,7 +16,8 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnavailableError
 from marshal_dagster.sinks import IcebergSink
 from marshal_dagster.sinks.conformance.target import deliver, part
-from marshal_dagster.sinks.iceberg.catalog_errors import commit_error, known_errors, secret_values
+from marshal_dagster.sinks.hidden_secrets import secret_values
+from marshal_dagster.sinks.iceberg.catalog_errors import commit_error, known_errors
 from marshal_dagster.sinks.iceberg.table import check_catalog
 from tests.iceberg_tables import IcebergTarget, create_table
 

@@ -16,7 +16,8 @@ from marshal_dagster.sinks import FileSink
 from marshal_dagster.sinks.conformance import Case
 from marshal_dagster.sinks.files import commit_log, hadoop_storage
 from marshal_dagster.sinks.files.commit_log import CommitLog
-from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage, PublishOutcomeUnknownError
+from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage
+from marshal_dagster.sinks.files.storage import PublishOutcomeUnknownError
 from tests.conditions import WITHIN_S
 from tests.sink_conformance import CrashConformance, deliver, never, part, rows_of
 from tests.sink_kit import SHORT_CASES, OutputTarget

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.files.storage import Storage
+from marshal_dagster.sinks.files.storage import PublishOutcomeUnknownError, Storage
 from marshal_dagster.sinks.files.writer import escaped
 from marshal_dagster.spark import connect
 from marshal_dagster.spark.session import active_session
@@ -48,13 +48,6 @@ _IS_SET = True
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-
-class PublishOutcomeUnknownError(OSError):
-    """It is not known whether a commit file was created, and it may still be created.
-
-    No data is lost: when the batch is delivered again, ranges that were committed are skipped.
-    """
 
 
 def _apart(

@@ -6,9 +6,9 @@ rows; the fields before it are skipped.
 """
 
 import os
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
 
 _MAGIC = b"PAR1"
 _TAIL = 8
@@ -22,24 +22,43 @@ class NotParquetError(ValueError):
 def parquet_rows(path: Path) -> int:
     """Return the number of rows in the Parquet file at `path`. Raises `NotParquetError` if it has no valid footer."""
     with path.open("rb") as file:
-        footer = _footer(file)
+
+        def read(start: int, end: int) -> bytes:
+            file.seek(start)
+            return file.read(end - start)
+
+        return rows_in_footer(str(path), file.seek(0, os.SEEK_END), read)
+
+
+def rows_in_footer(name: str, size: int, read: Callable[[int, int], bytes]) -> int:
+    """Return the number of rows in a Parquet file that is read by ranges of its bytes.
+
+    Args:
+        name: The name of the file, for errors.
+        size: Its size in bytes.
+        read: Returns the bytes from a start to an end.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        NotParquetError: If the file has no valid footer.
+    """
+    footer = _footer(name, size, read)
     try:
         return _Compact(footer).integer_field(_ROWS_FIELD)
     except (IndexError, OverflowError) as error:
-        raise NotParquetError(f"{path} is not a complete Parquet file: its footer is truncated") from error
+        raise NotParquetError(f"{name} is not a complete Parquet file: its footer is truncated") from error
 
 
-def _footer(file: BinaryIO) -> bytes:
-    size = file.seek(0, os.SEEK_END)
+def _footer(name: str, size: int, read: Callable[[int, int], bytes]) -> bytes:
     if size < len(_MAGIC) + _TAIL:
-        raise NotParquetError(f"{file.name} is not a Parquet file: it has only {size} bytes")
-    file.seek(-_TAIL, os.SEEK_END)
-    tail = file.read(_TAIL)
+        raise NotParquetError(f"{name} is not a Parquet file: it has only {size} bytes")
+    tail = read(size - _TAIL, size)
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != _MAGIC or length > size - _TAIL:
-        raise NotParquetError(f"{file.name} is not a complete Parquet file: it does not end with a Parquet footer")
-    file.seek(-_TAIL - length, os.SEEK_END)
-    return file.read(length)
+        raise NotParquetError(f"{name} is not a complete Parquet file: it does not end with a Parquet footer")
+    return read(size - _TAIL - length, size - _TAIL)
 
 
 class _Compact:

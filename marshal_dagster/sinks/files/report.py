@@ -44,9 +44,7 @@ def file_problems(view: CommitView, storage: Storage, *, are_counted: bool) -> I
     for number, commit in enumerate(view.commits, start=1):
         for entry in commit.entries:
             where = f"commit {number}, {entry.taken}"
-            places = [
-                of_attempt(name) if of_attempt(name) in there else visible_place(name) for name in view.files(entry)
-            ]
+            places = [_place(name, commit, there) for name in view.files(entry)]
             missing = [place for place in places if place not in there]
             yield from (f"{where}: file {storage.full(place)} is missing" for place in missing)
             if commit.visible and any(place.startswith(ATTEMPTS) for place in places):

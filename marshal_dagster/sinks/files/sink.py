@@ -34,6 +34,8 @@ from marshal_dagster.sinks.files import commit_log, formats, partitioning, repor
 from marshal_dagster.sinks.files.attempt import Attempt, WrittenFiles
 from marshal_dagster.sinks.files.commit_log import Commit, CommitLog, CommitView, Entry, decided
 from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage
+from marshal_dagster.sinks.files.object_location import SCHEMES, StoreOptions
+from marshal_dagster.sinks.files.object_storage import ObjectStorage
 from marshal_dagster.sinks.files.older_rows import OlderRows
 from marshal_dagster.sinks.files.partitioning import NO_VALUE
 from marshal_dagster.sinks.files.places import (
@@ -93,6 +95,7 @@ class FileSink(Steps):
         ```python
         local = FileSink("/data/orders")
         on_hdfs = FileSink("hdfs://namenode:8020/data/orders", format="orc")
+        on_s3 = FileSink("s3://lake/orders", storage_options={"region": "eu-central-1"})
         ```
     """
 
@@ -108,13 +111,15 @@ class FileSink(Steps):
         partition_by: Sequence[str] = (),
         session: "Callable[[], SparkSession] | None" = None,
         exclusive: Exclusive | None = None,
+        storage_options: StoreOptions | None = None,
         shared_by_groups: bool = False,
         previous_group: str | None = None,
     ) -> None:
         """Configure the output; the sink does not access the path before its first use.
 
         Args:
-            path: A local path, a `file:` URI, or a URI of a file system that Hadoop supports, such as `hdfs://`.
+            path: A local path, a `file:` URI, a URI of an object store (`s3://`, `s3a://`, `gs://`, `abfss://`), or
+                one of a file system that Hadoop supports, such as `hdfs://`.
             format: `parquet`, `orc`, `json`, `csv` or `avro`.
             options: Options of Spark's writer and reader for `format`. Options that the sink sets itself, so that
                 rows are read back as they were written, are refused.
@@ -123,6 +128,9 @@ class FileSink(Steps):
             session: For Hadoop file systems: returns the Spark session to use, by default the active one.
             exclusive: For Hadoop file systems that do not declare it themselves: how this one lets only one of several
                 writers create a file (docs/sinks.md, "Files").
+            storage_options: For object stores: settings of this process's client, by their names in obstore, such as
+                `endpoint` and `region`. A value is a text, a secret such as pydantic's `SecretStr`, or a text
+                `env:NAME` or `file:/PATH` that names where the value is (docs/sinks.md, "Object stores").
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
                 is refused if another group has ranges in the output.
             previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
@@ -131,7 +139,7 @@ class FileSink(Steps):
         Raises:
             ConfigurationError: If the path, the format or an option is not supported.
         """
-        self.path, self._storage = _opened(path, session, exclusive)
+        self.path, self._storage = _opened(path, session, exclusive, storage_options)
         if format not in formats.FORMATS:
             raise ConfigurationError(f"format is {format!r}; it must be one of {', '.join(formats.FORMATS)}")
         self.format = format
@@ -401,6 +409,11 @@ class FileSink(Steps):
                 f"{list(self.partition_by)}, so nothing was written. Set partition_by to the output's columns, or use "
                 "another path"
             )
+        if view.newest is not None and view.newest.visible and not self._storage.can_move():
+            raise SinkRejectedError(
+                f"output {self.path} was copied from a file system whose files are moved to visible places, which is "
+                "not possible here, so nothing was written. Begin a new output in another folder"
+            )
         self._refuse_lossy(view, "written")
         undone = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
         self._groups.check(*_of_groups(view, undone))
@@ -430,7 +443,7 @@ class FileSink(Steps):
         if self.partition_by and not self._storage.can_move():
             raise ConfigurationError(
                 f"partition_by: files of {self.path} cannot be moved to folders in one step, which its file system "
-                "does not promise. Leave partition_by out, or write to a table (DeltaSink)"
+                "does not promise. Leave partition_by out, or write to a table (IcebergSink, DeltaSink)"
             )
 
     def _check_place(self, frame: "DataFrame", note: str) -> None:
@@ -473,7 +486,8 @@ class FileSink(Steps):
             if matched is None or int(matched[1]) not in expected:
                 foreign.append("null" if value == NO_VALUE else unquote(matched[1] if matched else value))
                 continue
-            rows = sum(self._storage.rows(f"{folder}/{name}") for name in names) if self.format == _COUNTED else None
+            is_counted = self.format == _COUNTED
+            rows = self._storage.rows_of([f"{folder}/{name}" for name in names]) if is_counted else None
             own = tuple(f"{folder.removeprefix(f'{ATTEMPTS}/')}/{name}" for name in names)
             added = WrittenFiles(own, rows, has_offsets=matched[2] is None)
             partition = int(matched[1])
@@ -667,6 +681,8 @@ class FileSink(Steps):
                 continue
             if has_note and commit is None and not self._is_decided(attempt, view):
                 continue
+            if not has_note and not self._storage.has_files(of_attempt(attempt)):
+                continue
             if not dry_run:
                 self._clear(attempt, view)
             if commit is None:
@@ -735,11 +751,22 @@ def _of_groups(
 
 
 def _opened(
-    path: str | os.PathLike[str], session: "Callable[[], SparkSession] | None", exclusive: Exclusive | None
+    path: str | os.PathLike[str],
+    session: "Callable[[], SparkSession] | None",
+    exclusive: Exclusive | None,
+    storage_options: StoreOptions | None,
 ) -> tuple[Path | str, Storage]:
     """Return the output's path, as a string if it is not local, and its storage."""
     text = os.fspath(path)
     scheme = urlsplit(text)
+    if exclusive is None and scheme.scheme in SCHEMES and text.startswith(f"{scheme.scheme}://"):
+        uri = text.rstrip("/")
+        return uri, ObjectStorage(uri, storage_options)
+    if storage_options:
+        raise ConfigurationError(
+            f"storage_options are only for object stores ({', '.join(sorted(SCHEMES))}) without `exclusive`, but path "
+            f"is {text!r}: leave them out"
+        )
     if scheme.scheme not in {"", "file"} and text.startswith(f"{scheme.scheme}://"):
         uri = text.rstrip("/")
         return uri, HadoopStorage(uri, session, exclusive)

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SYNCS_AT_ONCE = 16
+
+
+class PublishOutcomeUnknownError(OSError):
+    """It is not known whether a commit file was created, and it may still be created.
+
+    No data is lost: when the batch is delivered again, ranges that were committed are skipped.
+    """
 
 
 class Storage(ABC):
@@ -68,6 +75,14 @@ class Storage(ABC):
     @abstractmethod
     def rows(self, name: str) -> int:
         """Return the number of rows of a Parquet file."""
+
+    def rows_of(self, names: Sequence[str]) -> int:
+        """Return the number of rows of Parquet files together."""
+        return sum(map(self.rows, names))
+
+    def has_files(self, folder: str) -> bool:  # noqa: ARG002 - needed by stores without folders
+        """Return whether there is something to remove in a folder that `names` returned."""
+        return True
 
     @abstractmethod
     def refresh_folder(self, folder: str) -> None:

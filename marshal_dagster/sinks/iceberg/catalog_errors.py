@@ -1,12 +1,12 @@
 """Errors of a catalog, as this library reports them: in one line, without the secrets of the catalog's properties."""
 
 import contextlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnavailableError
+from marshal_dagster.sinks.hidden_secrets import text_without
 
 _PACKAGES: Final = ("botocore", "google", "pyiceberg", "sqlalchemy", "thrift")
 _REFUSED: Final = {
@@ -35,11 +35,6 @@ _UNREACHED: Final = {
     "TException",
     "TimeoutError",
 }
-_SECRET_KEY: Final = re.compile("secret|password|token|credential|key|authorization|sas", re.IGNORECASE)
-_PUBLIC_KEY: Final = re.compile("^(type|warehouse)$|-impl$|endpoint$|region$", re.IGNORECASE)
-_SHORTEST_SECRET: Final = 16
-"""The shortest text that is hidden whatever its key is. A shorter one may be part of any text."""
-_USER_IN_URI: Final = re.compile(r"//[^/@\s]+@")
 
 
 @contextmanager
@@ -61,7 +56,7 @@ def known_errors(output: str, secrets: Callable[[], Iterable[str]]) -> Iterator[
         kind = _kind(error)
         if kind is None:
             raise
-        text = _without(secrets(), error)
+        text = text_without(secrets(), error)
         if kind is ConfigurationError:
             raise ConfigurationError(
                 f"{output}: its catalog cannot be opened ({text}). Correct its configuration, or the sink's "
@@ -88,36 +83,13 @@ def commit_error(output: str, secrets: Iterable[str], error: Exception) -> Excep
     kind = _kind(error)
     if kind is None:
         return error
-    text = _without(secrets, error)
+    text = text_without(secrets, error)
     if kind is AuthorizationError:
         return _refused(output, text)
     return UnavailableError(
         f"{output}: the catalog did not confirm the commit ({text}). Run the batch again: it writes what the table "
         "does not have"
     )
-
-
-def secret_values(*settings: Mapping[str, Any]) -> list[str]:
-    """Return the values that errors must not show: those of keys that look secret, and long ones.
-
-    Args:
-        *settings: Properties of a catalog.
-    """
-    return [
-        text
-        for properties in settings
-        for key, text in _texts(properties)
-        if _SECRET_KEY.search(key) or (len(text) >= _SHORTEST_SECRET and not _PUBLIC_KEY.search(key))
-    ]
-
-
-def _texts(properties: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the keys and texts of properties, also of nested ones such as `auth`."""
-    for key, value in properties.items():
-        if isinstance(value, Mapping):
-            yield from _texts(value)
-        elif isinstance(value, str) and value:
-            yield key, value
 
 
 def configured_properties(catalog: str | None) -> Mapping[str, Any]:
@@ -159,11 +131,3 @@ def _refused(output: str, text: str) -> AuthorizationError:
         f"{output}: the catalog has refused access ({text}). Correct its credentials, or grant the right to read and "
         "to change the table"
     )
-
-
-def _without(secrets: Iterable[str], error: Exception) -> str:
-    """Return the first line of an error's text without secrets."""
-    text = str(error)
-    for secret in sorted(set(secrets), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return _USER_IN_URI.sub("//***@", next(iter(text.splitlines()), type(error).__name__))

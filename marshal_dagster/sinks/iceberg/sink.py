@@ -16,13 +16,9 @@ from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
+from marshal_dagster.sinks.hidden_secrets import secret_values
 from marshal_dagster.sinks.iceberg import report
-from marshal_dagster.sinks.iceberg.catalog_errors import (
-    commit_error,
-    configured_properties,
-    known_errors,
-    secret_values,
-)
+from marshal_dagster.sinks.iceberg.catalog_errors import commit_error, configured_properties, known_errors
 from marshal_dagster.sinks.iceberg.columns import match_columns
 from marshal_dagster.sinks.iceberg.older_rows import (
     NOTHING_REPLACED,
