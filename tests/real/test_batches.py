@@ -569,7 +569,7 @@ def test_a_broker_that_goes_away_in_the_middle(tmp_path: Path, capfd: pytest.Cap
         with Topics(connection) as topics:
             group = Group(connection, "__marshal", topics)
             fill_with(connection, "orders", 2, 10)
-            group.work(group.open(interval_ms=6_000), "orders", max_records=4)
+            group.work(group.open(), "orders", max_records=4)
             capfd.readouterr()
             with pytest.raises(ClaimLostError, match="no heartbeat was accepted in time") as raised:
                 stop_working_when_lost(group, cluster.kill)
@@ -591,7 +591,7 @@ def fill_with(connection: KafkaConnection, topic: str, partitions: int, messages
 
 def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> None:
     """Process a batch while the broker dies, until the batch itself reports the lost claim."""
-    with group.batch(group.open(interval_ms=6_000), "orders") as batch:
+    with group.batch(group.open(), "orders") as batch:
         batch.begin_processing()
         kill_broker(1)
         wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim")
@@ -602,7 +602,7 @@ def wait_for_drained(group: Group, timeout_s: float = 150) -> None:
     """Start later runs until the topic is drained."""
 
     def is_drained() -> bool:
-        idle = group.work(group.open(interval_ms=6_000), "orders").idle
+        idle = group.work(group.open(), "orders").idle
         return idle is not None and idle.reason is IdleReason.DRAINED
 
     wait_until(is_drained, "the topic is drained", timeout_s, ignored=MarshalError)

@@ -190,7 +190,7 @@ def forked() -> Iterator[None]:
     """Start the process from which run workers are forked, with all imports done. Stop it after these tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        FORKED.set_forkserver_preload(["__main__", RunWorkers.__module__])
+        FORKED.set_forkserver_preload(["__main__", RunWorkers.__module__, "tests.real.executor_preload"])
         multiprocessing.forkserver.ensure_running()
         yield
         multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined] # no public function stops it
