@@ -168,7 +168,7 @@ soak-coordinator: java $(READY) ## runs coordinated groups under faults, with th
 	$(BIN)/python -m tests.coordinator_faults --seeds $(RUNS) --results tests/results/coordinator_faults.jsonl
 	$(BIN)/python -m tests.coordinator_faults --table tests/results/coordinator_faults.jsonl
 
-SINKS ?= files postgres mariadb delta iceberg kafka
+SINKS ?= files postgres mariadb delta delta-upsert iceberg kafka
 soak-sinks: java $(READY) ## runs groups that write to each sink with Spark under faults: RUNS=200 SINKS="files iceberg"
 	@for sink in $(SINKS); do \
 		$(BIN)/python -m tests.sink_faults $$sink --seeds $(RUNS) --results tests/results/sinks/$$sink.jsonl && \

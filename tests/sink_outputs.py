@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 import psycopg
@@ -119,6 +119,8 @@ def hook(sink: Sink, reached: Callable[[str], None] | None) -> None:
         steps._reached = reached
 
 
+UPSERTS: Final[Mapping[str, Any]] = {"mode": "upsert", "keys": ["partition", "offset"]}
+"""The options of a Delta sink with which each message has a key of its own."""
 DELTA_STEPS = ("evaluated", "judged", "committed")
 FILE_STEPS = ("attempt noted", "rows written", "judged", "linked", "file moved", "cleared")
 REPLACING_STEPS = (

@@ -14,6 +14,7 @@ from pyspark.errors import ParseException
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks import DeltaSink
 from marshal_dagster.sinks.conformance import Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, intervals, never, part, rows_of
@@ -71,6 +72,15 @@ class FakeTable:
     def table_id(self) -> str:
         """Return the table's id."""
         return self.id
+
+    def reuse(self, known: object) -> None:
+        """Do nothing: nothing is remembered."""
+
+    def known(self, attempt: str) -> None:
+        """Return that nothing is remembered."""
+
+    def refresh(self) -> None:
+        """Do nothing: nothing is remembered."""
 
     def check_session(self) -> None:
         """Accept the session."""
@@ -412,6 +422,41 @@ def test_a_table_with_one_row_for_each_key_stores_its_keys_and_where_generations
     assert "began" not in appended
 
 
+class RememberedTable(FakeTable):
+    """A table whose id is read once, as that of a real table."""
+
+    remembered: str | None = None
+
+    def table_id(self) -> str:
+        """Return the id that was read first."""
+        self.remembered = self.remembered or self.id
+        return self.remembered
+
+    def refresh(self) -> None:
+        """Read the id again."""
+        self.remembered = None
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_table_that_is_created_again_while_a_batch_is_computed(target: DeltaTarget, number: int) -> None:
+    """The commit has the new table's id. Otherwise each later batch would be refused."""
+    table = RememberedTable(target.table.path)
+    sink, wanted = FakeSink(table.path, table), part(0, 3 * number, 3 * number + 3)
+    if number:
+        deliver(target, "a", part(0, 0, 3), sink=sink)
+
+    def created_again() -> None:
+        with table.opened() as database:
+            database.execute("DELETE FROM history")
+            database.execute("DELETE FROM result")
+        table.id = "the second table"
+
+    sink.write(target.frame(rows_of("b", wanted)), [wanted], never, created_again)
+    assert next(table.commits()).table_id == "the second table"
+    assert sink.verdicts([wanted]) == {wanted: Verdict.SKIP}
+    assert target.found() == rows_of("b", wanted)
+
+
 def test_options_of_upserts_that_contradict_each_other() -> None:
     """As with the sinks of databases."""
     for options, match in (
@@ -643,3 +688,46 @@ def test_after_an_interrupt_the_jvm_is_left_alone(
         if error is not None:
             raise error
     assert frame.asked == ["persist", "groupBy", "count", "collect", *([] if is_left else ["unpersist"])]
+
+
+class ListedTable(DeltaTable):
+    """A table with this history, whose details are counted when they are read."""
+
+    def __init__(self, history: Sequence[str | None]) -> None:
+        super().__init__(cast("Any", None), DeltaPlace("/out"), {})
+        self.history, self.read = history, list[str]()
+
+    def _described(self, what: str, limit: str = "") -> list[Any]:
+        self.read.append(what)
+        if what == "HISTORY":
+            return [{"userMetadata": metadata} for metadata in self.history[: 20 if limit else None]]
+        return [{"id": "an id", "properties": {"a": "b"}}]
+
+
+def test_details_are_read_again_after_another_writers_commit() -> None:
+    """Delta reads the whole state of the table for them. Commits of sinks change none of them."""
+    commits = [Commit()]
+    for attempt in ("a", "b", "c"):
+        commits.append(commits[-1].then(attempt, [part(0, 3 * len(commits) - 3, 3 * len(commits))]))
+    own = [commit.to_metadata() for commit in reversed(commits[1:])]
+    first = ListedTable(own)
+    assert first.table_id() == "an id"
+    for history, is_read in (
+        (own, False),
+        ([None, *own], True),
+        ([own[0], None, *own[1:]], True),
+        ([*own, None], False),
+        (own[:1], True),
+        ([], True),
+    ):
+        table = ListedTable(history)
+        table.reuse(first.known("b"))
+        assert [commit.number for commit in table.commits()] == [
+            commit.number for commit in map(Commit.from_metadata, history) if commit is not None
+        ]
+        assert table.properties() == {"a": "b"}
+        assert table.read.count("DETAIL") == is_read, history
+        assert table.read.count("HISTORY") == (1 if history else 2)
+        assert [commit.number for commit in table.commits()][:1] == [3] * bool([*filter(None, history)])
+        assert table.read.count("HISTORY") == (2 if history else 3)
+    assert ListedTable(own).known("b") is None

@@ -32,7 +32,7 @@ from tests.kafka_outputs import FakeKafkaSink
 from tests.real.batch_worker import parent_ended, say
 from tests.real.kill_points import KillableLog, KillPoint, Side, read_messages
 from tests.session_settings import QUICK_HDFS, QUICK_PLANS, SMALL_DELTA
-from tests.sink_outputs import TABLE, FakeFileSink, FakeFrame, FakeMariaDBSink, FakePostgresSink, hook
+from tests.sink_outputs import TABLE, UPSERTS, FakeFileSink, FakeFrame, FakeMariaDBSink, FakePostgresSink, hook
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,6 +67,7 @@ class Orders(BaseModel):
     is_topic: bool = False
     is_mariadb: bool = False
     is_delta: bool = False
+    upserts: bool = False
     lacks_delta: bool = False
     with_spark: bool = True
     heartbeat_interval_ms: int
@@ -120,7 +121,7 @@ def open_sink(
     elif orders.is_mariadb:
         sink = (MariaDBSink if orders.with_spark else FakeMariaDBSink)(orders.place, TABLE)
     elif orders.is_delta:
-        sink = DeltaSink(orders.place, session=session)
+        sink = DeltaSink(orders.place, session=session, **(UPSERTS if orders.upserts else {}))
     elif orders.dsn is None:
         sink = FileSink(orders.place, "json", session=session) if session else FakeFileSink(Path(orders.place))
     else:

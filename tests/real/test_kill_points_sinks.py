@@ -35,6 +35,7 @@ from tests.sink_outputs import (
     DELTA_STEPS,
     FILE_STEPS,
     TABLE,
+    UPSERTS,
     MariaDBOutput,
     PostgresOutput,
     counting_files,
@@ -112,14 +113,14 @@ class HadoopFiles:
 
 
 class DeltaFolder:
-    """A Delta table, read with plain Spark."""
+    """A Delta table, read with plain Spark. With `upserts` each message has a key of its own."""
 
-    def __init__(self, path: Path, spark: "SparkSession") -> None:
-        self.path, self._spark = path, spark
+    def __init__(self, path: Path, spark: "SparkSession", *, upserts: bool = False) -> None:
+        self.path, self._spark, self.upserts = path, spark, upserts
 
     def open(self, reached: Callable[[str], None] | None = None) -> DeltaSink:
         """Open the output."""
-        sink = DeltaSink(str(self.path), session=lambda: self._spark)
+        sink = DeltaSink(str(self.path), session=lambda: self._spark, **(UPSERTS if self.upserts else {}))
         hook(sink, reached)
         return sink
 

@@ -151,7 +151,7 @@ class Site:
         elif isinstance(output, KafkaOutput):
             place = {"place": output.topic, "is_topic": True}
         elif isinstance(output, DeltaFolder):
-            place = {"place": str(output.path), "is_delta": True}
+            place = {"place": str(output.path), "is_delta": True, "upserts": output.upserts}
         elif isinstance(output, HadoopFiles):
             place = {"place": output.uri}
         base = {
@@ -296,8 +296,9 @@ def make_output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
                 return MariaDBTable(request.getfixturevalue("mariadb"))
             case "kafka_topic":
                 return KafkaTopic(request.getfixturevalue("connection"))
-            case "delta":
-                return DeltaFolder(tmp_path_factory.mktemp("output") / "output", request.getfixturevalue("quick_spark"))
+            case "delta" | "delta_upsert":
+                folder, spark = tmp_path_factory.mktemp("output") / "output", request.getfixturevalue("quick_spark")
+                return DeltaFolder(folder, spark, upserts=kind == "delta_upsert")
             case "hdfs":
                 uri = f"{request.getfixturevalue('hdfs')}/{new_instance_id('out')}"
                 return HadoopFiles(uri, request.getfixturevalue("quick_spark"))
@@ -415,10 +416,13 @@ def test_half_of_its_partitions_each(
     ]
 
 
+WRITTEN_BY_TWO = ("files", "table", "mariadb", "delta", "delta_upsert", "kafka_topic")
+
+
 @pytest.fixture(scope="module")
 def dead_before_write(selected: Selected, make_scene: MakeScene) -> Scenes:
     """Runs that died with a plan, before their write."""
-    kinds = selected(test_half_each_of_what_was_not_written, "files", "table", "mariadb", "delta", "kafka_topic")
+    kinds = selected(test_half_each_of_what_was_not_written, *WRITTEN_BY_TWO)
     scenes = {kind: make_scene(kind) for kind in kinds}
     for scene in scenes.values():
         dead = scene.site.batch(scene.output, scene.site.delivery(KillPoint(Side.AFTER, "ClaimingMessages")))
@@ -427,7 +431,7 @@ def dead_before_write(selected: Selected, make_scene: MakeScene) -> Scenes:
     return scenes
 
 
-@pytest.mark.parametrize("kind", ["files", "table", "mariadb", "delta", "kafka_topic"])
+@pytest.mark.parametrize("kind", WRITTEN_BY_TWO)
 def test_half_each_of_what_was_not_written(dead_before_write: Scenes, kind: str, quick_spark: "SparkSession") -> None:
     """A run dies before its write. Two others write its plan at the same time, half of the partitions each."""
     site, output = dead_before_write[kind].site, dead_before_write[kind].output

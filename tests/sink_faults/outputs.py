@@ -19,7 +19,7 @@ from tests.kafka_outputs import KafkaOutput
 from tests.real.test_kill_points_sinks import Files, Keyed
 from tests.session_settings import QUICK_PLANS, SMALL_DELTA
 from tests.sink_conformance import Row
-from tests.sink_outputs import TABLE, MariaDBOutput, PostgresOutput, own_schema
+from tests.sink_outputs import TABLE, UPSERTS, MariaDBOutput, PostgresOutput, own_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,8 +37,12 @@ class SinkKind(StrEnum):
     POSTGRES = "postgres"
     MARIADB = "mariadb"
     DELTA = "delta"
+    DELTA_UPSERT = "delta-upsert"
     ICEBERG = "iceberg"
     KAFKA = "kafka"
+
+
+OF_DELTA = {SinkKind.DELTA, SinkKind.DELTA_UPSERT}
 
 
 class OutputPlace(BaseModel):
@@ -55,6 +59,8 @@ class OutputPlace(BaseModel):
                 return FileSink(self.at, "json", session=session)
             case SinkKind.DELTA:
                 return DeltaSink(self.at, session=session)
+            case SinkKind.DELTA_UPSERT:
+                return DeltaSink(self.at, session=session, **UPSERTS)
             case SinkKind.POSTGRES:
                 return PostgresSink(self.server, TABLE, schema=self.at)
             case SinkKind.MARIADB:
@@ -71,7 +77,7 @@ class OutputPlace(BaseModel):
         match self.kind:
             case SinkKind.FILES:
                 return Files(Path(self.at)).rows()
-            case SinkKind.DELTA:
+            case SinkKind.DELTA | SinkKind.DELTA_UPSERT:
                 if not Path(self.at, "_delta_log").exists():
                     return []
                 frame = session().read.format("delta").load(self.at).select("partition", "offset", "value")
@@ -89,7 +95,7 @@ class OutputPlace(BaseModel):
     def add_foreign(self, number: int) -> bool:
         """Append one row as another engine does. Return False if there is no table yet."""
         columns = {"partition": [FOREIGN], "offset": [number], "value": ["foreign"], SOURCE_COLUMN: [None]}
-        if self.kind is SinkKind.DELTA:
+        if self.kind in OF_DELTA:
             if not Path(self.at, "_delta_log").exists():
                 return False
             types = "partition INT, offset BIGINT, value STRING"
@@ -106,7 +112,7 @@ class OutputPlace(BaseModel):
 def make_output(kind: SinkKind, folder: Path, server: Callable[[SinkKind], str]) -> OutputPlace:
     """Make an empty output in `folder`, or on the server of its kind."""
     match kind:
-        case SinkKind.FILES | SinkKind.DELTA:
+        case SinkKind.FILES | SinkKind.DELTA | SinkKind.DELTA_UPSERT:
             return OutputPlace(kind=kind, at=str(folder / "output"))
         case SinkKind.POSTGRES:
             return OutputPlace(kind=kind, at=PostgresOutput(server(kind), own_schema()).schema, server=server(kind))
@@ -133,7 +139,7 @@ def make_output(kind: SinkKind, folder: Path, server: Callable[[SinkKind], str])
 
 def session_settings(kind: SinkKind) -> dict[str, str]:
     """Return the settings of a small session for a sink."""
-    delta = SMALL_DELTA | delta_settings() if kind is SinkKind.DELTA else {}
+    delta = SMALL_DELTA | delta_settings() if kind in OF_DELTA else {}
     return {"spark.master": "local[2]", "spark.driver.memory": "512m", **QUICK_PLANS, **delta}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tests.sink_faults.outputs import SinkKind
+from tests.sink_faults.outputs import OF_DELTA, SinkKind
 
 PROCESSES: Final = 2
 AFTER_S: Final = (0.0, 8.0)
@@ -33,9 +33,9 @@ LASTS_S: Final = {
     FaultKind.BROKER_KILLED: (0.2, 3.0),
 }
 STARTS_AGAIN_AFTER_S: Final = (0.0, 2.0)
-OF_TABLES: Final = {SinkKind.DELTA, SinkKind.ICEBERG}
-APPENDS_ONLY: Final = {SinkKind.KAFKA}
-"""These refuse a new generation."""
+OF_TABLES: Final = {*OF_DELTA, SinkKind.ICEBERG}
+APPENDS_ONLY: Final = {SinkKind.KAFKA, SinkKind.DELTA_UPSERT}
+"""These refuse a new generation, or one that does not begin at the first offset."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from marshal_dagster.sinks.delta import report
 from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition
 from marshal_dagster.sinks.delta.merge import KEY_COLUMN
 from marshal_dagster.sinks.delta.place import delta_place
-from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows
+from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows, KnownDetail
 from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.report import SinkReport, VacuumResult
 from marshal_dagster.sinks.sink import (
@@ -119,6 +119,7 @@ class DeltaSink(Steps):
         self._session = session or partial(active_session, "a Delta table")
         self._options = dict(options or {})
         self._groups = OutputGroups(f"table {self._place}", shared_by_groups, previous_group)
+        self._known: KnownDetail | None = None
 
     def __repr__(self) -> str:
         return f"DeltaSink({self.path!r})" if self.table is None else f"DeltaSink(table={self.table!r})"
@@ -204,7 +205,7 @@ class DeltaSink(Steps):
                 raise rows.rejected.error(f"table {self._place}", wanted)
             self._reached("evaluated")
             before_commit()
-            taken = self._take(table, wanted, rows, checked_after_read(offsets_read, before_commit))
+            taken = self._take(table, newest, wanted, rows, checked_after_read(offsets_read, before_commit))
         return WriteResult(
             taken=taken,
             skipped=tuple(range_ for range_ in ranges if range_ not in taken),
@@ -257,7 +258,12 @@ class DeltaSink(Steps):
         return VacuumResult(f"table {self._place}", 0, merged=0, obsolete=0, moved_rows=None, hint=hint)
 
     def _take(
-        self, table: DeltaTable, wanted: Sequence[ClaimedRange], rows: KeptRows, offsets_read: OffsetsRead
+        self,
+        table: DeltaTable,
+        known: Commit,
+        wanted: Sequence[ClaimedRange],
+        rows: KeptRows,
+        offsets_read: OffsetsRead,
     ) -> tuple[ClaimedRange, ...]:
         """Write, in one commit, those of `wanted` that no other writer has written meanwhile.
 
@@ -266,6 +272,10 @@ class DeltaSink(Steps):
         read: Mapping[int, Intervals] | None = None
         while True:
             newest = _newest(table)
+            if newest != known or not newest.number:
+                table.refresh()
+                self._refuse_other_table(table, newest)
+                known = newest
             taken = _open(_judge(newest, wanted))
             if not taken:
                 return ()
@@ -278,6 +288,7 @@ class DeltaSink(Steps):
             replaced = self._replaced(table, over_older, read or {})
             self._reached("judged")
             if self._commit(table, rows, taken, commit, replaced):
+                self._known = table.known(commit.attempt)
                 self._reached("committed")
                 return taken
 
@@ -393,16 +404,21 @@ class DeltaSink(Steps):
         """
         if self._keys is not None:
             table.check_merges()
+        table.reuse(self._known)
         table.check_session()
         self._refuse_forgetful(table)
         newest = _newest(table)
+        self._refuse_other_table(table, newest)
+        return newest
+
+    def _refuse_other_table(self, table: DeltaTable, newest: Commit) -> None:
+        """Refuse a table whose newest commit was made for a table that was dropped or replaced."""
         if newest.table_id is not None and newest.table_id != table.table_id():
             raise SinkRejectedError(
                 f"table {self._place} was replaced, or dropped and re-created while a batch was written: its newest "
                 "commit has the positions of the former table, so nothing was written. Drop it with all writers "
                 "stopped, or write to a new table, and reset the group's position to write older rows again"
             )
-        return newest
 
     def _refuse_forgetful(self, table: DeltaTable) -> None:
         """Refuse a table that forgets the sink's transaction number, because a late commit would not be rejected."""

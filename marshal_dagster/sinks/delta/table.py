@@ -51,6 +51,8 @@ _MARSHAL_FIELDS = {
     "first_readable": "bigint",
     "end": "bigint",
 }
+_DENSE = 100
+"""A value is listed for each number from the lowest to the highest partition, at most so many for each partition."""
 _LOCAL = "file:"
 _LOCK = "_marshal_dagster.lock"  # Delta ignores files whose names begin with an underscore
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND")
@@ -120,6 +122,14 @@ class KeptRows:
         return offsets_read(self.frame.where(f.col(OFFSET_COLUMN).between(0, HIGHEST_OFFSET)))
 
 
+@dataclass(frozen=True, slots=True)
+class KnownDetail:
+    """The details of a table, and the attempt of one of its commits that was made before they were read."""
+
+    detail: "Row"
+    attempt: str
+
+
 class DeltaTable:
     """The Delta table at `place`, accessed through a Spark session, for one call of the sink."""
 
@@ -129,12 +139,35 @@ class DeltaTable:
         self._options = options
         self._is_found = False
         self._known_detail: Row | None = None
+        self._newest: list[str | None] | None = None
+        """The newest commits, read ahead for the next call of `commits`."""
+
+    def reuse(self, known: KnownDetail | None) -> None:
+        """Use these details if the table's history shows that they still hold.
+
+        They do if it has the commit of `known.attempt`, and all later commits are those of sinks. To read the details
+        Delta reads the whole state of the table, which takes longer than a small batch.
+        """
+        if known is None:
+            return
+        self._newest = self._history(f" LIMIT {_COMMITS_AT_FIRST}")
+        for metadata in self._newest:
+            commit = Commit.from_metadata(metadata)
+            if commit is None:
+                return
+            if commit.attempt == known.attempt:
+                self._known_detail = known.detail
+                return
+
+    def known(self, attempt: str) -> KnownDetail | None:
+        """Return the details for a later `reuse`, None if there are none. The table has the commit of `attempt`."""
+        return None if self._known_detail is None else KnownDetail(self._known_detail, attempt)
 
     def commits(self) -> Iterator[Commit]:
         """Yield the sink's commits, newest first; nothing if there is no table."""
         seen = 0
         for limit in (f" LIMIT {_COMMITS_AT_FIRST}", ""):
-            history = self._history(limit)
+            history, self._newest = self._newest or self._history(limit), None
             for metadata in history[seen:]:
                 commit = Commit.from_metadata(metadata)
                 if commit is not None:
@@ -204,6 +237,7 @@ class DeltaTable:
         Raises:
             SinkRejectedError: If rows replace each other, and no order decides between two of them.
         """
+        self._newest = None
         written = self._with_ranges(rows.frame, taken, commit.attempt)
         alias = "" if commit.keys is None else "t."
         gone = [
@@ -290,11 +324,20 @@ class DeltaTable:
         return repeated_keys(self.frame(), keys)
 
     def _with_ranges(self, frame: "DataFrame", taken: Sequence[ClaimedRange], attempt: str) -> "DataFrame":
-        """Return the rows of the ranges, with the column `marshal`."""
-        named = self._named(taken, attempt)
-        return frame.join(f.broadcast(named), frame[PARTITION_COLUMN] == named["marshal_partition"]).select(
-            *(frame[quoted(name)] for name in frame.columns), MARSHAL_COLUMN
-        )
+        """Return the rows of the ranges, with the column `marshal`.
+
+        The values are looked up by the partition. A join would be a Spark job of its own.
+        """
+        varying = {
+            name: _by_partition({range_.partition: getattr(range_, name) for range_ in taken})
+            for name in ("generation", "first_readable", "end")
+        }
+        fields = [
+            (f.expr(varying[name]) if name in varying else f.lit(getattr(taken[0], name))).cast(kind).alias(name)
+            for name, kind in _MARSHAL_FIELDS.items()
+        ]
+        marshal = f.struct(*fields, f.lit(attempt).alias("attempt"))
+        return frame.where(f.expr(f"{varying['end']} IS NOT NULL")).withColumn(MARSHAL_COLUMN, marshal)
 
     def frame(self) -> "DataFrame":
         """Return the rows of the table, which must exist."""
@@ -318,23 +361,6 @@ class DeltaTable:
                 if not self._exists():
                     raise
         self._check_store()
-
-    def _named(self, taken: Sequence[ClaimedRange], attempt: str) -> "DataFrame":
-        """Return the value of the column `marshal` for each partition.
-
-        The rows are literals: for rows of `createDataFrame`, Spark would start Python processes on an executor.
-        """
-        rows = [
-            f.struct(
-                f.lit(range_.partition).cast("int").alias("marshal_partition"),
-                f.struct(
-                    *(f.lit(getattr(range_, name)).cast(kind).alias(name) for name, kind in _MARSHAL_FIELDS.items()),
-                    f.lit(attempt).alias("attempt"),
-                ).alias(MARSHAL_COLUMN),
-            )
-            for range_ in taken
-        ]
-        return self._spark.range(0, 1, 1, 1).select(f.inline(f.array(*rows)))
 
     def table_id(self) -> str | None:
         """Return the id that Delta gave the table when it was created, None if there is no table."""
@@ -402,6 +428,10 @@ class DeltaTable:
     def _exists(self) -> bool:
         """Return whether there is a table. The answer "yes" is kept: a table that was read is there."""
         return self._is_found or bool(self._history(" LIMIT 1"))
+
+    def refresh(self) -> None:
+        """Forget what was read of the table, because it may have been created again."""
+        self._is_found, self._known_detail, self._newest = False, None, None
 
     def _detail(self) -> "Row | None":
         """Return the table's details, or None if there is no table. They are read once."""
@@ -497,6 +527,15 @@ def _local_folder(path: str) -> Path | None:
     if path.startswith(_LOCAL):
         return Path(re.sub("^//[^/]*", "", path.removeprefix(_LOCAL)))
     return None if re.match("[A-Za-z][A-Za-z0-9+.-]*:", path) else Path(path)
+
+
+def _by_partition(values: Mapping[int, int]) -> str:
+    """Return an expression of Spark SQL for the value of a row's partition; null for partitions without a value."""
+    lowest, highest, at = min(values), max(values), f"CAST({PARTITION_COLUMN} AS INT)"
+    if highest - lowest < _DENSE * len(values):
+        found = (f"{values[partition]}L" if partition in values else "NULL" for partition in range(lowest, highest + 1))
+        return f"get(array({', '.join(found)}), {at} - {lowest})"
+    return f"try_element_at(map({', '.join(f'{partition}, {value}L' for partition, value in values.items())}), {at})"
 
 
 def _rows_at(wanted: ClaimedRange, *, only_older: bool, offsets: Intervals | None = None, alias: str = "") -> str:
