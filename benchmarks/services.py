@@ -38,6 +38,19 @@ def postgres() -> Iterator[str]:
             server.stop()
 
 
+@contextmanager
+def mariadb() -> Iterator[str]:
+    """Start a MariaDB on a port of 127.0.0.1, yield its URL without a database, and stop it at the end."""
+    from tests.real.mariadb_server import running_mariadb
+
+    sizes = ("--innodb-buffer-pool-size=512M", "--innodb-log-file-size=512M")
+    with (
+        tempfile.TemporaryDirectory(prefix="marshal-benchmark-", ignore_cleanup_errors=True) as folder,
+        running_mariadb(Path(folder), *sizes) as server,
+    ):
+        yield server
+
+
 def create_coordination_topic(connection: KafkaConnection, name: str) -> None:
     """Create a topic with the settings and the number of partitions of a coordination topic."""
     with Topics(connection) as topics:

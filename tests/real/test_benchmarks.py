@@ -29,6 +29,7 @@ SHORT = {
     "postgres_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "postgres_upsert": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "file_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
+    "mariadb_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "iceberg_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "kafka_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "coordinator": [
@@ -42,7 +43,16 @@ SHORT = {
     "start_up": ["--processes=1"],
 }
 TOGETHER = [
-    ("postgres_sink", "postgres_upsert", "kafka_sink", "file_sink", "batch", "alternatives", "heartbeat_under_load"),
+    (
+        "postgres_sink",
+        "postgres_upsert",
+        "mariadb_sink",
+        "kafka_sink",
+        "file_sink",
+        "batch",
+        "alternatives",
+        "heartbeat_under_load",
+    ),
     (
         "iceberg_sink",
         "tick",
@@ -120,6 +130,7 @@ CASES = {
     "postgres_sink": ["2,000 rows"],
     "postgres_upsert": ["2,000 rows"],
     "file_sink": ["2,000 rows"],
+    "mariadb_sink": ["2,000 rows"],
     "iceberg_sink": ["2,000 rows"],
     "coordinator": [
         "40 members, 200 partitions: the coordinator's processor beside merely reading",
