@@ -1,7 +1,8 @@
 """A writer in a process of its own that kills itself at a step, so that none of its code runs afterwards.
 
-Usage: python -m tests.sink_process files|postgres|mariadb PLACE STEP VALUE RANGES. RANGES is JSON. PLACE is a
-folder, or a connection string and a schema (for MariaDB a server and a database) joined by a line feed.
+Usage: python -m tests.sink_process files|objects|postgres|mariadb PLACE STEP VALUE RANGES. RANGES is JSON. PLACE is a
+folder, or a connection string and a schema (for MariaDB a server and a database, for objects an endpoint and a URI)
+joined by a line feed. With the step `each` the process delivers one range after another.
 """
 
 import json
@@ -17,17 +18,24 @@ import pytest
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.files.commit_log import range_from, range_to
 from tests.conditions import WITHIN_S
+from tests.object_outputs import ObjectOutput, S3Objects
 from tests.sink_conformance import Output, deliver
 from tests.sink_outputs import FileOutput, MariaDBOutput, PostgresOutput
 
 KILLED = -signal.SIGKILL
+EACH = "each"
 
 
 def write_and_die(
-    output: FileOutput | PostgresOutput | MariaDBOutput, step: str, value: str, ranges: Sequence[ClaimedRange]
+    output: ObjectOutput | FileOutput | PostgresOutput | MariaDBOutput,
+    step: str,
+    value: str,
+    ranges: Sequence[ClaimedRange],
 ) -> int:
     """Deliver in another process that dies at `step`, or does not die without one; return its exit code."""
-    if isinstance(output, FileOutput):
+    if isinstance(output, ObjectOutput):
+        kind, place = "objects", f"{output.objects.url}\n{output.uri}"
+    elif isinstance(output, FileOutput):
         kind, place = "files", str(output.path)
     elif isinstance(output, MariaDBOutput):
         kind, place = "mariadb", f"{output.server}\n{output.schema}"
@@ -61,12 +69,16 @@ def main(kind: str, place: str, step: str, value: str, told: str) -> None:
     output: FileOutput | PostgresOutput | MariaDBOutput
     if kind == "files":
         output = FileOutput(Path(place))
+    elif kind == "objects":
+        url, uri = place.split("\n")
+        output = ObjectOutput(S3Objects(url), uri)
     else:
         dsn, schema = place.split("\n")
         database = MariaDBOutput if kind == "mariadb" else PostgresOutput
         output = database(dsn, schema, create=False)
     ranges = [range_from(each) for each in json.loads(told)]
-    deliver(output, value, *ranges, sink=output.sink(reached))
+    for batch in [[range_] for range_ in ranges] if step == EACH else [ranges]:
+        deliver(output, value, *batch, sink=output.sink(reached))
 
 
 if __name__ == "__main__":

@@ -3,15 +3,13 @@
 The client is the real one; the store is `tests.object_store_server`. Rows are plain Python.
 """
 
-import base64
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from marshal_dagster import FileSink
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, SinkRejectedError, UnavailableError
@@ -22,6 +20,7 @@ from marshal_dagster.sinks.files.object_location import ObjectLocation
 from marshal_dagster.sinks.files.object_storage import ObjectStorage
 from marshal_dagster.sinks.files.parquet_footer import NotParquetError
 from marshal_dagster.sinks.files.storage import PublishOutcomeUnknownError
+from tests.object_outputs import AZURE_KEY, FOLDER, SECRET, ObjectOutput, options_of
 from tests.object_store_server import BUCKET, Fault, Objects, running_store
 from tests.sink_conformance import (
     CrashConformance,
@@ -30,65 +29,8 @@ from tests.sink_conformance import (
     rows_of,
 )
 from tests.sink_kit import SHORT_CASES, OutputTarget
-from tests.sink_outputs import FILE_STEPS, FakeFileSink, FileOutput, counting, hook
 
-FOLDER = "shop/a b%20[1],c"
 COMMIT = f"{FOLDER}/_marshal/commits/{1:020d}.json"
-SECRET = "kept-out-of-every-text"
-AZURE_KEY = base64.b64encode(SECRET.encode()).decode()
-
-
-class ObjectSink(FakeFileSink):
-    """A sink whose replacement for Spark also writes to the store."""
-
-    @property
-    def store(self) -> ObjectStorage:
-        """The storage of the sink."""
-        assert isinstance(self._storage, ObjectStorage)
-        return self._storage
-
-    def _put(self, name: str, text: str) -> None:
-        if not name.endswith(".crc"):
-            self._storage.write_whole(name, text.encode())
-
-
-class ObjectOutput(FileOutput):
-    """A folder in the store, which is read without the sink's client."""
-
-    steps: ClassVar[Sequence[str]] = [step for step in FILE_STEPS if step != "file moved"]
-
-    def __init__(self, objects: Objects, uri: str = f"s3://{BUCKET}/{FOLDER}") -> None:
-        self.objects, self.uri = objects, uri
-
-    def sink(self, reached: Callable[[str], None] | None = None) -> ObjectSink:
-        """Return a sink as another process would have it."""
-        sink = ObjectSink(self.uri, storage_options=options_of(self.objects, self.uri))
-        hook(sink, reached)
-        return sink
-
-    def counted(self) -> list[Any]:
-        """Return the committed objects."""
-        commits = sorted(key for key in self.objects.content if key.startswith(f"{FOLDER}/_marshal/commits/"))
-        return list(counting([self.objects.content[key].decode() for key in commits]))
-
-    def content(self, place: Any) -> str:  # noqa: ANN401 - a name here
-        """Return the text of an object."""
-        return self.objects.content[f"{FOLDER}/_marshal/{place}"].decode()
-
-    def left(self) -> set[str]:
-        """Return the attempts of which something is left."""
-        start = f"{FOLDER}/_marshal/attempts/"
-        names = {key.removeprefix(start) for key in self.objects.content if key.startswith(start)}
-        return {name.partition("/")[0].removesuffix(".json") for name in names}
-
-
-def options_of(objects: Objects, uri: str) -> dict[str, Any]:
-    """Return the options with which a client reaches the store under the scheme of this URI."""
-    if uri.startswith("gs:"):
-        return {"base_url": objects.url, "bearer_token": SecretStr(SECRET)}
-    if uri.startswith("abfs"):
-        return {"endpoint": objects.url, "account_key": SecretStr(AZURE_KEY)}
-    return {"endpoint": objects.url, "access_key_id": "writer", "secret_access_key": SecretStr(SECRET)}
 
 
 @pytest.fixture
