@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -22,13 +24,18 @@ from tests.sink_conformance import shared
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.partitioning import PartitionSpec
-    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.sorting import SortOrder
     from pyspark.sql.types import StructType
 
 NAME = "shop.orders"
 ROWS_AT_ONCE = 7
+MESSAGES_SCHEMA = Schema(
+    NestedField(1, "partition", IntegerType()),
+    NestedField(2, "offset", LongType()),
+    NestedField(3, "value", StringType()),
+)
+"""The columns of messages, as tests of members write them."""
 
 
 @dataclass(frozen=True)

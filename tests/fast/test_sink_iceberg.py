@@ -285,12 +285,17 @@ def test_the_table_is_described_and_checked(target: IcebergTarget) -> None:
 
 
 def test_configuration_errors() -> None:
-    """A table without a namespace and an empty branch are refused."""
+    """A table without a namespace, an empty branch, another mode and an odd column are refused."""
     for table in ("orders", "shop.", ".orders", ""):
         with pytest.raises(ConfigurationError, match="with its namespace"):
             IcebergSink(table)
     with pytest.raises(ConfigurationError, match="branch is empty"):
         IcebergSink("shop.orders", branch="")
+    with pytest.raises(ConfigurationError, match="mode is 'upsert', but IcebergSink only appends"):
+        IcebergSink("shop.orders", mode="upsert")
+    for name in ("", "source.name"):
+        with pytest.raises(ConfigurationError, match="without a dot"):
+            IcebergSink("shop.orders", source_column=name)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, GroupSettings, Heartbeat, RuleSet, parse
-from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, MariaDBSink, PostgresSink, delta_settings
+from marshal_dagster.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MariaDBSink, PostgresSink, delta_settings
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.spark import job_control
 from marshal_dagster.spark.session import spark_settings, start_session
@@ -48,11 +48,11 @@ class Orders(BaseModel):
     """A member's parameters.
 
     Each line that it reports begins with `name`. `place` is the folder of the files or of a Delta table, the schema of
-    the table in the PostgreSQL at `dsn`, the URL of a database (`is_mariadb`), or a topic (`is_topic`). With
-    `lacks_delta` the Delta table is in a session without Delta Lake. The member halts at the `halt_at_count`th time
-    that the sink reaches the step `halt_at_step`. With `halt_in_commit` it halts between two records of its first
-    commit, with `halt_when_written` before that commit. With `slow_ms` each message takes that long in Spark, and the
-    member reports when Spark has started.
+    the table in the PostgreSQL at `dsn`, the URL of a database (`is_mariadb`), a topic (`is_topic`), or the folder of
+    an Iceberg catalog (`is_iceberg`). With `lacks_delta` the Delta table is in a session without Delta Lake. The member
+    halts at the `halt_at_count`th time that the sink reaches the step `halt_at_step`. With `halt_in_commit` it halts
+    between two records of its first commit, with `halt_when_written` before that commit. With `slow_ms` each message
+    takes that long in Spark, and the member reports when Spark has started.
     """
 
     name: str = ""
@@ -68,6 +68,7 @@ class Orders(BaseModel):
     is_mariadb: bool = False
     is_delta: bool = False
     upserts: bool = False
+    is_iceberg: bool = False
     lacks_delta: bool = False
     with_spark: bool = True
     heartbeat_interval_ms: int
@@ -110,9 +111,9 @@ class HalfCommitLog(KillableLog):
 
 def open_sink(
     orders: Orders, spark: "SparkSession | None"
-) -> DeltaSink | FileSink | PostgresSink | MariaDBSink | KafkaSink:
+) -> DeltaSink | FileSink | IcebergSink | PostgresSink | MariaDBSink | KafkaSink:
     """Open the output."""
-    sink: DeltaSink | FileSink | PostgresSink | MariaDBSink | KafkaSink
+    sink: DeltaSink | FileSink | IcebergSink | PostgresSink | MariaDBSink | KafkaSink
     session = None if spark is None else lambda: spark
     if orders.is_topic:
         kind = KafkaSink if orders.with_spark else FakeKafkaSink
@@ -122,6 +123,8 @@ def open_sink(
         sink = (MariaDBSink if orders.with_spark else FakeMariaDBSink)(orders.place, TABLE)
     elif orders.is_delta:
         sink = DeltaSink(orders.place, session=session, **(UPSERTS if orders.upserts else {}))
+    elif orders.is_iceberg:
+        sink = iceberg_sink(Path(orders.place))
     elif orders.dsn is None:
         sink = FileSink(orders.place, "json", session=session) if session else FakeFileSink(Path(orders.place))
     else:
@@ -135,6 +138,13 @@ def open_sink(
 
     hook(sink, reached if orders.halt_at_step else None)
     return sink
+
+
+def iceberg_sink(folder: Path) -> IcebergSink:
+    """Open the table of the catalog in a folder."""
+    from tests.iceberg_tables import NAME, catalog_name, catalog_properties  # pyiceberg may be missing
+
+    return IcebergSink(NAME, catalog=catalog_name(folder), catalog_properties=catalog_properties(folder))
 
 
 def open_delivery(orders: Orders) -> BatchSession:

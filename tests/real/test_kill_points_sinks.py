@@ -22,12 +22,13 @@ from marshal_dagster.errors import DataTopicChangedError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, MariaDBSink, PostgresSink, Sink
+from marshal_dagster.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MariaDBSink, PostgresSink, Sink
 from marshal_dagster.sinks.kafka.records import FrameRecords
 from marshal_dagster.sinks.row_writer import RowWriter
 from tests.conditions import WITHIN_S
 from tests.kafka_outputs import KafkaOutput
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
+from tests.real.sink_worker import iceberg_sink
 from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
 from tests.sink_conformance import Row
 from tests.sink_outputs import (
@@ -130,6 +131,28 @@ class DeltaFolder:
             return []
         frame = self._spark.read.format("delta").load(str(self.path))
         return sorted(tuple(row) for row in frame.select("partition", "offset", "value").collect())
+
+
+class IcebergFolder:
+    """An Iceberg table in a catalog of its own, read by pyiceberg."""
+
+    def __init__(self, folder: Path) -> None:
+        from tests.iceberg_tables import MESSAGES_SCHEMA, create_table
+
+        self.folder = folder
+        create_table(folder, MESSAGES_SCHEMA)
+
+    def open(self, reached: Callable[[str], None] | None = None) -> IcebergSink:
+        """Open the output."""
+        sink = iceberg_sink(self.folder)
+        hook(sink, reached)
+        return sink
+
+    def rows(self) -> list[Row]:
+        """Read the table."""
+        from tests.iceberg_tables import IcebergTarget
+
+        return IcebergTarget(self.folder).found()
 
 
 class Keyed(KafkaSink):

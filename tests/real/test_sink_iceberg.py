@@ -17,9 +17,11 @@ import pytest
 
 pytest.importorskip("pyiceberg")
 
+import pyarrow.parquet as pq
 from pyiceberg import types as i
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import NullOrder
 from pyiceberg.transforms import parse_transform
 from pyspark.sql import Row
 from pyspark.sql import functions as f
@@ -251,6 +253,30 @@ def test_spark_changes_the_table_before_the_commit(lake: Lake, target: SparkIceb
     assert changes == []
     rows = lake.sql("SELECT partition, offset, value FROM {table} WHERE partition IS NOT NULL")
     assert sorted(rows) == rows_of("a", part(0, 0, 3)) + rows_of("b", mine)
+
+
+def test_a_new_generation_replaces_rows_that_spark_has_moved(lake: Lake, tmp_path: Path) -> None:
+    """After a compaction and a merge-on-read deletion by Spark. Files are in the order that Spark has set."""
+    source = i.NestedField(4, "marshal_source", i.StringType())
+    table = create_table(tmp_path, Schema(*SCHEMA.fields, source), None, **{"write.delete.mode": "merge-on-read"})
+    with table.update_sort_order() as order:
+        order.desc("offset", parse_transform("identity"), NullOrder.NULLS_LAST)
+    target = SparkIcebergTarget(lake.spark, tmp_path)
+    target.source_column = "marshal_source"
+    deliver(target, "old", part(0, 0, 6), part(1, 0, 6))
+    lake.sql(COMPACT)
+    lake.sql("DELETE FROM {table} WHERE offset = 5")
+    deliver(target, "new", part(0, 2, 4, generation=20, epoch=21))
+    old = rows_of("old", part(0, 0, 2), part(0, 4, 5), part(1, 0, 5))
+    expected = sorted(old + rows_of("new", part(0, 2, 4)))
+    assert target.found() == expected
+    assert sorted(lake.sql("SELECT partition, offset, value FROM {table}")) == expected
+    files = lake.sql("SELECT file_path, sort_order_id FROM {table}.files WHERE content = 0")
+    assert {order_id for _, order_id in files} == {1}
+    for path, _ in files:
+        offsets = pq.read_table(path.removeprefix("file:"))["offset"].to_pylist()
+        assert offsets == sorted(offsets, reverse=True)
+    assert sorted(duckdb_rows(target.table(), "SELECT partition, offset, value FROM {rows}")) == expected
 
 
 def test_spark_removes_files_of_dead_runs(lake: Lake, target: SparkIcebergTarget) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,6 +39,7 @@ from tests.real.test_kill_points_sinks import (
     DeltaFolder,
     Files,
     HadoopFiles,
+    IcebergFolder,
     KafkaTopic,
     MariaDBTable,
     Output,
@@ -152,6 +154,8 @@ class Site:
             place = {"place": output.topic, "is_topic": True}
         elif isinstance(output, DeltaFolder):
             place = {"place": str(output.path), "is_delta": True, "upserts": output.upserts}
+        elif isinstance(output, IcebergFolder):
+            place = {"place": str(output.folder), "is_iceberg": True}
         elif isinstance(output, HadoopFiles):
             place = {"place": output.uri}
         base = {
@@ -299,6 +303,8 @@ def make_output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             case "delta" | "delta_upsert":
                 folder, spark = tmp_path_factory.mktemp("output") / "output", request.getfixturevalue("quick_spark")
                 return DeltaFolder(folder, spark, upserts=kind == "delta_upsert")
+            case "iceberg":
+                return IcebergFolder(tmp_path_factory.mktemp("lake"))
             case "hdfs":
                 uri = f"{request.getfixturevalue('hdfs')}/{new_instance_id('out')}"
                 return HadoopFiles(uri, request.getfixturevalue("quick_spark"))
@@ -534,6 +540,8 @@ def test_a_member_stopped_before_its_commit(stopped_before_commit: Scenes, kind:
 
 AT_WORK = ("files", "table", "mariadb")
 STEPS_OF_SINKS = {step: ("delta", step) for step in DELTA_STEPS}
+if find_spec("pyiceberg"):
+    STEPS_OF_SINKS |= {f"iceberg {step}": ("iceberg", step) for step in ("written", "judged", "committed")}
 STEPS_OF_SINKS |= {f"hdfs {step}": ("hdfs", step) for step in ("judged", "linked")}
 FIRST_ROWS, FIRST_COMMIT = "*.parquet", "_delta_log/*"
 

@@ -84,6 +84,7 @@ class IcebergSink(Steps):
         catalog: str | None = None,
         catalog_properties: Mapping[str, str] | None = None,
         branch: str = "main",
+        mode: str = "append",
         source_column: str | None = None,
         shared_by_groups: bool = False,
         previous_group: str | None = None,
@@ -96,6 +97,7 @@ class IcebergSink(Steps):
             catalog_properties: Properties of the catalog, which pyiceberg's configuration does not need to have, such
                 as `{"uri": "https://..."}`. They are never logged.
             branch: The branch of the table. It must exist, unless it is `main`.
+            mode: Only `append`. One row for each key is not supported (docs/decisions/0022-iceberg.md).
             source_column: The name of a column of type `string`, in which the sink stores for each row its group, its
                 topic and Kafka's id of the topic. With it and the columns `partition` and `offset` of the table, a new
                 generation replaces rows. The result must not have this column.
@@ -105,13 +107,18 @@ class IcebergSink(Steps):
                 "Another group").
 
         Raises:
-            ConfigurationError: If the table has no namespace, or the branch is empty, or the source column is a field
-                of a struct.
+            ConfigurationError: If the table has no namespace, the branch is empty, the mode is another one, or the
+                source column is a field of a struct.
         """
         if not all(table.split(".")) or "." not in table:
             raise ConfigurationError(f"table is {table!r}; it must be a name with its namespace, such as 'shop.orders'")
         if not branch:
             raise ConfigurationError("branch is empty; it must be the name of a branch, such as 'main'")
+        if mode != "append":
+            raise ConfigurationError(
+                f"mode is {mode!r}, but IcebergSink only appends, because pyiceberg would rewrite each file that has a "
+                "key of the batch. Write to PostgresSink or MariaDBSink with this mode, or append and merge with Spark"
+            )
         if source_column is not None and (not source_column or "." in source_column):
             raise ConfigurationError(
                 f"source_column is {source_column!r}; it must be the name of a column without a dot, or None"
