@@ -163,6 +163,31 @@ def test_types_that_are_not_read_exactly_are_not_written_again(tmp_path: Path) -
     assert target.found() == rows_of("new", part(0, 0, 4))
 
 
+def test_new_rows_may_have_no_offset(target: IcebergTarget) -> None:
+    """They replace what was read, and cannot be replaced themselves."""
+    deliver(target, "old", part(0, 0, 4))
+    mine = newer(0, 1, 3)
+    frame = target.frame([(0, "sum")], ["partition", "value"])
+    target.sink().write(frame, [mine], lambda: {0: [(1, 3)]})
+    expected = [row for row in rows_of("old", part(0, 0, 4)) if row[1] not in {1, 2}]
+    assert target.found() == sorted([*expected, (0, -1, "sum")])
+    assert target.sink().can_replace([newer(0, 1, 3, generation=30)]) is not None
+
+
+def test_a_batch_that_cannot_replace_leaves_no_files(target: IcebergTarget) -> None:
+    """Its own files are removed, because nothing was sent to the catalog."""
+    deliver(target, "old", part(0, 0, 4))
+
+    def fails() -> Any:  # noqa: ANN401 - never returns
+        raise KeyError("offsets")
+
+    mine = newer(0, 1, 3)
+    with pytest.raises(KeyError):
+        target.sink().write(target.frame(rows_of("new", mine)), [mine], fails)
+    there = {str(path) for path in target.folder.glob("warehouse/**/*.parquet")}
+    assert there == {path.removeprefix("file://") for path in paths(target)}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -276,7 +276,7 @@ def test_a_new_generation_replaces_rows_that_spark_has_moved(lake: Lake, tmp_pat
     for path, _ in files:
         offsets = pq.read_table(path.removeprefix("file:"))["offset"].to_pylist()
         assert offsets == sorted(offsets, reverse=True)
-    assert sorted(duckdb_rows(target.table(), "SELECT partition, offset, value FROM {rows}")) == expected
+    assert sorted(duckdb_rows(target.table(), 'SELECT "partition", "offset", value FROM {rows}')) == expected
 
 
 def test_spark_removes_files_of_dead_runs(lake: Lake, target: SparkIcebergTarget) -> None:

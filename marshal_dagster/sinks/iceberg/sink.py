@@ -328,13 +328,13 @@ class IcebergSink(Steps):
             mine = [file for file in files if file.kafka_partition in partitions]
             sources = self._source_columns(table)
             over_older = _covered(positions, taken)
-            if over_older and sources is not None and read is None:
-                try:
+            try:
+                if over_older and sources is not None and read is None:
                     read = both(offsets_read(), table.offsets(mine, sources))
-                except BaseException:
-                    table.remove(removable)
-                    raise
-            replaced = self._replaced(table, plan.attempt, sources, over_older, read or {})
+                replaced = self._replaced(table, plan.attempt, sources, over_older, read or {})
+            except BaseException:
+                table.remove(removable)
+                raise
             with_rows = {file.kafka_partition for file in mine}
             with_gaps = {file.kafka_partition for file in mine if sources is None or not sources.are_in(file)}
             following = positions.then(

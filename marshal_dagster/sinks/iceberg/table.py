@@ -173,14 +173,15 @@ class IcebergTable:
         return replacement(older, tasks, self.short_metadata(older.columns), self._table.io, name)
 
     def offsets(self, files: Sequence[WrittenFile], columns: SourceColumns) -> dict[int, Intervals]:
-        """Return the offsets of the rows of files of the sink, by Kafka partition."""
+        """Return the offsets of the rows of files of the sink, by Kafka partition. Rows may have none."""
         import pyarrow.parquet as pq
 
         found: dict[int, list[Any]] = {}
         for file in files:
             with self._table.io.new_input(file.path).open() as stream:
-                values = pq.ParquetFile(stream).read([columns.offset.name])[columns.offset.name]
-            found.setdefault(file.kafka_partition, []).append(values.drop_null().to_numpy())
+                read = pq.ParquetFile(stream).read([columns.offset.name])
+            for values in read.columns:
+                found.setdefault(file.kafka_partition, []).append(values.drop_null().to_numpy())
         return {partition: intervals_of(values) for partition, values in found.items()}
 
     def commit(
