@@ -80,7 +80,8 @@ class ObjectOutput(FileOutput):
 
     def content(self, place: Any) -> str:  # noqa: ANN401 - a name here
         """Return the text of an object."""
-        return self.objects.content[f"{self.folder}/_marshal/{place}"].decode()
+        content: bytes = self.objects.content[f"{self.folder}/_marshal/{place}"]
+        return content.decode()
 
     def left(self) -> set[str]:
         """Return the attempts of which something is left."""
