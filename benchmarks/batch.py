@@ -211,9 +211,9 @@ def scratch() -> Iterator[Path]:
 
 
 @contextmanager
-def local_session(jars: str = "") -> Iterator["SparkSession"]:
+def local_session(jars: str = "", settings: Mapping[str, str] | None = None) -> Iterator["SparkSession"]:
     """Start a session with two cores, and stop it at the end; `jars` are further paths, separated by commas."""
-    extra = {"spark.master": "local[2]", "spark.jars": jars}
+    extra = {"spark.master": "local[2]", "spark.jars": jars, **(settings or {})}
     session = start_session(spark_settings(app_name="benchmark", extra=extra))
     session.sparkContext.setLogLevel("ERROR")
     yield session

@@ -1,0 +1,143 @@
+"""Memory of a run's process while a sink writes a small and a large batch."""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks import services
+from benchmarks.batch import local_session
+from benchmarks.harness import Benchmark, Case, Goal, Measured
+from benchmarks.mariadb_sink import execute
+from benchmarks.sink_input import SinkInput, fill
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MariaDBSink, PostgresSink, Sink
+from marshal_dagster.sinks.delta.table import delta_settings
+
+KIB_IN_MIB: Final = 1_024
+OUTPUT: Final = "orders-upper"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes: the rows of the small and the large batch, and how many of the sinks are measured."""
+
+    fewest: int = 100_000
+    most: int = 10_000_000
+    record_bytes: int = 200
+    partitions: int = 4
+    sinks: int = 6
+
+
+def file_sink(_: SinkInput, place: Mapping[str, str]) -> Sink:
+    """Return a sink for a folder of Parquet files."""
+    return FileSink(f"{place['folder']}/files")
+
+
+def delta_sink(messages: SinkInput, place: Mapping[str, str]) -> Sink:
+    """Return a sink for a Delta table."""
+    return DeltaSink(f"{place['folder']}/delta", session=lambda: messages.spark)
+
+
+def iceberg_sink(_: SinkInput, place: Mapping[str, str]) -> Sink:
+    """Return a sink for an Iceberg table."""
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+
+    folder = place["folder"]
+    properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+    catalog = load_catalog("benchmark", **properties)
+    catalog.create_namespace_if_not_exists("shop")
+    columns = {"partition": IntegerType(), "offset": LongType(), "key": StringType(), "value": StringType()}
+    fields = [NestedField(at, name, kind) for at, (name, kind) in enumerate(columns.items(), 1)]
+    catalog.create_table("shop.orders", Schema(*fields))
+    return IcebergSink("shop.orders", catalog="benchmark", catalog_properties=properties)
+
+
+def kafka_sink(messages: SinkInput, _: Mapping[str, str]) -> Sink:
+    """Return a sink for a topic."""
+    return KafkaSink(messages.connection, OUTPUT, shared_by_groups=True)
+
+
+def postgres_sink(messages: SinkInput, place: Mapping[str, str]) -> Sink:
+    """Return a sink for a table of its own."""
+    sink = PostgresSink(place["postgres"], f"rows_{messages.records}")
+    sink.create_tables(messages.rows("partition", "offset").schema)
+    return sink
+
+
+def mariadb_sink(messages: SinkInput, place: Mapping[str, str]) -> Sink:
+    """Return a sink for a database of its own."""
+    database = f"rows_{messages.records}"
+    execute(place["mariadb"], f"CREATE DATABASE {database}", database=None)
+    sink = MariaDBSink(f"{place['mariadb']}/{database}", "orders")
+    sink.create_tables(messages.rows("partition", "offset").schema)
+    return sink
+
+
+SINKS: Final[Mapping[str, Callable[[SinkInput, Mapping[str, str]], Sink]]] = {
+    "FileSink": file_sink,
+    "PostgresSink": postgres_sink,
+    "MariaDBSink": mariadb_sink,
+    "DeltaSink": delta_sink,
+    "IcebergSink": iceberg_sink,
+    "KafkaSink": kafka_sink,
+}
+
+
+def write(name: str, servers: str, partitions: int, records: int, place: Mapping[str, str]) -> float:
+    """Write a batch in this process, and return the most memory that it had in MiB. Spark's memory is its JVM's."""
+    connection = KafkaConnection(bootstrap_servers=servers, timeout_s=60)
+    with local_session(settings=delta_settings() if name == "DeltaSink" else {}) as spark:
+        messages = SinkInput(spark, connection, partitions, records)
+        sink: Any = SINKS[name](messages, place)
+        outcome = sink.write(messages.rows("partition", "offset"), messages.ranges(f"group {records}"), dict)
+        written = sum(outcome.rows.values())
+    if written != messages.wanted:
+        raise RuntimeError(f"{name}: {written} rows were written, not {messages.wanted}")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_IN_MIB
+
+
+def measure(name: str, connection: KafkaConnection, servers: Mapping[str, str], sizes: Sizes, records: int) -> float:
+    """Write a batch of a sink in a process of its own, and return that process's memory in MiB."""
+    with tempfile.TemporaryDirectory(prefix="marshal-benchmark-") as folder:
+        place = {"folder": folder, **servers}
+        arguments = [name, connection.bootstrap_servers, sizes.partitions, records, place]
+        command = [sys.executable, "-m", __name__, json.dumps(arguments)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def run(sizes: Sizes) -> Measured:
+    """Measure the sinks one after the other with one broker and one database."""
+    with (
+        services.broker() as connection,
+        services.postgres() as postgres,
+        services.mariadb() as mariadb,
+        Topics(connection) as data,
+    ):
+        servers = {"postgres": postgres, "mariadb": mariadb}
+        data.create(OUTPUT, sizes.partitions, 1)
+        KafkaSink(connection, OUTPUT).create_notes()
+        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
+        cases = []
+        for name in list(SINKS)[: sizes.sinks]:
+            large, small = (
+                measure(name, connection, servers, sizes, records) for records in (sizes.most, sizes.fewest)
+            )
+            cases.append(Case(name, [large], [small], "MiB", Goal.RATIO_AT_MOST, 1.2))
+    return Measured(cases, {"spark_master": "local[2]"})
+
+
+BENCHMARK: Final = Benchmark(
+    "sink_memory", "memory of a run's process: a large batch, compared with a small one", Sizes(), run
+)
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{write(*json.loads(sys.argv[1]))}\n")
