@@ -30,7 +30,12 @@ def text_without(secrets: Iterable[str], error: Exception) -> str:
     text = str(error)
     for secret in sorted(set(secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
-    return _USER_IN_URI.sub("//***@", next(iter(text.splitlines()), type(error).__name__))
+    return without_user(next(iter(text.splitlines()), type(error).__name__))
+
+
+def without_user(text: str) -> str:
+    """Return a text whose URIs do not show a user and a password before their host."""
+    return _USER_IN_URI.sub("//***@", text)
 
 
 def _texts(properties: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

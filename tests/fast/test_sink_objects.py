@@ -350,6 +350,57 @@ def test_a_uri_of_another_form(uri: str, why: str) -> None:
         FileSink(uri)
 
 
+@pytest.mark.parametrize("uri", [f"s3://key:{SECRET}@lake/x", f"abfss://key:{SECRET}@shop.dfs.core.windows.net/x"])
+def test_a_uri_with_credentials_is_refused_without_showing_them(uri: str) -> None:
+    """Credentials belong into variables or `storage_options`."""
+    with pytest.raises(ConfigurationError, match="it must be of the form") as raised:
+        FileSink(uri)
+    assert SECRET not in str(raised.value)
+
+
+class Rows:
+    """A session that reads one object, or fails."""
+
+    def __init__(self, answer: int | Exception) -> None:
+        self.read, self.paths, self._answer = self, list[str](), answer
+
+    def text(self, path: str) -> "Rows":
+        """Remember the path."""
+        self.paths.append(path)
+        return self
+
+    def count(self) -> int:
+        """Return the number of lines."""
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (0, r"Spark does not find s3a://lake/x/note, which this process has written"),
+        (ValueError("[PATH_NOT_FOUND] none"), r"Spark does not find s3a://lake/x/note"),
+        (ValueError('No FileSystem for scheme "s3a"'), r"has no file system for s3a://. Add the connector"),
+        (ValueError("ClassNotFoundException: S3AFileSystem"), r"Add the connector of the store"),
+    ],
+)
+def test_spark_must_find_what_the_process_has_written(answer: int | Exception, why: str) -> None:
+    """The connector and the client have settings of their own."""
+    with pytest.raises(ConfigurationError, match=why):
+        ObjectStorage("s3://lake/x").check_seen(Rows(answer), "note")  # type: ignore[arg-type]
+
+
+def test_spark_is_asked_once() -> None:
+    """Other errors of Spark are raised as they are; after one success Spark is not asked again."""
+    storage, session = ObjectStorage("s3://lake/x"), Rows(1)
+    with pytest.raises(ValueError, match="403"):
+        storage.check_seen(Rows(ValueError("403")), "note")  # type: ignore[arg-type]
+    storage.check_seen(session, "note")  # type: ignore[arg-type]
+    storage.check_seen(session, "other")  # type: ignore[arg-type]
+    assert session.paths == ["s3a://lake/x/note"]
+
+
 def test_the_parts_of_a_uri() -> None:
     """The account of Azure is part of the host; other clouds have other hosts."""
     found = ObjectLocation.parse("abfss://data@shop.dfs.core.chinacloudapi.cn/orders/new")

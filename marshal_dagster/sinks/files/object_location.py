@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.secret_text import dereferenced
-from marshal_dagster.sinks.hidden_secrets import secret_values
+from marshal_dagster.sinks.hidden_secrets import secret_values, without_user
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -78,9 +78,9 @@ class ObjectLocation:
         authority, _, prefix = rest.partition("/")
         bucket, _, host = authority.partition("@")
         is_azure = _KINDS[scheme] == _AZURE
-        if not bucket or is_azure != bool(host):
+        if not bucket or ":" in bucket or is_azure != bool(host):
             form = f"{scheme}://container@account.dfs.{_PUBLIC_CLOUD}/path" if is_azure else f"{scheme}://bucket/path"
-            raise ConfigurationError(f"path is {uri!r}; it must be of the form {form}")
+            raise ConfigurationError(f"path is {without_user(uri)!r}; it must be of the form {form}")
         if any(part in {"", ".", ".."} for part in prefix.split("/")) and prefix:
             raise ConfigurationError(f"path is {uri!r}; the parts of its path must not be empty, '.' or '..'")
         if is_azure and not _AZURE_HOST.fullmatch(host):

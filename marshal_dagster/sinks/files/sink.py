@@ -167,7 +167,10 @@ class FileSink(Steps):
 
         Raises:
             SinkRejectedError: If one of the ranges cannot be written, or a file of the output is missing or damaged.
-            ConfigurationError: If the file system cannot keep two writers apart, or there is no session to reach it.
+            ConfigurationError: If the file system or the object store cannot keep two writers apart, or there is no
+                session to reach it.
+            AuthorizationError: If an object store has refused access.
+            UnavailableError: If an object store cannot be reached.
         """
         check_ranges(ranges)
         self._check_storage()
