@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from obstore.exceptions import GenericError
 
 from marshal_dagster import FileSink
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, SinkRejectedError, UnavailableError
@@ -245,7 +246,9 @@ def test_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, objects: 
 def test_no_text_has_a_secret(output: ObjectOutput, caplog: pytest.LogCaptureFixture) -> None:
     """Errors, their causes, logs and `repr` show no secret."""
     caplog.set_level(logging.DEBUG)
-    texts = [repr(output.sink()), str(vars(output.sink().store))]
+    store = output.sink().store
+    store.check()
+    texts = [repr(output.sink()), str(vars(output.sink().store)), str(store._converted(GenericError(f"key {SECRET}")))]
     output.objects.refuses.add("PUT")
     for uri in (output.uri, f"gs://{BUCKET}/x", f"abfss://{BUCKET}@shop.dfs.core.windows.net/x"):
         sink = FileSink(uri, storage_options=options_of(output.objects, uri))
