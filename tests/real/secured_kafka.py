@@ -1,10 +1,11 @@
 """A broker with TLS, passwords and ACLs: one listener for each way of connecting, and an authorizer."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its type hints lack these exports
@@ -24,6 +25,7 @@ from marshal_dagster._internal import processes
 from marshal_dagster._internal.java import Java, find_java
 from marshal_dagster._internal.ports import HOST, free_port
 from marshal_dagster.devkafka import ensure_jars
+from marshal_dagster.devkafka.cds_archive import with_archive
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
 from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.devkafka.readiness import brokers_known_to
@@ -56,12 +58,41 @@ STORE_PASSWORD = "of-the-store"
 
 
 @dataclass(frozen=True, slots=True)
+class Acl:
+    """The right of a user to do one operation on a topic, a group, transactional ids or the cluster."""
+
+    user: str
+    operation: str
+    kind: str
+    name: str
+    pattern: str = "LITERAL"
+
+    def binding(self) -> AclBinding:
+        """Return the right as the admin client takes it."""
+        return AclBinding(
+            ResourceType[self.kind],
+            self.name,
+            ResourcePatternType[self.pattern],
+            f"User:{self.user}",
+            "*",
+            AclOperation[self.operation],
+            AclPermissionType.ALLOW,
+        )
+
+
+_ANY: Any = None  # the client's type hints do not know that None means each name
+_EACH_ACL = AclBindingFilter(
+    ResourceType.ANY, _ANY, ResourcePatternType.ANY, _ANY, _ANY, AclOperation.ANY, AclPermissionType.ANY
+)
+
+
+@dataclass(frozen=True, slots=True)
 class SecuredKafka:
     """A running broker: the bootstrap server of each listener, and the PEM files that a client needs.
 
     `unknown` holds a client certificate that the broker does not trust, with its key. `outdated` and `early` are signed
     by a trusted authority, but are expired or not yet valid. `store` is a PKCS#12 key store with another certificate.
-    `provider` gives tokens for the listener `REAUTH`.
+    `provider` gives tokens for the listener `REAUTH`. `admin` is a client of a super user.
     """
 
     servers: dict[str, str]
@@ -73,24 +104,23 @@ class SecuredKafka:
     early: Path
     store: Path
     provider: TokenServer
+    admin: AdminClient
 
     def grant(self, user: str, operation: str, kind: str, name: str, *, pattern: str = "LITERAL") -> None:
         """Grant a user one operation on a topic or a group, and wait until the broker itself applies it."""
-        acl = (
-            ResourceType[kind],
-            name,
-            ResourcePatternType[pattern],
-            f"User:{user}",
-            "*",
-            AclOperation[operation],
-            AclPermissionType.ALLOW,
-        )
-        admin = self._admin()
-        for future in admin.create_acls([AclBinding(*acl)]).values():
+        self.grant_all([Acl(user, operation, kind, name, pattern)])
+
+    def grant_all(self, acls: Iterable["Acl"]) -> None:
+        """Grant rights with one request, and wait until the broker itself applies them."""
+        wanted = {acl.binding() for acl in acls}
+        for future in self.admin.create_acls(list(wanted)).values():
             future.result(WITHIN_S)
-        # The controller answers when it has stored the right; the broker's authorizer gets it a moment later.
-        wanted = AclBindingFilter(*acl)
-        wait_until(lambda: admin.describe_acls(wanted).result(WITHIN_S), f"the broker knows {operation} on {name}")
+
+        # The controller answers when it has stored a right; the broker's authorizer gets it a moment later.
+        def is_missing() -> set[AclBinding]:
+            return wanted - set(self.admin.describe_acls(_EACH_ACL).result(WITHIN_S))
+
+        wait_until(lambda: not is_missing(), lambda: f"the broker knows the rights {is_missing()}")
 
     def make_user(self, name: str = SCRAM_USER, password: str = SCRAM_PASSWORD) -> None:
         """Create a user with a password for both SCRAM mechanisms."""
@@ -98,13 +128,9 @@ class SecuredKafka:
             UserScramCredentialUpsertion(name, ScramCredentialInfo(mechanism, 4096), password.encode())
             for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
         ]
-        admin = self._admin()
         for each in wanted:
-            for future in admin.alter_user_scram_credentials([each]).values():
+            for future in self.admin.alter_user_scram_credentials([each]).values():
                 future.result(WITHIN_S)
-
-    def _admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.servers["PLAINTEXT"]})
 
 
 @contextmanager
@@ -121,7 +147,7 @@ def _started(directory: Path, provider: TokenServer) -> Iterator[SecuredKafka]:
     java = find_java()
     files = _files(directory, java)
     node = Node(1, ports["PLAINTEXT"], ports.pop("controller"))
-    launcher = Launcher(java, ensure_jars(java), settings=_settings(ports, files, provider))
+    launcher = with_archive(Launcher(java, ensure_jars(java), settings=_settings(ports, files, provider)))
     folder = BrokerFolder(directory / "broker")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", f"-D{_ALLOWED_URLS}={provider.keys_url}")
@@ -143,6 +169,8 @@ def _started(directory: Path, provider: TokenServer) -> Iterator[SecuredKafka]:
             files["client-early.pem"],
             files["client.p12"],
             provider,
+            # Without its log, because it may outlive the broker.
+            AdminClient({"bootstrap.servers": f"{HOST}:{ports['PLAINTEXT']}", "log_level": 0}),
         )
         secured.make_user()
         yield secured

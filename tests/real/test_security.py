@@ -48,7 +48,7 @@ from tests.kafka_outputs import KafkaOutput, committed
 from tests.real.canaries import has_executions, leaks
 from tests.real.isolated_client import IsolatedClient
 from tests.real.isolated_script import ROOT, IsolatedScript
-from tests.real.secured_kafka import STORE_PASSWORD, SecuredKafka, secured_kafka
+from tests.real.secured_kafka import STORE_PASSWORD, Acl, SecuredKafka, secured_kafka
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 CANARIES = Path(__file__).parent / "canary_location.py"
@@ -115,8 +115,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
         assert writer.flush(WITHIN_S) == 0
         for role in ROLES:
             secured.make_user(role, PASSWORD)
-        for command in granted(PAGE.read_text()):
-            grant(secured, command)
+        secured.grant_all(acl for command in granted(PAGE.read_text()) for acl in acls(command))
         # A producer without WRITE on any topic is rejected at once, so the reader gets WRITE on another topic.
         secured.grant("reader", "WRITE", "TOPIC", "elsewhere")
         with Topics(connection_of(secured, "maker")) as maker:
@@ -136,8 +135,8 @@ def granted(page: str) -> list[list[str]]:
     return [shlex.split(line) for line in re.findall(r"^\$ (kafka-acls --add .*)$", page, re.MULTILINE)]
 
 
-def grant(secured: SecuredKafka, command: Sequence[str]) -> None:
-    """Grant what Kafka's tool would grant with this command."""
+def acls(command: Sequence[str]) -> Iterator[Acl]:
+    """Yield the rights that Kafka's tool would grant with this command."""
     assert command[:3] == ["kafka-acls", "--add", "--allow-principal"]
     user, given = command[3].removeprefix("User:"), command[4:]
     options = list(itertools.pairwise(given))
@@ -150,7 +149,7 @@ def grant(secured: SecuredKafka, command: Sequence[str]) -> None:
         for kind, name in places:
             # Kafka's tool accepts READ of a topic and of a group in one command.
             right = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()
-            secured.grant(user, right, kind, name, pattern=pattern)
+            yield Acl(user, right, kind, name, pattern)
 
 
 def test_each_command_of_the_page_is_tried() -> None:
@@ -344,7 +343,6 @@ JUNK: tuple[bytes | None, ...] = (
     None,
     b"",
     b"\xff\xfe",
-    b"x" * 900_000,
     b"Heartbeat/1/1/i/c/shops/orders/0/" + b"9" * 2_000,
     b"Heartbeat/1/1/i/c/shops/orders/0/99/extra",
     b"ClaimingPartition/1/1/i/c/shops/orders/0\nHeartbeat/1/1/i/c/shops/orders/0/99",
@@ -353,6 +351,8 @@ JUNK: tuple[bytes | None, ...] = (
     b"GroupSettings/1/1/i/c/shops//0/0/native/at_least_once/-",
 )
 """None of these is a valid message."""
+LARGE = b"x" * 900_000
+"""Junk that is sent in two rounds only: each later reader of the coordination topic has to read it."""
 
 
 @contextmanager
@@ -372,19 +372,21 @@ def junk(secured: SecuredKafka) -> Iterator[list[int]]:
     transactional = Producer({**servers, "transactional.id": "junk", "transaction.timeout.ms": 60_000})
     transactional.init_transactions(WITHIN_S)
 
-    def send_to(producer: Producer) -> None:
-        for value in JUNK:
+    def send_to(producer: Producer, values: Sequence[bytes | None]) -> None:
+        for value in values:
             for partition in (0, 1):
                 producer.produce("__marshal", value, b"a key", partition, headers={"h": b"\xff" * 100})
         producer.produce("__marshal", misplaced, partition=1 - home)
-        sent[0] += 2 * len(JUNK) + 1
+        sent[0] += 2 * len(values) + 1
         producer.flush(WITHIN_S)
 
     def send() -> None:
-        for end in itertools.cycle((transactional.abort_transaction, transactional.commit_transaction)):
-            send_to(plain)
+        rounds = itertools.chain([(*JUNK, LARGE)] * 2, itertools.repeat(JUNK))
+        ends = itertools.cycle((transactional.abort_transaction, transactional.commit_transaction))
+        for values, end in zip(rounds, ends, strict=False):
+            send_to(plain, values)
             transactional.begin_transaction()
-            send_to(transactional)
+            send_to(transactional, values)
             if stop.is_set():
                 return  # leaves the transaction open
             end(WITHIN_S)
@@ -422,11 +424,13 @@ def test_a_secret_is_found_nowhere(
     names = ("password", "key-password", "database", "client-secret", "of-an-option")
     canaries = {name: f"canary-{name}-{os.urandom(6).hex()}" for name in names}
     secured.make_user("canary", canaries["password"])
-    for command in granted(PAGE.read_text()):
-        if command[3] == "User:member":
-            for user in ("User:canary", "User:CN=client"):
-                others = ["canaries" if word == "shops" else word for word in command[4:]]
-                grant(secured, [*command[:3], user, *others])
+    secured.grant_all(
+        acl
+        for command in granted(PAGE.read_text())
+        if command[3] == "User:member"
+        for user in ("User:canary", "User:CN=client")
+        for acl in acls([*command[:3], user, *("canaries" if word == "shops" else word for word in command[4:])])
+    )
     outputs = dict.fromkeys(("canary", "CN=client"), "")
     for number, user in enumerate(outputs):
         outputs[user] = topic_for(secured, user, f"canaries-{number}")
@@ -478,10 +482,12 @@ def topic_for(secured: SecuredKafka, user: str, topic: str) -> str:
     with Topics(admin) as topics:
         assert topics.create(topic, 1, 1)
     assert KafkaSink(admin, topic).create_notes()
-    for command in granted(PAGE.read_text()):
-        if command[3] == "User:writer":
-            others = [word.replace("orders-upper", topic) for word in command[4:]]
-            grant(secured, [*command[:3], f"User:{user}", *others])
+    secured.grant_all(
+        acl
+        for command in granted(PAGE.read_text())
+        if command[3] == "User:writer"
+        for acl in acls([*command[:3], f"User:{user}", *(word.replace("orders-upper", topic) for word in command[4:])])
+    )
     return topic
 
 
