@@ -150,11 +150,15 @@ def split(
 
     codes = [column.indexes(source_array(column.path, arrays), len(others)) for column in columns]
     keys = np.column_stack([others.astype(np.int64), *codes])
+    if len(keys) and (keys == keys[0]).all():  # most batches, without a sort
+        other, *indexes = keys[0].tolist()
+        yield other, tuple(column.values[at] for column, at in zip(columns, indexes, strict=True)), None
+        return
     distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-    order = None if len(distinct) == 1 else np.argsort(inverse.reshape(-1), kind="stable")
+    order = np.argsort(inverse.reshape(-1), kind="stable")
     ends = np.cumsum(np.bincount(inverse.reshape(-1), minlength=len(distinct)))
     for number, (other, *indexes) in enumerate(distinct.tolist()):
-        rows = None if order is None else order[ends[number - 1] if number else 0 : ends[number]]
+        rows = order[ends[number - 1] if number else 0 : ends[number]]
         yield other, tuple(column.values[at] for column, at in zip(columns, indexes, strict=True)), rows
 
 
