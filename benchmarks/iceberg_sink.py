@@ -1,8 +1,10 @@
 """`IcebergSink` compared with Spark's own append to an Iceberg table, in one warm Spark session."""
 
+import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -16,6 +18,9 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import IcebergSink
 from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.packages import iceberg_package
+
+_SQLITE: Final = "org.xerial:sqlite-jdbc:3.46.1.3"
+"""The driver with which Spark's catalog uses the same database as the sink's."""
 
 
 @dataclass(slots=True)
@@ -65,16 +70,26 @@ class Sides:
 def run(sizes: Sizes) -> Measured:
     """Measure all sizes with one broker."""
     runtime = iceberg_package()
-    jars = ",".join(map(str, fetch_connector(runtime)))
+    jars = ",".join(map(str, [*fetch_connector(runtime), *fetch_connector(_SQLITE)]))
     with (
         tempfile.TemporaryDirectory() as folder,
         services.broker() as connection,
         local_session(jars) as spark,
         Topics(connection) as data,
     ):
-        spark.conf.set("spark.sql.catalog.benchmark", "org.apache.iceberg.spark.SparkCatalog")
-        spark.conf.set("spark.sql.catalog.benchmark.type", "hadoop")
-        spark.conf.set("spark.sql.catalog.benchmark.warehouse", f"file://{folder}/spark")
+        with closing(sqlite3.connect(f"{folder}/spark.db")) as database:
+            database.execute("PRAGMA journal_mode=WAL")  # with which Spark's readers do not block its writers
+        settings = {
+            "": "org.apache.iceberg.spark.SparkCatalog",
+            ".catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+            ".uri": f"jdbc:sqlite:{folder}/spark.db",
+            ".jdbc.schema-version": "V1",
+            ".warehouse": f"file://{folder}/spark",
+            ".cache-enabled": "false",
+        }
+        for key, value in settings.items():
+            spark.conf.set(f"spark.sql.catalog.benchmark{key}", value)
+        spark.sql("CREATE NAMESPACE benchmark.shop")
         fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
         cases, tables = [], count()
         for records in steps_of_ten(sizes.fewest, sizes.most):
