@@ -9,15 +9,13 @@ from urllib.parse import urlsplit
 
 import pymysql
 
-from benchmarks import services
+from benchmarks import jdbc, services
 from benchmarks.batch import local_session
 from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
 from benchmarks.sink_input import SinkInput, Sizes, fill
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import MariaDBSink
-from marshal_dagster.spark.connector import fetch_connector
 
-DRIVER: Final = "org.mariadb.jdbc:mariadb-java-client:3.4.1"
 _DATABASE: Final = "shop"
 
 
@@ -86,11 +84,10 @@ def jdbc_options(server: str, table: str) -> dict[str, str]:
 
 def run(sizes: Sizes) -> Measured:
     """Measure all sizes with one broker and one database."""
-    jars = ",".join(map(str, fetch_connector(DRIVER)))
     with (
         services.broker() as connection,
         services.mariadb() as server,
-        local_session(jars) as spark,
+        local_session(jdbc.jars()) as spark,
         Topics(connection) as data,
     ):
         execute(server, f"CREATE DATABASE {_DATABASE}", database=None)
@@ -100,7 +97,7 @@ def run(sizes: Sizes) -> Measured:
             sides = Sides(SinkInput(spark, connection, sizes.partitions, records), server, tables)
             ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
             cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.5))
-    return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": DRIVER})
+    return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": jdbc.MARIADB})
 
 
 BENCHMARK: Final = Benchmark(

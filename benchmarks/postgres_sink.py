@@ -9,15 +9,12 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from benchmarks import services
+from benchmarks import jdbc, services
 from benchmarks.batch import local_session
 from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
 from benchmarks.sink_input import SinkInput, Sizes, fill
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import PostgresSink
-from marshal_dagster.spark.connector import fetch_connector
-
-DRIVER: Final = "org.postgresql:postgresql:42.7.4"
 
 
 @dataclass(slots=True)
@@ -75,11 +72,10 @@ def jdbc_options(dsn: str, table: str) -> dict[str, str]:
 
 def run(sizes: Sizes) -> Measured:
     """Measure all sizes with one broker and one database."""
-    jars = ",".join(map(str, fetch_connector(DRIVER)))
     with (
         services.broker() as connection,
         services.postgres() as dsn,
-        local_session(jars) as spark,
+        local_session(jdbc.jars()) as spark,
         Topics(connection) as data,
     ):
         fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
@@ -88,7 +84,7 @@ def run(sizes: Sizes) -> Measured:
             sides = Sides(SinkInput(spark, connection, sizes.partitions, records), dsn, tables)
             ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
             cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.7))
-    return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": DRIVER})
+    return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": jdbc.POSTGRES})
 
 
 BENCHMARK: Final = Benchmark(

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from benchmarks import services
+from benchmarks import jdbc, services
 from benchmarks.batch import local_session
 from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
-from benchmarks.postgres_sink import DRIVER, jdbc_options
+from benchmarks.postgres_sink import jdbc_options
 from benchmarks.sink_input import SinkInput, Sizes, fill
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import PostgresSink
-from marshal_dagster.spark.connector import fetch_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,11 +84,10 @@ class Sides:
 
 def run(sizes: Sizes) -> Measured:
     """Measure all sizes with one broker and one database."""
-    jars = ",".join(map(str, fetch_connector(DRIVER)))
     with (
         services.broker() as connection,
         services.postgres() as dsn,
-        local_session(jars) as spark,
+        local_session(jdbc.jars()) as spark,
         Topics(connection) as data,
     ):
         fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
@@ -98,7 +96,7 @@ def run(sizes: Sizes) -> Measured:
             sides = Sides(SinkInput(spark, connection, sizes.partitions, records), dsn)
             ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
             cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.7))
-    return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": DRIVER})
+    return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": jdbc.POSTGRES})
 
 
 BENCHMARK: Final = Benchmark(
