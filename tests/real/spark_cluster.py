@@ -54,6 +54,8 @@ class SparkCluster:
     """A master and its workers."""
 
     folder: Path
+    has_hosts: bool = False
+    """Whether each worker has a loopback address of its own. Spark runs a task twice at once only on two hosts."""
     port: int = field(default_factory=free_port)
     page: int = field(default_factory=free_port)
     workers: "dict[subprocess.Popen[bytes], str]" = field(default_factory=dict)
@@ -85,7 +87,10 @@ class SparkCluster:
         place = self.folder / f"worker {self._added}"
         place.mkdir()
         size = ("--cores", "1", "--memory", "1g", "--work-dir", str(place))
-        worker = self._spawn("worker.Worker", "--host", HOST, "--webui-port", str(free_port()), *size, self.master)
+        host = f"127.0.0.{self._added}" if self.has_hosts else HOST
+        worker = self._spawn(
+            "worker.Worker", "--host", host, "--webui-port", str(free_port()), *size, self.master, host=host
+        )
         self.workers[worker] = place.name
 
     def kill_worker(self) -> None:
@@ -127,9 +132,9 @@ class SparkCluster:
         """Return the last lines that the processes printed."""
         return "\n".join(each.read_text(errors="replace")[-1500:] for each in self.folder.glob("*.log"))
 
-    def _spawn(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    def _spawn(self, name: str, *arguments: str, host: str = HOST) -> "subprocess.Popen[bytes]":
         command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
-        environment = spark_environment() | {"SPARK_DAEMON_MEMORY": "256m"}
+        environment = spark_environment() | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": host}
         path = self.folder / f"{name} {self._added}.log"
         with path.open("wb") as console:
             process = subprocess.Popen(
@@ -140,9 +145,9 @@ class SparkCluster:
 
 
 @contextmanager
-def running_cluster(folder: Path) -> Iterator[SparkCluster]:
+def running_cluster(folder: Path, *, has_hosts: bool = False) -> Iterator[SparkCluster]:
     """Start a cluster and stop it at the end."""
-    cluster = SparkCluster(folder)
+    cluster = SparkCluster(folder, has_hosts)
     with cluster.stack:
         cluster.start()
         yield cluster
