@@ -547,10 +547,10 @@ FIRST_ROWS, FIRST_COMMIT = "*.parquet", "_delta_log/*"
 
 
 def kill_within_deltas_commit(worker: Worker, name: str, table: Path, sign: str) -> None:
-    """Let the halted member `name` commit, and kill all processes as soon as a file `sign` exists."""
-    assert not list(table.glob(sign))
+    """Let the halted member `name` commit, and kill all processes as soon as there is one more file `sign`."""
+    before = set(table.glob(sign))
     worker.go_on(name)
-    worker.kill_all(lambda: any(table.glob(sign)))
+    worker.kill_all(lambda: bool(set(table.glob(sign)) - before))
 
 
 def path_of(scene: Scene) -> Path:
@@ -563,7 +563,7 @@ def path_of(scene: Scene) -> Path:
 def killed_at_work(selected: Selected, make_scene: MakeScene) -> Scenes:
     """Members of a Spark process that was killed with its JVM.
 
-    Two are in Spark actions, "committing" is between two commit records, and one has begun its commit to Delta.
+    Two are in Spark actions, "committing" is between two commit records, and one has begun its MERGE into Delta.
     """
     is_at_work = selected(test_a_spark_process_killed_at_work)
     signs = selected(test_a_spark_process_killed_within_deltas_own_commit, FIRST_ROWS)
@@ -573,7 +573,7 @@ def killed_at_work(selected: Selected, make_scene: MakeScene) -> Scenes:
         committing = scenes["committing"] = make_scene("files")
         members.append(committing.site.orders(committing.output, name="committing", halt_in_commit=True))
     for sign in signs:
-        scenes[sign] = make_scene("delta")
+        scenes[sign] = make_scene("delta_upsert")
         members.append(scenes[sign].site.orders(scenes[sign].output, name=sign, halt_at_step="judged"))
     if not members:
         return scenes
