@@ -12,6 +12,7 @@ PAGE: Final = (machine.TOP / "docs" / "choosing-a-sink.md").read_text()
 MEASURED: Final = {
     "`PostgresSink`": "postgres_sink",
     '`PostgresSink`, `mode="upsert"`': "postgres_upsert",
+    "`MariaDBSink`": "mariadb_sink",
     "`IcebergSink`": "iceberg_sink",
     "`KafkaSink`": "kafka_sink",
 }

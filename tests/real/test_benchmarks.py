@@ -1,6 +1,7 @@
 """The benchmarks in their short form."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from marshal_dagster.spark.connector import fetch_connector
+from marshal_dagster.spark.packages import delta_package
 from tests.conditions import WITHIN_S, wait_until
 from tests.fast.test_benchmarks import check_form
 
@@ -28,6 +31,7 @@ SHORT = {
     "connect": ["--alternations=1", "--warm-up=0"],
     "postgres_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "postgres_upsert": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
+    "delta_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "file_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "mariadb_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "iceberg_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
@@ -50,6 +54,7 @@ TOGETHER = [
         "mariadb_sink",
         "kafka_sink",
         "file_sink",
+        "delta_sink",
         "batch",
         "alternatives",
         "heartbeat_under_load",
@@ -70,7 +75,7 @@ TOGETHER = [
 ]
 """Benchmarks that run in one process, on one broker, with the byte code of the interpreters that they start.
 
-Those with a Spark session of their own process share it.
+Those with a Spark session of their own process share its JVM, which has the jars of Delta Lake from its start.
 """
 ONE_AFTER_THE_OTHER = """
 import json, signal, sys
@@ -132,6 +137,7 @@ CASES = {
     "sink_memory": ["FileSink"],
     "postgres_sink": ["2,000 rows"],
     "postgres_upsert": ["2,000 rows"],
+    "delta_sink": ["2,000 rows"],
     "file_sink": ["2,000 rows"],
     "mariadb_sink": ["2,000 rows"],
     "iceberg_sink": ["2,000 rows"],
@@ -169,7 +175,11 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def started(command: Sequence[str]) -> subprocess.Popen[str]:
     """Start a process in the top folder."""
-    return subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    jars = ":".join(map(str, fetch_connector(delta_package())))
+    environment = os.environ | {"PYSPARK_SUBMIT_ARGS": f"--driver-class-path {jars} pyspark-shell"}
+    return subprocess.Popen(
+        command, cwd=TOP, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @cache
