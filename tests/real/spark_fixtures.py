@@ -7,12 +7,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 import pytest
 
+from marshal_dagster._internal.jars import JarSet
+from marshal_dagster._internal.java import find_java
+from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.delta.table import delta_settings
-from marshal_dagster.spark.connector import fetch_connector
+from marshal_dagster.spark.connector import EXCLUDES, fetch_connector
 from marshal_dagster.spark.packages import avro_package, delta_package, iceberg_package
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.services import watched
@@ -50,12 +54,40 @@ def iceberg_jars() -> list[Path]:
         return []
 
 
+HADOOP_OF_S3A = "3.4.1"
+_AWS = "2.29.52"
+
+
+def has_s3a() -> bool:
+    """Return whether this PySpark has the Hadoop for which the jars of S3A are known."""
+    return bool(list(Path(pyspark.__file__).parent.glob(f"jars/hadoop-client-api-{HADOOP_OF_S3A}.jar")))
+
+
+def s3a_jars() -> tuple[Path, ...]:
+    """Return the jars of S3A: those modules of Amazon's client that it uses, 8 MB instead of 530."""
+    if not has_s3a():
+        return ()
+    modules = ("s3", "s3-transfer-manager", "sts", "apache-client", "netty-nio-client")
+    others = ("io.netty:*", "org.slf4j:*", "org.apache.httpcomponents:*", "commons-logging:*", "commons-codec:*")
+    jars = JarSet(
+        title="S3A",
+        megabytes=8,
+        coordinates=(
+            f"org.apache.hadoop:hadoop-aws:{HADOOP_OF_S3A}",
+            *(f"software.amazon.awssdk:{module}:{_AWS}" for module in modules),
+        ),
+        folder=cache_folder() / f"s3a-{HADOOP_OF_S3A}-{_AWS}",
+        excludes=(*EXCLUDES, *others, "software.amazon.awssdk:bundle"),
+    )
+    return jars.jars() or jars.download(find_java(), None)
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """A session with two task slots, the Kafka connector, Avro, Delta Lake and Iceberg, stopped at the end."""
     delta = delta_settings() if has_delta() else {}
     jars = [*jars_beside_the_connector(avro_package()), *(fetch_connector(delta_package()) if delta else ())]
-    jars += iceberg_jars()
+    jars += [*iceberg_jars(), *s3a_jars()]
     session = start_session(
         spark_settings(
             app_name="marshal-dagster tests",

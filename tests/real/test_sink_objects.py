@@ -1,18 +1,35 @@
-"""The file sink on S3: moto's server, whose conditional requests are real. Rows are plain Python."""
+"""The file sink on S3: moto's server, whose conditional requests are real, and Spark with Hadoop's S3A."""
 
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks import FileSink
 from marshal_dagster.sinks.conformance import Case
 from tests.object_outputs import ObjectOutput, S3Objects
 from tests.real.moto_server import BUCKET, running_moto
-from tests.sink_conformance import deliver, part, rows_of
+from tests.session_settings import QUICK_PLANS, session_settings
+from tests.sink_conformance import deliver, never, part, rows_of
 from tests.sink_kit import SHORT_CASES, OutputTarget
 from tests.sink_process import EACH, KILLED, write_and_die
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OPTIONS = {"access_key_id": "writer", "secret_access_key": "made-up", "region": "us-east-1"}
+S3A = {
+    "fs.s3a.impl.disable.cache": "true",  # a cached file system keeps its settings
+    "fs.s3a.path.style.access": "true",
+    "fs.s3a.access.key": OPTIONS["access_key_id"],
+    "fs.s3a.secret.key": OPTIONS["secret_access_key"],
+    "fs.s3a.endpoint.region": OPTIONS["region"],
+    "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+}
 ON_S3 = ("subset_replayed_by_others", "foreign_rows", "judged_when_written", "some_rows_without_offsets")
 _numbers = itertools.count(1)
 
@@ -64,3 +81,37 @@ def test_four_processes_at_once(output: ObjectOutput) -> None:
     rows = output.rows()
     assert [row[:2] for row in rows] == sorted(row[:2] for row in rows_of("a", *ranges))
     assert output.sink().check() == []
+
+
+def test_through_spark(spark: "SparkSession", moto: str) -> None:
+    """Spark's files are written by S3A, counted, replaced and read; an empty result leaves only a mark of a folder."""
+    place = uri()
+    options = {**OPTIONS, "endpoint": moto}
+    with session_settings(spark, {**S3A, **QUICK_PLANS, "fs.s3a.endpoint": moto}):
+        sink = FileSink(place, storage_options=options)
+        ranges = [part(0, 0, 2), part(1, 0, 2)]
+        assert set(sink.verdicts(ranges).values()) == {Verdict.REPLACE}
+        frame = spark.createDataFrame(
+            [(0, 0, "a"), (0, 1, "a"), (1, None, "b")], "partition int, offset long, value string"
+        )
+        assert sink.write(frame, ranges, never).rows == {0: 2, 1: 1}
+        newer = part(0, 1, 2, generation=20, epoch=21)
+        rows = frame.where("offset = 1").replace("a", "new")
+        assert FileSink(place, storage_options=options).write(rows, [newer], lambda: {0: [(1, 2)]}).taken == (newer,)
+        nothing = part(1, 2, 4)
+        assert sink.write(frame.where("offset = 9"), [nothing], never).taken == (nothing,)
+        reader = FileSink(place, storage_options=options)
+        found = sorted(map(tuple, reader.read(spark).collect()), key=str)
+        assert found == [(0, 0, "a"), (0, 1, "new"), (1, None, "b")]
+        assert reader.check() == []
+        assert reader.sweep() == 0
+        assert {each.startswith(f"{place}/_marshal/attempts/") for each in reader.committed_uris()} == {True}
+
+
+def test_spark_that_reaches_another_store(spark: "SparkSession", moto: str) -> None:
+    """If Spark's endpoint is another one, the sink finds it before rows are written."""
+    with running_moto() as other, session_settings(spark, {**S3A, "fs.s3a.endpoint": other}):
+        sink = FileSink(uri(), storage_options={**OPTIONS, "endpoint": moto})
+        frame = spark.createDataFrame([(0, 0, "a")], "partition int, offset long, value string")
+        with pytest.raises(ConfigurationError, match=r"Spark does not find s3a://.*the same endpoint"):
+            sink.write(frame, [part(0, 0, 1)], never)
