@@ -57,6 +57,10 @@ class Objects:
     """Whether the store ignores the condition of a request."""
     refuses: set[str] = field(default_factory=set)
     """Methods that are answered with 403."""
+    keeps_all: bool = False
+    """Whether the right to remove objects is missing: S3 answers a deletion of several objects with 200 and errors."""
+    page_size: int = 1000
+    """The greatest number of entries in one answer to a request of S3's to list objects."""
     is_missing: bool = False
     """Whether the bucket does not exist."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -134,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "POST":
             return self._bulk_deletion(query, body)
         if not key:
-            return 200, _listing(store.content, query).encode(), {}
+            return 200, _listing(store.content, query, store.page_size).encode(), {}
         if self.command == "PUT":
             return self._put(key, headers, body)
         if key not in store.content:
@@ -182,6 +186,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _bulk_deletion(self, query: Mapping[str, str], body: bytes) -> tuple[int, bytes, dict[str, str]]:
         if "delete" in query:
             keys = [each.text or "" for each in ET.fromstring(body).iter() if each.tag.endswith("Key")]  # noqa: S314
+            if self.objects.keeps_all:
+                error = "<Code>AccessDenied</Code><Message>Access Denied</Message>"
+                errors = "".join(f"<Error><Key>{escape(key)}</Key>{error}</Error>" for key in keys)
+                return 200, f"<DeleteResult>{errors}</DeleteResult>".encode(), {}
             for key in keys:
                 self.objects.content.pop(key, None)
             deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
@@ -201,8 +209,8 @@ def _error(status: int, code: str) -> tuple[int, bytes, dict[str, str]]:
     return status, text.encode(), {"x-ms-error-code": code}
 
 
-def _listing(content: Mapping[str, bytes], query: Mapping[str, str]) -> str:
-    """Return a page of a listing with all keys, in the form of S3 and of GCS, or of Azure."""
+def _listing(content: Mapping[str, bytes], query: Mapping[str, str], page_size: int) -> str:
+    """Return a listing: a page of it in the form of S3 and of GCS, or all keys in that of Azure."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
     items: list[str] = []
     folders: dict[str, None] = {}
@@ -222,13 +230,19 @@ def _listing(content: Mapping[str, bytes], query: Mapping[str, str]) -> str:
         ]
         blobs += [f"<BlobPrefix><Name>{escape(folder)}</Name></BlobPrefix>" for folder in folders]
         return f"<EnumerationResults><Blobs>{''.join(blobs)}</Blobs><NextMarker /></EnumerationResults>"
+    page = sorted(name for name in (*items, *folders) if name > query.get("continuation-token", ""))
+    is_whole = len(page) <= page_size
+    page = page[:page_size]
+    items, folders = [key for key in items if key in page], {key: None for key in folders if key in page}
+    more = "" if is_whole else f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>"
+    more += f"<IsTruncated>{str(not is_whole).lower()}</IsTruncated>"
     entries = [
         f"<Contents><Key>{escape(key)}</Key><LastModified>{_ISO_DATE}</LastModified><ETag>1</ETag>"
         f"<Size>{len(content[key])}</Size></Contents>"
         for key in items
     ]
     entries += [f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders]
-    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(entries)}</ListBucketResult>"
+    return f"<ListBucketResult>{more}{''.join(entries)}</ListBucketResult>"
 
 
 @contextmanager

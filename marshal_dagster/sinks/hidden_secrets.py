@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 _SECRET_KEY: Final = re.compile("secret|password|token|credential|key|authorization|sas", re.IGNORECASE)
-_PUBLIC_KEY: Final = re.compile("^(type|warehouse)$|-impl$|endpoint$|region$", re.IGNORECASE)
+_PUBLIC_KEY: Final = re.compile("^(type|warehouse)$|-impl$|endpoint(_url)?$|base_url$|region$", re.IGNORECASE)
 _SHORTEST_SECRET: Final = 16
 """The shortest text that is hidden whatever its key is. A shorter one may be part of any text."""
 _USER_IN_URI: Final = re.compile(r"//[^/@\s]+@")

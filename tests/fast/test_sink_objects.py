@@ -214,6 +214,9 @@ def test_a_store_is_tried_once(output: ObjectOutput) -> None:
     assert not [key for key in output.objects.content if "/tried/" in key]
     output.objects.refuses.add("POST")
     output.sink().verdicts([part(0, 3, 4)])
+    output.objects.refuses.clear()
+    output.objects.keeps_all = True
+    output.sink().verdicts([part(0, 3, 4)])
 
 
 def test_readers_need_no_right_to_write(output: ObjectOutput) -> None:
@@ -226,6 +229,30 @@ def test_readers_need_no_right_to_write(output: ObjectOutput) -> None:
     assert sink.check() == []
     with pytest.raises(AuthorizationError, match="grant the right"):
         output.sink().verdicts([part(0, 3, 4)])
+
+
+@pytest.mark.parametrize("name", ["endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url"])
+def test_an_endpoint_without_tls(objects: Objects, name: str) -> None:
+    """An endpoint that begins with `http://` is reached under each of its names."""
+    given = {**options_of(objects, "s3:"), "region": "us-east-1"}
+    given[name] = given.pop("endpoint")
+    ObjectStorage(f"s3://{BUCKET}/x", given).check()
+
+
+@pytest.mark.thorough
+def test_listings_of_several_pages(output: ObjectOutput) -> None:
+    """All pages of a listing are read, of folders and of files."""
+    output.objects.page_size = 2
+    for start in range(5):
+        deliver(output, "a", part(0, start, start + 1), part(1, start, start + 1), part(2, start, start + 1))
+    sink = output.sink()
+    assert len(sink.store.names("_marshal/attempts")) == 5
+    assert len(sink.committed_uris()) == len(set(sink.committed_uris()))
+    assert sink.check() == []
+    assert CrashConformance.dies(output, "rows written", "dead", part(0, 5, 8), part(1, 5, 8))
+    assert deliver(output, "a", part(0, 5, 8, epoch=20), part(1, 5, 8, epoch=20)).taken
+    output.sweep()
+    assert len(output.left()) == 6
 
 
 def test_a_bucket_that_does_not_exist(output: ObjectOutput) -> None:
@@ -339,6 +366,8 @@ def test_rows_of_a_parquet_file(output: ObjectOutput, tmp_path: Any) -> None:  #
 @pytest.mark.parametrize(
     ("uri", "why"),
     [
+        ("s3://", r"must be of the form s3://bucket/path"),
+        ("gs:///", r"must be of the form gs://bucket/path"),
         ("s3:///orders", r"must be of the form s3://bucket/path"),
         ("s3://bucket@host/orders", r"must be of the form s3://bucket/path"),
         ("abfss://lake/orders", r"must be of the form abfss://container@account.dfs.core.windows.net/path"),
@@ -394,14 +423,16 @@ def test_spark_must_find_what_the_process_has_written(answer: int | Exception, w
         ObjectStorage("s3://lake/x").check_seen(Rows(answer), "note")  # type: ignore[arg-type]
 
 
-def test_spark_is_asked_once() -> None:
-    """Other errors of Spark are raised as they are; after one success Spark is not asked again."""
+def test_each_session_is_asked_once() -> None:
+    """Other errors of Spark are raised as they are. After one success a session is not asked again, but another is."""
     storage, session = ObjectStorage("s3://lake/x"), Rows(1)
     with pytest.raises(ValueError, match="403"):
         storage.check_seen(Rows(ValueError("403")), "note")  # type: ignore[arg-type]
     storage.check_seen(session, "note")  # type: ignore[arg-type]
     storage.check_seen(session, "other")  # type: ignore[arg-type]
     assert session.paths == ["s3a://lake/x/note"]
+    with pytest.raises(ConfigurationError, match="Spark does not find"):
+        storage.check_seen(Rows(0), "note")  # type: ignore[arg-type]
 
 
 def test_the_parts_of_a_uri() -> None:

@@ -35,7 +35,17 @@ _CLIENT: Final = frozenset(
     | {"timeout"}
 )
 """Options of the HTTP client, whatever the store is."""
-_ENDPOINTS: Final = ("endpoint", "base_url", "aws_endpoint_url_s3")
+_ENDPOINTS: Final = (
+    "endpoint",
+    "endpoint_url",
+    "aws_endpoint",
+    "aws_endpoint_url",
+    "aws_endpoint_url_s3",
+    "base_url",
+    "azure_endpoint",
+    "azure_storage_endpoint",
+    "google_base_url",
+)
 _DEFAULTS: Final = {"connect_timeout": "5s", "timeout": "30s"}
 _RETRIES: Final = 5
 _AZURE_HOST: Final = re.compile(r"(?P<account>[a-z0-9]+)\.dfs\.(?P<cloud>.+)")
@@ -74,8 +84,8 @@ class ObjectLocation:
         Raises:
             ConfigurationError: If the URI has no bucket, or is not of a store's form.
         """
-        scheme, _, rest = uri.partition("://")
-        authority, _, prefix = rest.partition("/")
+        scheme, _, rest = uri.partition(":")
+        authority, _, prefix = rest.removeprefix("//").partition("/")
         bucket, _, host = authority.partition("@")
         is_azure = _KINDS[scheme] == _AZURE
         if not bucket or ":" in bucket or is_azure != bool(host):

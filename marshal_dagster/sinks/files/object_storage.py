@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, MarshalError, UnavailableError
@@ -60,7 +61,7 @@ class ObjectStorage(Storage):
         self._stores: tuple[ObjectStore, ObjectStore] | None = None
         self._scheme = self._location.usual_scheme
         self._is_tried = False
-        self._is_seen = False
+        self._seen_by: WeakSet[SparkSession] = WeakSet()
 
     def check(self) -> None:
         """Try once whether the store refuses a second object of one name (`Storage.check`)."""
@@ -73,7 +74,8 @@ class ObjectStorage(Storage):
         except PublishOutcomeUnknownError as error:  # nothing was committed: only the reason counts
             raise error.__cause__ or error from None
         content = self.read(name)
-        with suppress(AuthorizationError):  # a writer needs no right to remove objects
+        # The result is known, whether the object goes or stays. S3 reports a missing right like an error of its own.
+        with suppress(AuthorizationError, UnavailableError):
             self.remove(name)
         if not is_created or is_replaced or content != b"first":
             raise ConfigurationError(
@@ -190,7 +192,7 @@ class ObjectStorage(Storage):
 
         The endpoint and the credentials of Spark's connector are other settings than those of this process.
         """
-        if self._is_seen:
+        if spark in self._seen_by:
             return
         try:
             is_seen = bool(spark.read.text(self.to_read(name)).count())
@@ -208,7 +210,7 @@ class ObjectStorage(Storage):
                 f"output {self._uri}: Spark does not find {self.to_write(name)}, which this process has written. Give "
                 "the session and storage_options the same endpoint, or wait for a new bucket to be known everywhere"
             )
-        self._is_seen = True
+        self._seen_by.add(spark)
 
     def is_settled(self, error: BaseException) -> bool:
         """Return False after an interrupt, because the client may continue (`Storage.is_settled`)."""
