@@ -47,10 +47,15 @@ class SourceColumns:
         own = (self.source, self.partition, self.offset)
         return {**properties, **{f"write.metadata.metrics.column.{field.name}": "full" for field in own}}
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids of the columns. A column that is renamed keeps its id; one that is created again has another."""
+        return self.source.field_id, self.partition.field_id, self.offset.field_id
+
     def are_in(self, file: WrittenFile) -> bool:
-        """Return whether each row of a file of the sink has an offset."""
-        nulls: int | None = file.statistics["null_value_counts"].get(self.offset.field_id)
-        return nulls == 0
+        """Return whether each row of a file of the sink has a value in each of these columns."""
+        nulls = file.statistics["null_value_counts"]
+        return all(nulls.get(field_id) == 0 for field_id in self.ids)
 
 
 def source_columns(schema: "Schema", name: str, output: str) -> SourceColumns:
@@ -255,8 +260,8 @@ def _is_exact(kind: "IcebergType") -> bool:
     match kind:
         case i.StructType():
             return all(_is_exact(field.field_type) for field in kind.fields)
-        case i.ListType():
-            return _is_exact(kind.element_type)
+        case i.ListType():  # a null list of structs is read as an empty one
+            return not isinstance(kind.element_type, i.StructType) and _is_exact(kind.element_type)
         case i.DecimalType():
             return True
     return str(kind) in _REWRITTEN_TYPES

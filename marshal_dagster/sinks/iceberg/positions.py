@@ -27,7 +27,7 @@ _MOST_IN_ALL: Final = 1_000
 _LONGEST_PLAIN: Final = 1_000
 """The longest text that is stored as it is. A longer one is compressed, because each snapshot has a copy of it."""
 _COMMON: Final = ("group", "topic", "coordination_topic_id", "data_topic_id", "generation")
-_REPLACEABLE: Final = "replaceable"
+_FOUND_BY: Final = "found_by"
 _Key = tuple[str, str, int]
 
 
@@ -39,8 +39,9 @@ class PartitionPosition:
     covered: tuple[tuple[int, int], ...]
     """Offsets of the data topic, as intervals [start, end). The nearest ones are merged if there are more than 20,
     or more than 1,000 of all partitions."""
-    replaceable: bool = False
-    """Whether each of these rows has its source and its offset, so that a new generation can replace it."""
+    found_by: tuple[int, ...] = ()
+    """The ids of the columns in which each of these rows has its source, its partition and its offset, so that a new
+    generation can replace it; empty if a row lacks one of them."""
 
     def covers(self, wanted: ClaimedRange) -> bool:
         """Return whether the table may have rows of offsets that `wanted` can read."""
@@ -66,6 +67,8 @@ class TablePositions:
         taken: Sequence[ClaimedRange],
         with_rows: Collection[int],
         replaceable: Collection[int] = (),
+        *,
+        columns: tuple[int, ...] = (),
     ) -> "TablePositions":
         """Return the positions after a commit that takes the ranges `taken`.
 
@@ -75,6 +78,7 @@ class TablePositions:
             taken: The ranges.
             with_rows: The partitions of which rows are written.
             replaceable: Those partitions of which each row has its source and its offset.
+            columns: The ids of the columns of a row's source, partition and offset.
         """
         kept = dict(self.kept)
         count = len(kept.keys() | {partition_key(range_) for range_ in taken})
@@ -83,12 +87,13 @@ class TablePositions:
             before = kept.get(partition_key(range_))
             is_same_topic = before is not None and before.position.data_topic_id == range_.data_topic_id
             covered = before.covered if before is not None and is_same_topic else ()
-            is_replaceable = not covered or (before is not None and before.replaceable)
+            found_by = before.found_by if before is not None and covered else columns
             if range_.partition in with_rows and range_.first_readable < range_.end:
                 covered = fewest_intervals([*covered, (range_.first_readable, range_.end)], most)
-                is_replaceable = is_replaceable and range_.partition in replaceable
-            is_replaceable = bool(covered) and is_replaceable
-            kept[partition_key(range_)] = PartitionPosition(position_after(range_), covered, is_replaceable)
+                found_by = columns if range_.partition in replaceable and found_by == columns else ()
+            kept[partition_key(range_)] = PartitionPosition(
+                position_after(range_), covered, found_by if covered else ()
+            )
         return TablePositions(self.number + 1, attempt, sequence_number, kept)
 
     def to_text(self) -> str:
@@ -96,7 +101,7 @@ class TablePositions:
         by_common: dict[tuple[object, ...], list[list[int]]] = {}
         for (group, topic, partition), kept in sorted(self.kept.items()):
             at = kept.position
-            common = group, topic, at.coordination_topic_id, at.data_topic_id, at.generation, kept.replaceable
+            common = group, topic, at.coordination_topic_id, at.data_topic_id, at.generation, kept.found_by
             covered = [offset for interval in kept.covered for offset in interval]
             by_common.setdefault(common, []).append([partition, at.epoch, at.position, *covered])
         document = {
@@ -140,13 +145,13 @@ class TablePositions:
 
 def _shared(common: Sequence[object]) -> dict[str, object]:
     """Return the values that partitions share."""
-    *values, replaceable = common
-    return dict(zip(_COMMON, values, strict=True)) | ({_REPLACEABLE: True} if replaceable else {})
+    *values, found_by = common
+    return dict(zip(_COMMON, values, strict=True)) | ({_FOUND_BY: found_by} if found_by else {})
 
 
 def _kept_from(common: Mapping[str, Any], own: Sequence[int]) -> PartitionPosition:
     _, epoch, position, *offsets = own
     ids = {name: common[name] for name in ("coordination_topic_id", "data_topic_id", "generation")}
     covered = tuple(zip(offsets[::2], offsets[1::2], strict=True))
-    replaceable = bool(common.get(_REPLACEABLE, False))
-    return PartitionPosition(StoredPosition(**ids, epoch=epoch, position=position), covered, replaceable)
+    found_by = tuple(common.get(_FOUND_BY, ()))
+    return PartitionPosition(StoredPosition(**ids, epoch=epoch, position=position), covered, found_by)

@@ -161,8 +161,7 @@ class IcebergSink(Steps):
         check_ranges(ranges)
         table = self._table()
         check_spec(table.metadata.spec(), table.schema, self._output)
-        self._source_columns(table)
-        return self._judge(table.positions(), ranges)
+        return self._judge(table.positions(), ranges, self._source_columns(table))
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
         """Return None if the sink would write a new generation of these ranges, else the reason (`Sink.can_replace`).
@@ -176,9 +175,10 @@ class IcebergSink(Steps):
         Raises:
             SinkRejectedError: If the table does not exist.
         """
-        positions = self._table().positions()
+        table = self._table()
+        positions, sources = table.positions(), self._source_columns(table)
         for range_ in _covered(positions, ranges):
-            if not self._replaces(positions.kept[partition_key(range_)]):
+            if not _replaces(sources, positions.kept[partition_key(range_)]):
                 return self._unreplaceable(range_)
         return self._groups.refusal(ranges, _groups_in(positions, ranges), partial(_covered, positions))
 
@@ -216,7 +216,7 @@ class IcebergSink(Steps):
         table = self._table()
         check_spec(table.metadata.spec(), table.schema, self._output)
         sources = self._source_columns(table)
-        wanted = _open(self._judge(table.positions(), ranges))
+        wanted = _open(self._judge(table.positions(), ranges, sources))
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         filled = () if sources is None else (sources.source,)
@@ -319,14 +319,14 @@ class IcebergSink(Steps):
             table = self._table()
             self._check_same_table(written_for, table, plan)
             positions = table.positions()
-            taken = _open(self._judge(positions, wanted))
+            sources = self._source_columns(table)
+            taken = _open(self._judge(positions, wanted, sources))
             partitions = {range_.partition for range_ in taken}
             unused = [file for file in removable if file.kafka_partition not in partitions]
             if not taken:
                 table.remove(unused)
                 return ()
             mine = [file for file in files if file.kafka_partition in partitions]
-            sources = self._source_columns(table)
             over_older = _covered(positions, taken)
             try:
                 if over_older and sources is not None and read is None:
@@ -338,7 +338,12 @@ class IcebergSink(Steps):
             with_rows = {file.kafka_partition for file in mine}
             with_gaps = {file.kafka_partition for file in mine if sources is None or not sources.are_in(file)}
             following = positions.then(
-                plan.attempt, table.next_sequence_number(), taken, with_rows, with_rows - with_gaps
+                plan.attempt,
+                table.next_sequence_number(),
+                taken,
+                with_rows,
+                with_rows - with_gaps,
+                columns=() if sources is None else sources.ids,
             )
             self._reached("judged")
             if self._commit(table, mine, following, replaced):
@@ -366,9 +371,6 @@ class IcebergSink(Steps):
         if self.source_column is None:
             return None
         return source_columns(table.schema, self.source_column, self._output)
-
-    def _replaces(self, kept: PartitionPosition) -> bool:
-        return self.source_column is not None and kept.replaceable
 
     def _commit(
         self, table: IcebergTable, files: Sequence[WrittenFile], positions: TablePositions, replaced: Replacement
@@ -407,7 +409,9 @@ class IcebergSink(Steps):
             f"{self._output} {change} while this batch wrote its rows, so nothing was committed. Run the batch again"
         )
 
-    def _judge(self, positions: TablePositions, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+    def _judge(
+        self, positions: TablePositions, ranges: Sequence[ClaimedRange], sources: SourceColumns | None
+    ) -> dict[ClaimedRange, Verdict]:
         """Return the verdicts. Raises `SinkRejectedError` for a range that must not be written."""
         verdicts = {}
         for range_ in ranges:
@@ -415,7 +419,7 @@ class IcebergSink(Steps):
             verdicts[range_] = judge(kept.position if kept else None, range_)
             if kept is None or verdicts[range_] is Verdict.SKIP or not kept.covers(range_):
                 continue
-            if not self._replaces(kept):
+            if not _replaces(sources, kept):
                 raise SinkRejectedError(self._unreplaceable(range_))
         wanted = _open(verdicts)
         self._groups.check(wanted, _groups_in(positions, wanted), partial(_covered, positions))
@@ -424,7 +428,7 @@ class IcebergSink(Steps):
     def _unreplaceable(self, wanted: ClaimedRange) -> str:
         return (
             f"{wanted} of group {wanted.group!r}: {self._output} has rows of an older generation of these offsets, "
-            "which this sink cannot replace, because they were written without source_column or without an offset. "
+            "which this sink cannot replace, because they were written without this source_column or an offset. "
             "Set the group's position after them, or write to a new table"
         )
 
@@ -454,6 +458,11 @@ class IcebergSink(Steps):
         """Return the texts that errors must not show."""
         loaded = {} if self._loaded_catalog is None else self._loaded_catalog.properties
         return secret_values(configured_properties(self.catalog), self._catalog_properties, loaded)
+
+
+def _replaces(sources: SourceColumns | None, kept: PartitionPosition) -> bool:
+    """Return whether the table's columns show of which message each row is."""
+    return sources is not None and kept.found_by == sources.ids
 
 
 def _covered(positions: TablePositions, ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
