@@ -253,7 +253,7 @@ def write_and_lose_an_executor(work: Work, sink: Sink, step: str | None) -> None
         return value
 
     kill.__module__ = kill_at_half.__module__ = "__main__"  # pickled with its code, which executors cannot import
-    hook(sink, kill)  # type: ignore[arg-type] # one of the library's
+    hook(sink, kill)
     spark = session(work.where)
     with claimed(work, sink) as batch:
         rows = values(batch.read(spark))
