@@ -90,7 +90,9 @@ class ObjectLocation:
         is_azure = _KINDS[scheme] == _AZURE
         if not bucket or ":" in bucket or is_azure != bool(host):
             form = f"{scheme}://container@account.dfs.{_PUBLIC_CLOUD}/path" if is_azure else f"{scheme}://bucket/path"
-            raise ConfigurationError(f"path is {without_user(uri)!r}; it must be of the form {form}")
+            # A secret key can have a slash, so all after a colon can be secret.
+            shown = f"{scheme}://***" if ":" in authority else without_user(uri)
+            raise ConfigurationError(f"path is {shown!r}; it must be of the form {form}")
         if any(part in {"", ".", ".."} for part in prefix.split("/")) and prefix:
             raise ConfigurationError(f"path is {uri!r}; the parts of its path must not be empty, '.' or '..'")
         if is_azure and not _AZURE_HOST.fullmatch(host):
