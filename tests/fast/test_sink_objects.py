@@ -486,6 +486,9 @@ def test_options_that_are_refused(objects: Objects) -> None:
     """An option that the sink sets, of another kind, unknown, or for another path."""
     with pytest.raises(ConfigurationError, match="'aws_conditional_put', which the sink sets itself"):
         FileSink("s3://lake/x", storage_options={"AWS_CONDITIONAL_PUT": "disabled"})
+    for name in ("account_name", "AZURE_STORAGE_ACCOUNT_NAME"):  # the URI has it, which Spark uses
+        with pytest.raises(ConfigurationError, match="which the sink sets itself"):
+            FileSink("abfss://lake@shop.dfs.core.windows.net/x", storage_options={name: "other"})
     with pytest.raises(ConfigurationError, match="'region' with a int"):
         FileSink("s3://lake/x", storage_options={"region": 1})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match=r"its store cannot be opened .*colour"):

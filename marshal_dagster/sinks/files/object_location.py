@@ -29,7 +29,10 @@ _S3, _GCS, _AZURE = "s3", "gs", "az"
 _KINDS: Final[Mapping[str, str]] = {"s3": _S3, "s3a": _S3, "gs": _GCS, "abfs": _AZURE, "abfss": _AZURE}
 SCHEMES: Final = frozenset(_KINDS)
 """The schemes of URIs of object stores."""
-_OWN: Final = frozenset({"bucket", "bucket_name", "conditional_put", "container_name", "copy_if_not_exists"})
+_OWN: Final = frozenset(
+    {"account_name", "bucket", "bucket_name", "conditional_put", "container_name", "copy_if_not_exists"}
+    | {"storage_account_name"}
+)
 _CLIENT: Final = frozenset(
     {"allow_http", "connect_timeout", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "root_certificate"}
     | {"timeout"}
