@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import types as t
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks.conformance.target import ahead, part
+from marshal_dagster.sinks.delta.merge import check_types
+from marshal_dagster.sinks.upsert_keys import Keys
 from sqlite_dialect import SqliteDialectSink
 from tests.upserts import KeyedRow, UpsertTarget, check_history, keyed_frame
 
@@ -164,3 +167,16 @@ def test_columns_and_the_index_are_checked_before_the_frame_is_read(table: Sqlit
         r'no unique index on \(value\).*Run CREATE UNIQUE INDEX "marshal_keys_\w+" ON .*"orders" \("value"\)', ["value"]
     )
     fails(r"no unique index on \(key, value\)", ["key", "value"])
+
+
+def test_a_key_of_a_delta_table_is_not_filled_up_with_spaces() -> None:
+    """Spark shows the types `char` and `varchar` as strings."""
+
+    def stored(declared: str) -> t.StructType:
+        metadata = {"__CHAR_VARCHAR_TYPE_STRING": declared}
+        return t.StructType([t.StructField("Name", t.StringType(), metadata=metadata)])
+
+    result = t.StructType([t.StructField("name", t.StringType())])
+    check_types("table t", result, stored("varchar(5)"), Keys(["name"], None))
+    with pytest.raises(ConfigurationError, match="key name has type char"):
+        check_types("table t", result, stored("char(5)"), Keys(["name"], None))

@@ -191,7 +191,7 @@ def with_exact_floats(frame: "DataFrame", there: Mapping[str, TableColumn]) -> "
     doubles = {
         field.name
         for field in frame.schema.fields
-        if isinstance(field.dataType, t.FloatType) and there[field.name].type == "float8"
+        if isinstance(field.dataType, t.FloatType) and field.name in there and there[field.name].type == "float8"
     }
     if not doubles:
         return frame

@@ -19,7 +19,7 @@ from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 KEY_COLUMN: Final = "marshal_key"
 """A struct with what is known of all rows of a key; no column of the result may have this name."""
@@ -27,6 +27,8 @@ NO_ORDER: Final = "marshal-dagster: no order decides between two rows of a key"
 """The error that Spark raises within a MERGE if no order decides between a row and the stored one."""
 _SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
+_DECLARED_TYPE: Final = "__CHAR_VARCHAR_TYPE_STRING"
+"""The name with which Spark stores the declared type of a column that it shows as a string."""
 _CASE_SENSITIVE: Final = "spark.sql.caseSensitive"
 
 
@@ -45,8 +47,17 @@ def check_keys(keys: Keys, schema: "StructType") -> None:
             )
 
 
-def check_types(output: str, result: "StructType", stored: "StructType") -> None:
-    """Raise `ConfigurationError` unless the table has each column of the result with exactly its type."""
+def check_types(output: str, result: "StructType", stored: "StructType", keys: Keys) -> None:
+    """Raise `ConfigurationError` unless the table has each column of the result with exactly its type.
+
+    Spark shows `char(n)` as a string, but adds spaces to what is stored. So the key `a` would never find its row.
+    """
+    padded = {column.name.lower() for column in stored.fields if _is_padded(column)}
+    if found := next((name for name in keys.columns if name.lower() in padded), None):
+        raise ConfigurationError(
+            f"{output}: key {found} has type char, to which Spark adds spaces, so a row would not be found by its key. "
+            "Make the column a string"
+        )
     kinds = {column.name.lower(): column.dataType.simpleString() for column in stored.fields}  # Delta ignores case
     for column in result.fields:
         kind, own = kinds.get(column.name.lower()), column.dataType.simpleString()
@@ -59,6 +70,10 @@ def check_types(output: str, result: "StructType", stored: "StructType") -> None
                 f"{output}: column {column.name} has type {kind}, and {own} in the result, but mode='upsert' needs the "
                 "same type. Cast the column of the result"
             )
+
+
+def _is_padded(column: "StructField") -> bool:
+    return str(column.metadata.get(_DECLARED_TYPE, "")).startswith("char")
 
 
 def newest_rows(rows: "DataFrame", keys: Keys) -> "DataFrame":

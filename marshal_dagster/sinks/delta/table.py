@@ -314,7 +314,7 @@ class DeltaTable:
             with alone_on_this_machine(self._location()):
                 empty.write.format("delta").mode("append").options(**self._options).save(self._location())
             stored = self.frame().schema
-        check_types(f"table {self._place}", empty.schema, stored)
+        check_types(f"table {self._place}", empty.schema, stored, keys)
 
     def _adds_columns(self) -> bool:
         return any(name.lower() == _MERGE_SCHEMA and value.lower() == "true" for name, value in self._options.items())
