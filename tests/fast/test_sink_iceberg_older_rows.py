@@ -9,8 +9,19 @@ pytest.importorskip("pyiceberg")
 
 import numpy as np
 from pyiceberg import types as i
+from pyiceberg.conversions import to_bytes
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+)
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import parse_transform
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
@@ -121,6 +132,29 @@ def test_a_commit_that_was_overtaken_plans_the_replacement_again(target: Iceberg
     assert sink.write(target.frame(rows_of("new", mine)), [mine], lambda: {0: [(2, 4)]}).taken == (mine,)
     old = rows_of("old", part(0, 0, 2), part(0, 4, 6))
     assert target.found() == sorted(old + rows_of("new", part(0, 2, 4)))
+
+
+def test_a_table_with_equality_deletes_is_refused(target: IcebergTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of other offsets, so pyiceberg's plan leaves them out, and deleted rows would come back."""
+    deliver(target, "old", part(0, 0, 8))
+    deletes = DataFile.from_args(
+        content=DataFileContent.EQUALITY_DELETES,
+        file_format=FileFormat.PARQUET,
+        equality_ids=[2],
+        lower_bounds={2: to_bytes(i.LongType(), 7)},
+        upper_bounds={2: to_bytes(i.LongType(), 7)},
+    )
+    entry = ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=deletes)
+    manifest = ManifestFile.from_args(content=ManifestContent.DELETES)
+    fetch, manifests = ManifestFile.fetch_manifest_entry, Snapshot.manifests
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshot, "manifests", lambda *of: [*manifests(*of), manifest])
+        patch.setattr(
+            ManifestFile, "fetch_manifest_entry", lambda self, *of: [entry] if self is manifest else fetch(self, *of)
+        )
+        with pytest.raises(SinkRejectedError, match="has equality deletes of another engine"):
+            deliver(target, "new", newer(0, 1, 4))
+    assert target.found() == rows_of("old", part(0, 0, 8))
 
 
 def test_a_partitioned_and_sorted_table_stays_so(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from marshal_dagster.sinks.sink import Intervals
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
@@ -163,11 +164,18 @@ class IcebergTable:
         """Write the branch's files that have rows of older generations again, without these rows.
 
         Raises:
-            SinkRejectedError: If a file has other rows too, and a column whose values pyiceberg does not read exactly.
+            SinkRejectedError: If a file has other rows too, and a column whose values pyiceberg does not read exactly;
+                or if the branch has equality deletes.
         """
         snapshot = self.metadata.snapshot_by_name(self._branch)
         if snapshot is None:
             return NOTHING_REPLACED
+        if _has_equality_deletes(snapshot, self._table.io):
+            raise SinkRejectedError(
+                f"{self._output} has equality deletes of another engine, which pyiceberg does not apply to files that "
+                "are written again. Compact the table with Spark (rewrite_data_files) until it has none, then run the "
+                "batch again"
+            )
         tasks = self._table.scan(older.expression(), snapshot_id=snapshot.snapshot_id).plan_files()
         name = f"{FILE_PREFIX}{attempt}-{secrets.token_hex(8)}"
         return replacement(older, tasks, self.short_metadata(older.columns), self._table.io, name)
@@ -250,6 +258,18 @@ class IcebergTable:
 
     def _text_of(self, snapshot: "Snapshot") -> str | None:
         return None if snapshot.summary is None else snapshot.summary.additional_properties.get(PROPERTY)
+
+
+def _has_equality_deletes(snapshot: "Snapshot", io: "FileIO") -> bool:
+    """Return whether a snapshot has equality deletes.
+
+    pyiceberg refuses them only if their bounds are within the scan's condition. Others delete rows of the same files.
+    """
+    from pyiceberg.manifest import DataFileContent, ManifestContent
+
+    manifests = (manifest for manifest in snapshot.manifests(io) if manifest.content == ManifestContent.DELETES)
+    entries = (entry for manifest in manifests for entry in manifest.fetch_manifest_entry(io))
+    return any(entry.data_file.content == DataFileContent.EQUALITY_DELETES for entry in entries)
 
 
 def check_catalog(catalog: "Catalog", output: str) -> None:
