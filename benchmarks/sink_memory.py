@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -116,18 +117,18 @@ def measure(name: str, connection: KafkaConnection, servers: Mapping[str, str], 
 
 def run(sizes: Sizes) -> Measured:
     """Measure the sinks one after the other with one broker and one database."""
-    with (
-        services.broker() as connection,
-        services.postgres() as postgres,
-        services.mariadb() as mariadb,
-        Topics(connection) as data,
-    ):
-        servers = {"postgres": postgres, "mariadb": mariadb}
+    names = list(SINKS)[: sizes.sinks]
+    with ExitStack() as stack, services.broker() as connection, Topics(connection) as data:
+        servers = {}
+        if postgres_sink in map(SINKS.get, names):
+            servers["postgres"] = stack.enter_context(services.postgres())
+        if mariadb_sink in map(SINKS.get, names):
+            servers["mariadb"] = stack.enter_context(services.mariadb())
         data.create(OUTPUT, sizes.partitions, 1)
         KafkaSink(connection, OUTPUT).create_notes()
         fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
         cases = []
-        for name in list(SINKS)[: sizes.sinks]:
+        for name in names:
             large, small = (
                 measure(name, connection, servers, sizes, records) for records in (sizes.most, sizes.fewest)
             )

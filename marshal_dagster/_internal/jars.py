@@ -193,9 +193,10 @@ class JarSet:
         )
         unwanted = (map(quoteattr, coordinates.split(":")) for coordinates in self.excludes)
         excludes = "".join(f"<exclude org={group} module={name}/>" for group, name in unwanted)
+        names = ' xmlns:m="http://ant.apache.org/ivy/maven"' if any(map(any, classifiers.values())) else ""
         return (
-            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
-            '<info organisation="marshal" module="jars"/><configurations><conf name="default"/></configurations>'
+            f'<ivy-module version="2.0"{names}><info organisation="marshal" module="jars"/>'
+            '<configurations><conf name="default"/></configurations>'
             f"<dependencies>{dependencies}{excludes}</dependencies></ivy-module>\n"
         )
 

@@ -188,7 +188,7 @@ def outcome_of(names: Sequence[str]) -> tuple[int, str, str]:
     commands = json.dumps([[name, "--json", *SHORT[name]] for name in names])
     with started([sys.executable, "-c", ONE_AFTER_THE_OTHER, commands]) as process:
         try:
-            printed, errors = process.communicate(timeout=WITHIN_S)
+            printed, errors = process.communicate(timeout=WITHIN_S * len(names))
         finally:
             process.terminate()
     return process.returncode, printed, errors

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from confluent_kafka import Producer
 
 from marshal_dagster.cli.connections import open_reader
 from marshal_dagster.protocol.state import Key
+from tests.cli import COMMAND
 from tests.conditions import WITHIN_S
 from tests.fault_harness.cluster import DATA_SETTINGS, LOG_SETTINGS
 from tests.fault_harness.journal import read_journal
@@ -305,7 +305,7 @@ class Run(FaultRun[SparkProcess, Line, Tally]):
         command = ["position", "reset", self.group, self.topic, "--to-offset", offsets, "--yes", "--wait", "60s"]
         where = ["--bootstrap-servers", self._servers, "--coordination-topic", self.coordination_topic]
         done = subprocess.run(
-            [sys.executable, "-m", "marshal_dagster", *command, *where],
+            [*COMMAND, *command, *where],
             cwd=TOP,
             capture_output=True,
             text=True,
