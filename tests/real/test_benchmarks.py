@@ -35,7 +35,6 @@ SHORT = {
     "file_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "mariadb_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "iceberg_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
-    "sink_memory": ["--fewest=2000", "--most=2000", "--sinks=1"],
     "kafka_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "coordinator": [
         *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
@@ -70,7 +69,6 @@ TOGETHER = [
         "connect",
         "growth",
         "coordinator",
-        "sink_memory",
     ),
 ]
 """Benchmarks that run in one process, on one broker, with the byte code of the interpreters that they start.
@@ -134,7 +132,6 @@ CASES = {
     ],
     "connect": ["batch of 1,000 records, from the start of the run to the commit"],
     "kafka_sink": ["2,000 rows"],
-    "sink_memory": ["FileSink"],
     "postgres_sink": ["2,000 rows"],
     "postgres_upsert": ["2,000 rows"],
     "delta_sink": ["2,000 rows"],
