@@ -325,7 +325,7 @@ def _overwrites(self: HadoopStorage, name: str, content: bytes, scratch: str) ->
 
 def test_one_that_is_not_there(spark: "SparkSession") -> None:
     """Each error is one clear line."""
-    for uri in ("s3a://bucket/x", "nowhere://host/x"):
+    for uri in ("wasb://box@host/x", "nowhere://host/x"):
         with pytest.raises(ConfigurationError, match=f"{uri}: .*does not support its file system. Add its jars"):
             FileSink(uri, session=lambda: spark).verdicts([part(0, 0, 3)])
     with pytest.raises(ConfigurationError, match="exclusive is 'link'"):
