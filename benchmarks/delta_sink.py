@@ -8,8 +8,8 @@ from typing import Final
 
 from benchmarks import services
 from benchmarks.batch import local_session
-from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
-from benchmarks.sink_input import SinkInput, Sizes, fill
+from benchmarks.harness import Benchmark, Measured
+from benchmarks.sink_input import SinkInput, Sizes, compare
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import DeltaSink, delta_settings
 from marshal_dagster.spark.connector import fetch_connector
@@ -83,12 +83,7 @@ def run(sizes: Sizes) -> Measured:
         local_session(jars, settings) as spark,
         Topics(connection) as data,
     ):
-        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
-        cases = []
-        for records in steps_of_ten(sizes.fewest, sizes.most):
-            sides = Sides(SinkInput(spark, connection, sizes.partitions, records), Path(folder))
-            ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
-            cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.9))
+        cases = compare(spark, connection, data, sizes, lambda messages: Sides(messages, Path(folder)), least=0.9)
     return Measured(cases, {"spark_master": "local[2]", "delta": package})
 
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from benchmarks import services
 from benchmarks.batch import local_session
-from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
-from benchmarks.sink_input import SinkInput, Sizes, fill
+from benchmarks.harness import Benchmark, Measured
+from benchmarks.sink_input import SinkInput, Sizes, compare
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import FileSink
 
@@ -44,10 +44,7 @@ class Sides:
         return str(self.folder / f"output_{next(self._folders)}")
 
     def _checked(self, folder: str, took_s: float) -> float:
-        found = self.messages.spark.read.parquet(folder).count()
-        if found != self.messages.wanted:
-            raise RuntimeError(f"{found} rows were written, not {self.messages.wanted}")
-        return self.messages.wanted / took_s
+        return self.messages.rate(self.messages.spark.read.parquet(folder).count(), took_s)
 
 
 def run(sizes: Sizes) -> Measured:
@@ -58,12 +55,10 @@ def run(sizes: Sizes) -> Measured:
         local_session() as spark,
         Topics(connection) as data,
     ):
-        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
-        cases, folders = [], count()
-        for records in steps_of_ten(sizes.fewest, sizes.most):
-            sides = Sides(SinkInput(spark, connection, sizes.partitions, records), Path(folder), folders)
-            ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
-            cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.9))
+        folders = count()
+        cases = compare(
+            spark, connection, data, sizes, lambda messages: Sides(messages, Path(folder), folders), least=0.9
+        )
     return Measured(cases, {"spark_master": "local[2]"})
 
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from benchmarks import services
 from benchmarks.batch import local_session
-from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
-from benchmarks.sink_input import SinkInput, Sizes, fill
+from benchmarks.harness import Benchmark, Measured
+from benchmarks.sink_input import SinkInput, Sizes, compare
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import IcebergSink
 from marshal_dagster.spark.connector import fetch_connector
@@ -49,7 +49,7 @@ class Sides:
         began_s = time.perf_counter()
         sink.write(rows, ranges, dict)
         took_s = time.perf_counter() - began_s
-        return self._checked(catalog.load_table(table).scan().count(), took_s)
+        return self.messages.rate(catalog.load_table(table).scan().count(), took_s)
 
     def beside(self) -> float:
         """Append with Spark and Iceberg's own runtime. A batch that is repeated after its commit is there twice."""
@@ -59,12 +59,7 @@ class Sides:
         began_s = time.perf_counter()
         rows.writeTo(table).append()
         took_s = time.perf_counter() - began_s
-        return self._checked(spark.table(table).count(), took_s)
-
-    def _checked(self, found: int, took_s: float) -> float:
-        if found != self.messages.wanted:
-            raise RuntimeError(f"{found} rows were written, not {self.messages.wanted}")
-        return self.messages.wanted / took_s
+        return self.messages.rate(spark.table(table).count(), took_s)
 
 
 def run(sizes: Sizes) -> Measured:
@@ -90,12 +85,10 @@ def run(sizes: Sizes) -> Measured:
         for key, value in settings.items():
             spark.conf.set(f"spark.sql.catalog.benchmark{key}", value)
         spark.sql("CREATE NAMESPACE benchmark.shop")
-        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
-        cases, tables = [], count()
-        for records in steps_of_ten(sizes.fewest, sizes.most):
-            sides = Sides(SinkInput(spark, connection, sizes.partitions, records), Path(folder), tables)
-            ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
-            cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.9))
+        tables = count()
+        cases = compare(
+            spark, connection, data, sizes, lambda messages: Sides(messages, Path(folder), tables), least=0.9
+        )
     return Measured(cases, {"spark_master": "local[2]", "iceberg": runtime})
 
 

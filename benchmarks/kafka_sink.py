@@ -8,8 +8,8 @@ from typing import Final
 
 from benchmarks import services
 from benchmarks.batch import local_session
-from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
-from benchmarks.sink_input import SinkInput, Sizes, fill
+from benchmarks.harness import Benchmark, Measured
+from benchmarks.sink_input import SinkInput, Sizes, compare
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import KafkaSink
 
@@ -59,12 +59,8 @@ def run(sizes: Sizes) -> Measured:
     with services.broker() as connection, local_session() as spark, Topics(connection) as data:
         data.create(OUTPUT, sizes.partitions, 1)
         KafkaSink(connection, OUTPUT).create_notes()
-        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
-        cases, rounds = [], count()
-        for records in steps_of_ten(sizes.fewest, sizes.most):
-            sides = Sides(SinkInput(spark, connection, sizes.partitions, records), data, rounds)
-            ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
-            cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 1))
+        rounds = count()
+        cases = compare(spark, connection, data, sizes, lambda messages: Sides(messages, data, rounds), least=1)
     return Measured(cases, {"spark_master": "local[2]"})
 
 

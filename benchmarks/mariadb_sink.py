@@ -11,8 +11,8 @@ import pymysql
 
 from benchmarks import jdbc, services
 from benchmarks.batch import local_session
-from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
-from benchmarks.sink_input import SinkInput, Sizes, fill
+from benchmarks.harness import Benchmark, Measured
+from benchmarks.sink_input import SinkInput, Sizes, compare
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import MariaDBSink
 
@@ -54,9 +54,7 @@ class Sides:
         took_s = time.perf_counter() - began_s
         ((found,),) = execute(self.server, f"SELECT count(*) FROM {table}")  # noqa: S608 - an own name
         execute(self.server, f"DROP TABLE {table}")
-        if found != self.messages.wanted:
-            raise RuntimeError(f"{table}: {found} rows were written, not {self.messages.wanted}")
-        return self.messages.wanted / took_s
+        return self.messages.rate(found, took_s)
 
 
 def execute(server: str, statement: str, database: str | None = _DATABASE) -> list[tuple[Any, ...]]:
@@ -91,12 +89,8 @@ def run(sizes: Sizes) -> Measured:
         Topics(connection) as data,
     ):
         execute(server, f"CREATE DATABASE {_DATABASE}", database=None)
-        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
-        cases, tables = [], count()
-        for records in steps_of_ten(sizes.fewest, sizes.most):
-            sides = Sides(SinkInput(spark, connection, sizes.partitions, records), server, tables)
-            ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
-            cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.5))
+        tables = count()
+        cases = compare(spark, connection, data, sizes, lambda messages: Sides(messages, server, tables), least=0.5)
     return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": jdbc.MARIADB})
 
 

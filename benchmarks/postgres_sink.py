@@ -11,8 +11,8 @@ from psycopg import sql
 
 from benchmarks import jdbc, services
 from benchmarks.batch import local_session
-from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
-from benchmarks.sink_input import SinkInput, Sizes, fill
+from benchmarks.harness import Benchmark, Measured
+from benchmarks.sink_input import SinkInput, Sizes, compare
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import PostgresSink
 
@@ -55,9 +55,7 @@ class Sides:
         with psycopg.connect(self.dsn) as database:
             found: Any = database.execute(sql.SQL("SELECT count(*) FROM {}").format(name)).fetchone()
             database.execute(sql.SQL("DROP TABLE {}").format(name))
-        if found[0] != self.messages.wanted:
-            raise RuntimeError(f"{table}: {found[0]} rows were written, not {self.messages.wanted}")
-        return self.messages.wanted / took_s
+        return self.messages.rate(found[0], took_s)
 
 
 def jdbc_options(dsn: str, table: str) -> dict[str, str]:
@@ -78,12 +76,8 @@ def run(sizes: Sizes) -> Measured:
         local_session(jdbc.jars()) as spark,
         Topics(connection) as data,
     ):
-        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
-        cases, tables = [], count()
-        for records in steps_of_ten(sizes.fewest, sizes.most):
-            sides = Sides(SinkInput(spark, connection, sizes.partitions, records), dsn, tables)
-            ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
-            cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.7))
+        tables = count()
+        cases = compare(spark, connection, data, sizes, lambda messages: Sides(messages, dsn, tables), least=0.7)
     return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": jdbc.POSTGRES})
 
 

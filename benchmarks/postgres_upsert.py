@@ -8,9 +8,9 @@ import psycopg
 
 from benchmarks import jdbc, services
 from benchmarks.batch import local_session
-from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
+from benchmarks.harness import Benchmark, Measured
 from benchmarks.postgres_sink import jdbc_options
-from benchmarks.sink_input import SinkInput, Sizes, fill
+from benchmarks.sink_input import SinkInput, Sizes, compare
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import PostgresSink
 
@@ -77,9 +77,7 @@ class Sides:
         took_s = time.perf_counter() - began_s
         with psycopg.connect(self.dsn) as database:
             found: Any = database.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()  # noqa: S608 - a constant
-        if found[0] != self.messages.wanted:
-            raise RuntimeError(f"{table}: {found[0]} rows are there, not {self.messages.wanted}")
-        return self.messages.wanted / took_s
+        return self.messages.rate(found[0], took_s)
 
 
 def run(sizes: Sizes) -> Measured:
@@ -90,12 +88,7 @@ def run(sizes: Sizes) -> Measured:
         local_session(jdbc.jars()) as spark,
         Topics(connection) as data,
     ):
-        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
-        cases = []
-        for records in steps_of_ten(sizes.fewest, sizes.most):
-            sides = Sides(SinkInput(spark, connection, sizes.partitions, records), dsn)
-            ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
-            cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 0.7))
+        cases = compare(spark, connection, data, sizes, lambda messages: Sides(messages, dsn), least=0.7)
     return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": jdbc.POSTGRES})
 
 

@@ -1,9 +1,11 @@
 """The messages for the benchmarks of sinks, and the ranges that a batch of them would claim."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from benchmarks import services
+from benchmarks.harness import Case, Goal, steps_of_ten, take_turns
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
@@ -80,3 +82,40 @@ class SinkInput:
     def width(self) -> int:
         """The number of messages of each partition."""
         return self.records // self.partitions
+
+    def rate(self, found: int, took_s: float) -> float:
+        """Return the rows per second of a batch. Raises `RuntimeError` unless all of its rows were found."""
+        if found != self.wanted:
+            raise RuntimeError(f"{found} rows were written, not {self.wanted}")
+        return self.wanted / took_s
+
+
+class Sides(Protocol):
+    """Both ways to write the same rows; each call returns rows per second."""
+
+    def ours(self) -> float:
+        """Write with the sink."""
+        ...
+
+    def beside(self) -> float:
+        """Write with Spark alone."""
+        ...
+
+
+def compare(
+    spark: "SparkSession",
+    connection: KafkaConnection,
+    data: Topics,
+    sizes: Sizes,
+    sides_of: Callable[[SinkInput], Sides],
+    *,
+    least: float,
+) -> list[Case]:
+    """Fill the topic, and measure each size. The target is `least` of the speed of the other side."""
+    fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
+    cases = []
+    for records in steps_of_ten(sizes.fewest, sizes.most):
+        sides = sides_of(SinkInput(spark, connection, sizes.partitions, records))
+        ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
+        cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, least))
+    return cases

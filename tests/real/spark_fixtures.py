@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,9 +161,9 @@ def hdfs() -> Iterator[str]:
         yield uri
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """The connection string of the suite's PostgreSQL, which is stopped and removed at the end."""
+@contextmanager
+def running_postgres() -> Iterator[str]:
+    """Start a PostgreSQL, yield its connection string, then stop and remove it."""
     # Not in pytest's folders: if the suite runs as root, the server runs as another user without access to them.
     with tempfile.TemporaryDirectory(prefix="marshal-postgres-", ignore_cleanup_errors=True) as folder:
         # The server package requires a runtime folder of the user, which some machines lack.
@@ -181,6 +181,13 @@ def postgres() -> Iterator[str]:
             pid = int((data / "postmaster.pid").read_text().partition("\n")[0])
             with watched("PostgreSQL", pid, data / "log"):
                 yield server.get_uri()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The connection string of the suite's PostgreSQL, which is stopped and removed at the end."""
+    with running_postgres() as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="session")

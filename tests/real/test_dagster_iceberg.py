@@ -56,11 +56,14 @@ def test_runs_of_an_op_fill_a_table_and_correct_it(site: Site, spark: "SparkSess
     run()
     assert len(target.table().snapshots()) == snapshots, "there was nothing to write"
 
-    told = {
+    environment = {
         "MARSHAL_BOOTSTRAP_SERVERS": site.connection.bootstrap_servers,
         "MARSHAL_COORDINATION_TOPIC": site.coordination_topic,
     }
-    assert run_cli("position", "reset", site.group, site.topic, "--to-offset", "0=4", "--yes", environment=told) == 0
+    assert (
+        run_cli("position", "reset", site.group, site.topic, "--to-offset", "0=4", "--yes", environment=environment)
+        == 0
+    )
     version = "second"
     run()
     expected = [(0, offset, "first" if offset < 4 else "second") for offset in range(EACH)]

