@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from marshal_dagster.admin import texts
 from marshal_dagster.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _LEAST_WIDTH: Final = 100
-NOTHING: Final = "-"
+NOTHING: Final = texts.NOTHING
 DRY_RUN: Final = "A dry run: nothing was written."
+utc = texts.utc
+duration = texts.duration
 
 
 class PipeClosedError(Exception):
@@ -206,29 +208,3 @@ def _rich_table(table: Table) -> "RichTable":
 def number(value: int | None) -> str:
     """Return a number as text, or `-` for None."""
     return NOTHING if value is None else str(value)
-
-
-def utc(at_ms: int | None) -> str:
-    """Return a unix time as UTC text to the millisecond, `-` for None, or its number beyond the calendar's range."""
-    if at_ms is None:
-        return NOTHING
-    try:
-        return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
-    except (OverflowError, OSError, ValueError):
-        return f"{at_ms} ms"
-
-
-def duration(length_ms: float) -> str:
-    """Return a duration in its one or two largest units: 1.5 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    seconds = abs(length_ms) / 1_000
-    if seconds < _MINUTE_S:
-        return f"{seconds:.3g} s"
-    for larger_s, larger, smaller_s, smaller in _UNITS:
-        if seconds >= larger_s:
-            count, rest = divmod(int(seconds), larger_s)
-            return f"{count} {larger} {rest // smaller_s} {smaller}"
-    raise AssertionError(length_ms)
-
-
-_MINUTE_S: Final = 60
-_UNITS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))

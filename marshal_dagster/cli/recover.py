@@ -12,6 +12,7 @@ import typer
 
 from marshal_dagster.admin.group_settings import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, member_interval_ms
 from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, ObservedPartition, Recovery, Whose
+from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.command import command, command_group
@@ -193,7 +194,7 @@ def _require_unknown(observed: Mapping[int, ObservedPartition], named: Mapping[s
             if name in named and group.settings_accepted and group.settings != named[name]:
                 raise ConfigurationError(
                     f"--settings: group {name!r} has settings in coordination partition {number}: "
-                    f"{world_view.settings_text(group.settings)}. Leave the group out, and change its settings "
+                    f"{settings_text(group.settings)}. Leave the group out, and change its settings "
                     f"afterwards with `marshal-dagster settings set {name}`"
                 )
 
@@ -329,7 +330,7 @@ def _show(
             pause = "" if until_s is None else f", {paused_text(output.utc(until_s * 1_000), group.paused_by)}"
             settings = group.settings if group.settings_accepted else named.get(name, group.settings)
             origin = "" if group.settings_accepted else f" ({_origin(name, named, go_groups)})"
-            output.show(f"Group {name} in {number}: {world_view.settings_text(settings)}{origin}{pause}")
+            output.show(f"Group {name} in {number}: {settings_text(settings)}{origin}{pause}")
     columns = ["group", "partition", "#last heartbeat", "#last release", "#in Kafka", "#to start at", "note"]
     output.show(output.Table(columns, [_row(proposal) for proposal in proposals]))
 

@@ -3,17 +3,17 @@
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Final
 
 import typer
 
+from marshal_dagster.admin.record_sentences import JudgedRecord, judge, sentence
+from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, connection_of, hint_how_to_create, open_log, require_rights
 from marshal_dagster.cli.options import LogOptions
-from marshal_dagster.cli.world_view import settings_text
 from marshal_dagster.coordination.log import Chunk, CoordinationLog, PositionLostError
 from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError
 from marshal_dagster.protocol.messages import (
@@ -34,7 +34,7 @@ from marshal_dagster.protocol.messages import (
     type_name,
 )
 from marshal_dagster.protocol.replay import StoredRecord, render_record
-from marshal_dagster.protocol.world import Verdict, VerdictKind, World
+from marshal_dagster.protocol.world import VerdictKind, World
 
 _DEFAULT_LINES: Final = 10
 _MOST_LINES: Final = 1_000_000
@@ -56,8 +56,8 @@ app = command_group("Show the records of the coordination log.")
     "tail",
     "Show the records of the coordination log. Each is parsed and shown with its verdict. By default these are the "
     "last 10; with --json they are all records, in the form that `replay` reads. Records of one coordination partition "
-    "are in order; those of several partitions are merged by log time.",
-    "tail --follow",
+    "are in order; those of several partitions are merged by log time. With --explain each record is a sentence.",
+    "tail --follow --explain",
     "tail --json > log.jsonl",
 )
 def tail(
@@ -67,11 +67,16 @@ def tail(
     lines: Annotated[
         int | None, typer.Option("--lines", "-n", metavar="N", help="The last N records.", show_default=False)
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", "-e", help="Show each record as a sentence: who did what, and why not.")
+    ] = False,
     options: LogOptions,
 ) -> None:
     """Show the last records, then with `follow` new ones. Raises `MarshalError`."""
     if from_start and lines is not None:
         raise typer.BadParameter("--from-start and -n contradict each other: use only one of them")
+    if explain and options.as_json:
+        raise typer.BadParameter("--explain and --json contradict each other: use only one of them")
     if lines is None and not from_start and not options.as_json:
         lines = _DEFAULT_LINES
     if lines is not None and not 0 <= lines <= _MOST_LINES:
@@ -86,17 +91,8 @@ def tail(
                 for judged in records:
                     output.write_line(render_record(judged.record))
             else:
-                output.show(*map(record_line, records))
+                output.show(*map(explained_line if explain else record_line, records))
             output.flush()
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedRecord:
-    """One record, the log time at it, and its verdict, which is None if records are not judged."""
-
-    record: StoredRecord
-    log_time_ms: int
-    verdict: Verdict | None
 
 
 def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list[JudgedRecord]]:
@@ -227,14 +223,13 @@ class Reader:
         for offset, timestamp_ms, value in chunk.records:
             if offset < first:
                 continue
-            log_time_ms = self._log_times.get(chunk.partition, timestamp_ms)
-            verdict = None
-            if world is not None:
-                log_time_ms = world.log_time_ms or log_time_ms
-                verdict = world.apply(offset, timestamp_ms, value)
-            self._log_times[chunk.partition] = log_time_ms = max(timestamp_ms, log_time_ms)
             record = StoredRecord(chunk.partition, offset, timestamp_ms, value)
-            shown.append(JudgedRecord(record, log_time_ms, verdict))
+            if world is not None:
+                shown.append(judge(world, record))
+                continue
+            log_time_ms = max(timestamp_ms, self._log_times.get(chunk.partition, timestamp_ms))
+            self._log_times[chunk.partition] = log_time_ms
+            shown.append(JudgedRecord(record, log_time_ms, None))
         self._positions[chunk.partition] = chunk.position
         return shown
 
@@ -254,6 +249,13 @@ def record_line(judged: JudgedRecord) -> output.Line:
         why = verdict.reason or "; ".join(verdict.notes)
         parts.append((f"  {verdict.kind}" + (f": {why}" if why else ""), _STYLES[verdict.kind]))
     return output.Line(tuple(parts))
+
+
+def explained_line(judged: JudgedRecord) -> output.Line:
+    """Return one record as a sentence after its log time; a refused or invalid one in the colour of its verdict."""
+    kind = VerdictKind.ACCEPTED if judged.verdict is None else judged.verdict.kind
+    style = "" if kind is VerdictKind.ACCEPTED else _STYLES[kind]
+    return output.Line(((f"{output.utc(judged.log_time_ms)} ", "dim"), (sentence(judged), style)))
 
 
 def _record_text(value: bytes | None) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.cli import output
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.world_view import (
@@ -15,7 +16,6 @@ from marshal_dagster.cli.world_view import (
     PartitionLag,
     WorldView,
     listed,
-    settings_text,
 )
 from marshal_dagster.coordination.pause_text import paused_text
 from marshal_dagster.protocol.staleness import Freshness

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.cli import output
 from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.protocol.messages import GroupSettings
@@ -277,15 +278,6 @@ def settings_json(settings: GroupSettings) -> dict[str, Any]:
 
 NO_SETTINGS: Final = "default: no settings record yet, so the rules of Go consumers apply"
 """The text that is shown for a group without settings."""
-
-
-def settings_text(settings: GroupSettings) -> str:
-    """Return a group's settings as text."""
-    features = ", ".join(settings.features) or "none"
-    return (
-        f"heartbeat interval {settings.heartbeat_interval_ms / 1_000:g} s, rule set {settings.rule_set}, "
-        f"delivery {settings.delivery}, features {features}"
-    )
 
 
 def listed(numbers: Collection[int]) -> str:

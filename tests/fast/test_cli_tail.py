@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import pytest
 
+from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.cli import output
-from marshal_dagster.cli.tail import JudgedRecord, Reader, record_line, shown
-from marshal_dagster.cli.world_view import settings_text
+from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.tail import JudgedRecord, Reader, explained_line, record_line, shown
 from marshal_dagster.errors import CoordinationLogChangedError, TopicNotFoundError
 from marshal_dagster.protocol.messages import GroupSettings, Invalid
 from marshal_dagster.protocol.replay import StoredRecord, parse_lines, render_record
 from marshal_dagster.protocol.world import ACCEPTED, Verdict, VerdictKind, World
 from marshal_dagster.testing import MemoryBroker, MemoryLog
+from tests.cli import call
 from tests.log_generator import generate
 
 RECORDS = 2_000
@@ -64,7 +66,7 @@ def test_all_records_are_shown_with_the_verdicts_that_the_rules_give(
 ) -> None:
     """From the start, each record appears once, by log time, with the verdict of the world state."""
     found = [seen for batch in shown(reader(broker), lines=None, follow=False) for seen in batch]
-    assert found == everything(records)
+    assert [replace(seen, before=None) for seen in found] == everything(records)
     assert {seen.verdict.kind for seen in found if seen.verdict} == set(VerdictKind)
 
 
@@ -74,7 +76,7 @@ def test_the_last_records_are_those_at_the_end_of_all(
 ) -> None:
     """The last N records by log time are shown, with verdicts based on all earlier records."""
     (found,) = shown(reader(broker), lines=lines, follow=False)
-    assert found == (everything(records)[-lines:] if lines else [])
+    assert [replace(seen, before=None) for seen in found] == (everything(records)[-lines:] if lines else [])
 
 
 def test_without_verdicts_the_same_records_come(
@@ -95,7 +97,7 @@ def test_the_last_lines_alone_are_not_read_from_the_start(broker: MemoryBroker) 
     """Without verdicts the last N records are found at the log's end."""
     opened = reader(broker, judge=False)
     (found,) = shown(opened, lines=3, follow=False)
-    assert [replace(seen, verdict=None) for seen in shown_last(broker, 3)] == found
+    assert [replace(seen, verdict=None, before=None) for seen in shown_last(broker, 3)] == found
 
 
 def shown_last(broker: MemoryBroker, lines: int) -> list[JudgedRecord]:
@@ -203,3 +205,22 @@ def test_settings_are_told_like_everywhere() -> None:
     assert settings_text(GroupSettings(7_500, features=("ranges", "a"))) == (
         "heartbeat interval 7.5 s, rule set native, delivery at_least_once, features ranges, a"
     )
+
+
+def test_explain_shows_the_same_records_as_sentences() -> None:
+    """A sentence follows the log time; a refused record has the colour of its verdict."""
+    seen = JudgedRecord(StoredRecord(2, 5, 0, b"x"), 0, Verdict(VerdictKind.INVALID, Invalid.UNKNOWN_TYPE))
+    line = explained_line(seen)
+    assert (
+        str(line)
+        == "1970-01-01 00:00:00.000Z A record that is not valid was skipped: unknown type. It begins with 'x'."
+    )
+    assert [style for _, style in line.parts] == ["dim", "red"]
+    assert [style for _, style in explained_line(replace(seen, verdict=ACCEPTED)).parts] == ["dim", ""]
+
+
+def test_explain_and_json_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """A stored log has the records, not sentences about them."""
+    answer = call(capsys, "tail", "--explain", "--json", "-b", "localhost:1")
+    assert answer.code == ExitCode.USAGE
+    assert "--explain and --json contradict each other" in answer.err

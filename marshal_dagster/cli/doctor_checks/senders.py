@@ -10,9 +10,10 @@ from itertools import pairwise
 from typing import Final
 
 from marshal_dagster._internal.texts import first_few
+from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.cli import output
 from marshal_dagster.cli.doctor_checks.finding import Finding, ok, problem, warning
-from marshal_dagster.cli.world_view import listed, settings_text
+from marshal_dagster.cli.world_view import listed
 from marshal_dagster.coordination.appender import GO_TIME_SHIFT_S
 from marshal_dagster.coordination.log import CoordinationLog, PositionLostError
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS

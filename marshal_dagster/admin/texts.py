@@ -1,0 +1,80 @@
+"""Texts for operators: times, durations, members and settings. Pages and commands show them alike."""
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from marshal_dagster.protocol.messages import GroupSettings
+from marshal_dagster.protocol.state import Owner
+
+NOTHING: Final = "-"
+"""The text for a value that does not exist."""
+SHORT_LENGTH: Final = 8
+"""How many characters of a run id are shown; the Dagster UI shows as many."""
+_RUN: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+_TENURE: Final = re.compile(r"[0-9a-f]{12}", re.ASCII)
+_ROLES: Final = frozenset({"operator", "putting-back", "recover", "revoking", "setting-positions"})
+"""The first parts of the instance ids with which operators' commands write."""
+_MINUTE_S: Final = 60
+_UNITS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+def utc(at_ms: int | None) -> str:
+    """Return a unix time as UTC text to the millisecond, `-` for None, or its number beyond the calendar's range."""
+    if at_ms is None:
+        return NOTHING
+    try:
+        return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+    except (OverflowError, OSError, ValueError):
+        return f"{at_ms} ms"
+
+
+def utc_to_second(at_s: int) -> str:
+    """Return a unix time in seconds as UTC text, such as 2026-01-31 18:00:00Z."""
+    return utc(at_s * 1_000).replace(".000Z", "Z")
+
+
+def duration(length_ms: float) -> str:
+    """Return a duration in its one or two largest units: 1.5 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    seconds = abs(length_ms) / 1_000
+    if seconds < _MINUTE_S:
+        return f"{seconds:.3g} s"
+    for larger_s, larger, smaller_s, smaller in _UNITS:
+        if seconds >= larger_s:
+            count, rest = divmod(int(seconds), larger_s)
+            return f"{count} {larger} {rest // smaller_s} {smaller}"
+    raise AssertionError(length_ms)
+
+
+def settings_text(settings: GroupSettings) -> str:
+    """Return a group's settings as text."""
+    features = ", ".join(settings.features) or "none"
+    return (
+        f"heartbeat interval {settings.heartbeat_interval_ms / 1_000:g} s, rule set {settings.rule_set}, "
+        f"delivery {settings.delivery}, features {features}"
+    )
+
+
+def is_operator(instance: str) -> bool:
+    """Return whether an operator's command wrote as this instance."""
+    return instance.partition(".")[0] in _ROLES
+
+
+def short_instance(instance: str) -> str:
+    """Return an instance id for a line of text: `run 5b1c0d3e` for a Dagster run, else the id without its suffix.
+
+    The id of a Go consumer has no suffix and stays as it is.
+    """
+    head, dot, tenure = instance.rpartition(".")
+    name = head if dot and _TENURE.fullmatch(tenure) else instance
+    return f"run {name[:SHORT_LENGTH]}" if _RUN.fullmatch(name) else name
+
+
+def member_text(instance: str, client: str) -> str:
+    """Return a member for a line of text: `run 5b1c0d3e (flights)`, or only the name of an operator."""
+    return client if is_operator(instance) else f"{short_instance(instance)} ({client})"
+
+
+def owner_text(owner: Owner) -> str:
+    """Return an owner for a line of text; see `member_text`."""
+    return member_text(owner.instance, owner.client)
