@@ -34,6 +34,22 @@ def instant_ms(text: str, source: str) -> int:
     return round(seconds * _SECOND_MS)
 
 
+def moment_ms(text: str, source: str, now_ms: int) -> int:
+    """Parse a time as `instant_ms` does, or a duration such as 2h, which is that long before `now_ms` (unix ms).
+
+    Raises `ConfigurationError`, whose message begins with `source`.
+    """
+    if _DURATION.fullmatch(text.replace(" ", "")):
+        return now_ms - duration_s(text, source) * _SECOND_MS
+    try:
+        return instant_ms(text, source)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"{source}: {text!r} is neither a duration such as 90s, 30m or 2h nor an ISO 8601 time with a time zone, "
+            "such as 2026-01-31T18:00:00Z"
+        ) from None
+
+
 def duration_s(text: str, source: str) -> int:
     """Parse a duration such as 90s, 30m, 2h or 1d12h and return it in seconds.
 

@@ -1,7 +1,8 @@
 """`tail`: show the log's records, parsed and with their verdicts, and follow new ones."""
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from typing import Annotated, Final
@@ -14,7 +15,9 @@ from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, connection_of, hint_how_to_create, open_log, require_rights
 from marshal_dagster.cli.options import LogOptions
-from marshal_dagster.coordination.log import Chunk, CoordinationLog, PositionLostError
+from marshal_dagster.cli.record_filter import EVERYTHING, FilterOptions, RecordFilter
+from marshal_dagster.coordination.clock import SystemClock
+from marshal_dagster.coordination.log import Chunk, PositionLostError, TimedLog
 from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
@@ -30,11 +33,12 @@ from marshal_dagster.protocol.messages import (
     ReleaseGroup,
     ReleasingPartition,
     RevokingClaim,
+    coordination_partition,
     parse,
     type_name,
 )
 from marshal_dagster.protocol.replay import StoredRecord, render_record
-from marshal_dagster.protocol.world import VerdictKind, World
+from marshal_dagster.protocol.world import PartitionWorld, VerdictKind, World
 
 _DEFAULT_LINES: Final = 10
 _MOST_LINES: Final = 1_000_000
@@ -56,8 +60,10 @@ app = command_group("Show the records of the coordination log.")
     "tail",
     "Show the records of the coordination log. Each is parsed and shown with its verdict. By default these are the "
     "last 10; with --json they are all records, in the form that `replay` reads. Records of one coordination partition "
-    "are in order; those of several partitions are merged by log time. With --explain each record is a sentence.",
-    "tail --follow --explain",
+    "are in order; those of several partitions are merged by log time. With --explain each record is a sentence. "
+    "With --since all records since then are shown.",
+    "tail --follow --explain --no-heartbeats",
+    "tail --group flights --topic flights --partition 0,2-4 --since 2h --explain",
     "tail --json > log.jsonl",
 )
 def tail(
@@ -70,14 +76,20 @@ def tail(
     explain: Annotated[
         bool, typer.Option("--explain", "-e", help="Show each record as a sentence: who did what, and why not.")
     ] = False,
+    chosen: FilterOptions,
     options: LogOptions,
 ) -> None:
     """Show the last records, then with `follow` new ones. Raises `MarshalError`."""
+    wanted, (since_ms, until_ms) = chosen.record_filter(), chosen.times(SystemClock().wall_ms())
+    if follow and until_ms is not None:
+        raise typer.BadParameter("--follow and --until contradict each other: use only one of them")
+    if from_start and since_ms is not None:
+        raise typer.BadParameter("--from-start and --since contradict each other: use only one of them")
     if from_start and lines is not None:
         raise typer.BadParameter("--from-start and -n contradict each other: use only one of them")
     if explain and options.as_json:
         raise typer.BadParameter("--explain and --json contradict each other: use only one of them")
-    if lines is None and not from_start and not options.as_json:
+    if lines is None and not from_start and since_ms is None and not options.as_json:
         lines = _DEFAULT_LINES
     if lines is not None and not 0 <= lines <= _MOST_LINES:
         raise ConfigurationError(f"-n is {lines}; it must be a number of records from 0 to {_MOST_LINES}")
@@ -85,13 +97,15 @@ def tail(
     with hint_how_to_create(topic), closing(open_log(connection, topic)) as log:
         require_rights(connection, topic, READING)
         # The stored records alone are enough for `replay`, which judges them itself.
-        reader = Reader(log, judge=not options.as_json, timeout_s=connection.timeout_s)
+        is_judged = not options.as_json or wanted.without_heartbeats
+        reader = Reader(log, judge=is_judged, timeout_s=connection.timeout_s, wanted=wanted)
+        reader.limit(since_ms, until_ms)
         for records in shown(reader, lines=lines, follow=follow):
             if options.as_json:
                 for judged in records:
                     output.write_line(render_record(judged.record))
             else:
-                output.show(*map(explained_line if explain else record_line, records))
+                output.show(*(explained_lines(records) if explain else map(record_line, records)))
             output.flush()
 
 
@@ -112,14 +126,14 @@ def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list
 
 def _last(lines: int, batches: Iterable[list[JudgedRecord]]) -> list[JudgedRecord]:
     """Return the last `lines` records by log time. In each partition, later batches have later records."""
-    by_partition: dict[int, list[JudgedRecord]] = {}
+    by_partition: dict[int, deque[JudgedRecord]] = {}
     for judged in chain.from_iterable(batches):
-        by_partition.setdefault(judged.record.partition, []).append(judged)
+        by_partition.setdefault(judged.record.partition, deque(maxlen=lines)).append(judged)
     merged = _merged(by_partition)
     return merged[max(0, len(merged) - lines) :]
 
 
-def _merged(by_partition: Mapping[int, list[JudgedRecord]]) -> list[JudgedRecord]:
+def _merged(by_partition: Mapping[int, Sequence[JudgedRecord]]) -> list[JudgedRecord]:
     ordered = [by_partition[partition] for partition in sorted(by_partition)]
     return list(heapq.merge(*ordered, key=lambda judged: judged.log_time_ms))
 
@@ -127,26 +141,62 @@ def _merged(by_partition: Mapping[int, list[JudgedRecord]]) -> list[JudgedRecord
 class Reader:
     """Reads the whole log, and judges each record; without `judge` it only reads."""
 
-    def __init__(self, log: CoordinationLog, *, judge: bool, timeout_s: float) -> None:
-        """Begin at the log's start. No record is read yet. Raises `TopicNotFoundError`, `UnavailableError`."""
+    def __init__(self, log: TimedLog, *, judge: bool, timeout_s: float, wanted: RecordFilter = EVERYTHING) -> None:
+        """Begin at the log's start; with a topic read only its coordination partition. No record is read yet.
+
+        Raises `TopicNotFoundError`, `UnavailableError`.
+        """
         self._log = log
         self._timeout_s = timeout_s
+        self._wanted = wanted
         self._identity = log.identity()
         self._world = World(self._identity.partitions) if judge else None
         self._log_times: dict[int, int] = {}
         self._positions: dict[int, int] = {}
         self._shown_from: dict[int, int] = {}
-        for partition, bounds in log.bounds(range(self._identity.partitions)).items():
+        self._shown_until: dict[int, int] = {}
+        count = self._identity.partitions
+        followed = range(count) if wanted.topic is None else [coordination_partition(wanted.topic, count)]
+        for partition, bounds in log.bounds(followed).items():
             self._begin(partition, bounds.start)
         self._log.follow(dict(self._positions))
 
-    def skip_to_last(self, records: int) -> None:
-        """Show only the last `records` of each coordination partition. Earlier ones are read only to judge.
+    def limit(self, since_ms: int | None, until_ms: int | None) -> None:
+        """Show only records with a log time from `since_ms` to `until_ms` (exclusive, unix ms).
 
-        Records are counted by offset. An offset without a record, such as a transaction's marker, counts too.
+        The first record with a timestamp of at least T is also the first with a log time of at least T, because log
+        time is the largest timestamp so far.
         """
+        partitions = list(self._positions)
+        if until_ms is not None:
+            self._shown_until.update(self._log.offsets_at(partitions, until_ms))
+        if since_ms is None:
+            return
+        first = self._log.offsets_at(partitions, since_ms)
+        for partition, bounds in self._log.bounds(partitions).items():
+            self._show_from(partition, first.get(partition, bounds.end))
+        self._skip_unjudged()
+
+    def skip_to_last(self, records: int) -> None:
+        """Show only the last `records` of each coordination partition, if no record is left out.
+
+        Earlier ones are read only to judge. Records are counted by offset. An offset without a record, such as a
+        transaction's marker, counts too.
+        """
+        if not self._wanted.is_everything:
+            return
         for partition, bounds in self._log.bounds(self._positions).items():
-            self._shown_from[partition] = max(self._positions[partition], bounds.end - records)
+            self._show_from(partition, self._end(partition, bounds.end) - records)
+        self._skip_unjudged()
+
+    def _show_from(self, partition: int, offset: int) -> None:
+        self._shown_from[partition] = max(self._shown_from[partition], offset)
+
+    def _end(self, partition: int, end: int) -> int:
+        return min(end, self._shown_until.get(partition, end))
+
+    def _skip_unjudged(self) -> None:
+        """Read only what is shown, if nothing is judged."""
         if self._world is None:
             self._positions = dict(self._shown_from)
             self._log.follow(dict(self._positions))
@@ -163,10 +213,11 @@ class Reader:
                 f"the coordination topic {self._identity.topic!r} was re-created or repartitioned meanwhile; run the "
                 "command again"
             )
-        ends = {partition: bounds.end for partition, bounds in self._log.bounds(self._positions).items()}
-        for partition, end in ends.items():
-            if end < self._positions[partition]:
-                raise self._truncated(partition, end)
+        bounds = self._log.bounds(self._positions)
+        for partition, at in bounds.items():
+            if at.end < self._positions[partition]:
+                raise self._truncated(partition, at.end)
+        ends = {partition: self._end(partition, at.end) for partition, at in bounds.items()}
         batch: dict[int, list[JudgedRecord]] = {}
         count = 0
         for chunk in self._chunks(
@@ -215,29 +266,43 @@ class Reader:
 
     def _judge(self, chunk: Chunk) -> list[JudgedRecord]:
         """Apply a chunk to the world state, and return the records to show."""
-        first = self._shown_from[chunk.partition]
+        first, end = self._shown_from[chunk.partition], self._end(chunk.partition, chunk.position)
         world = None if self._world is None else self._world.partitions[chunk.partition]
-        if world is not None:
-            world.apply_many(record for record in chunk.records if record[0] < first)
-        shown = []
+        shown: list[JudgedRecord] = []
+        unseen: list[tuple[int, int, bytes | None]] = []
         for offset, timestamp_ms, value in chunk.records:
-            if offset < first:
+            is_unseen = offset < first or offset >= end or not self._wanted.may_show(value)
+            if world is not None and is_unseen:
+                unseen.append((offset, timestamp_ms, value))
                 continue
             record = StoredRecord(chunk.partition, offset, timestamp_ms, value)
-            if world is not None:
-                shown.append(judge(world, record))
-                continue
-            log_time_ms = max(timestamp_ms, self._log_times.get(chunk.partition, timestamp_ms))
-            self._log_times[chunk.partition] = log_time_ms
-            shown.append(JudgedRecord(record, log_time_ms, None))
+            judged = self._unjudged(record) if world is None else _judge_after(world, unseen, record)
+            unseen.clear()
+            if not is_unseen and self._wanted.shows(judged):
+                shown.append(judged)
+        if world is not None:
+            world.apply_many(unseen)
         self._positions[chunk.partition] = chunk.position
         return shown
+
+    def _unjudged(self, record: StoredRecord) -> JudgedRecord:
+        log_time_ms = max(record.timestamp_ms, self._log_times.get(record.partition, record.timestamp_ms))
+        self._log_times[record.partition] = log_time_ms
+        return JudgedRecord(record, log_time_ms, None)
 
     def _truncated(self, partition: int, end: int) -> CoordinationLogChangedError:
         return CoordinationLogChangedError(
             f"coordination partition {partition} of {self._identity.topic!r} ends at {end}, but was read up to "
             f"{self._positions[partition]}: the log was truncated; see `marshal-dagster doctor`"
         )
+
+
+def _judge_after(
+    world: PartitionWorld, unseen: Sequence[tuple[int, int, bytes | None]], record: StoredRecord
+) -> JudgedRecord:
+    """Apply the records before `record`, which are not shown, and then `record` itself."""
+    world.apply_many(unseen)
+    return judge(world, record)
 
 
 def record_line(judged: JudgedRecord) -> output.Line:
@@ -251,11 +316,25 @@ def record_line(judged: JudgedRecord) -> output.Line:
     return output.Line(tuple(parts))
 
 
-def explained_line(judged: JudgedRecord) -> output.Line:
+def explained_line(judged: JudgedRecord, more: str = "") -> output.Line:
     """Return one record as a sentence after its log time; a refused or invalid one in the colour of its verdict."""
     kind = VerdictKind.ACCEPTED if judged.verdict is None else judged.verdict.kind
     style = "" if kind is VerdictKind.ACCEPTED else _STYLES[kind]
-    return output.Line(((f"{output.utc(judged.log_time_ms)} ", "dim"), (sentence(judged), style)))
+    return output.Line(((f"{output.utc(judged.log_time_ms)} ", "dim"), (sentence(judged) + more, style)))
+
+
+def explained_lines(records: Iterable[JudgedRecord]) -> Iterator[output.Line]:
+    """Yield the sentence of each record. One that is in several coordination partitions is shown once."""
+    texts = [(judged, sentence(judged)) for judged in records]
+    copies = Counter((judged.record.value, text) for judged, text in texts if _is_about_group(judged))
+    for judged, text in texts:
+        count = copies.pop((judged.record.value, text), 0) if _is_about_group(judged) else 1
+        if count:
+            yield explained_line(judged, f" (in {count} coordination partitions)" if count > 1 else "")
+
+
+def _is_about_group(judged: JudgedRecord) -> bool:
+    return isinstance(parse(judged.record.value), GroupMessage)
 
 
 def _record_text(value: bytes | None) -> str:

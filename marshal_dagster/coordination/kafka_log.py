@@ -101,6 +101,13 @@ class KafkaLog:
         """Return the present bounds of these coordination partitions."""
         return self._admin().offsets(self.topic, partitions, committed_only=False)
 
+    def offsets_at(self, partitions: Collection[int], at_ms: int) -> Mapping[int, int]:
+        """Return the offset of each partition's first record with the timestamp `at_ms` (unix ms) or a later one.
+
+        A partition without such a record is not in the result. Raises `UnavailableError`.
+        """
+        return self._admin().offsets_at(self.topic, partitions, at_ms, committed_only=False)
+
     def follow(self, positions: Mapping[int, int]) -> None:
         """Read from `positions` on, with a new client.
 

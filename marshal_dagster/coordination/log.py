@@ -100,3 +100,14 @@ class CoordinationLog(Protocol):
     def close(self) -> None:
         """Close all connections."""
         ...
+
+
+class TimedLog(CoordinationLog, Protocol):
+    """A coordination log whose records can be found by time."""
+
+    def offsets_at(self, partitions: Collection[int], at_ms: int) -> Mapping[int, int]:
+        """Return the offset of each partition's first record with the timestamp `at_ms` (unix ms) or a later one.
+
+        A partition without such a record is not in the result. Raises `UnavailableError`.
+        """
+        ...

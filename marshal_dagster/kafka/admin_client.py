@@ -193,14 +193,22 @@ class Topics:
         doing = f"look up the offsets of topic {topic!r}"
         return self._ask_for_offsets(doing, topic, partitions, _bounds, committed_only=committed_only)
 
-    def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
+    def offsets_at(
+        self, topic: str, partitions: Iterable[int], at_ms: int, *, committed_only: bool = True
+    ) -> dict[int, int]:
         """Look up the offset of each partition's first record with the timestamp `at_ms` (unix ms) or a later one.
 
-        A partition without such a record is not in the result. Only records before the first open transaction count.
-        Raises as `offsets`.
+        A partition without such a record is not in the result. With `committed_only` only records before the first open
+        transaction count. Raises as `offsets`.
         """
         doing = f"look up the offsets of topic {topic!r} at a time"
-        return self._ask_for_offsets(doing, topic, partitions, lambda read, wanted: _first_at(read, wanted, at_ms))
+        return self._ask_for_offsets(
+            doing,
+            topic,
+            partitions,
+            lambda read, wanted: _first_at(read, wanted, at_ms),
+            committed_only=committed_only,
+        )
 
     def _ask_for_offsets(
         self,

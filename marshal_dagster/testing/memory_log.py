@@ -241,6 +241,20 @@ class MemoryLog:
         self.identity()
         return {partition: self.broker.bounds(partition) for partition in partitions}
 
+    def offsets_at(self, partitions: Collection[int], at_ms: int) -> Mapping[int, int]:
+        """Return the offset of each partition's first record with the timestamp `at_ms` (unix ms) or a later one.
+
+        A partition without such a record is not in the result. Raises `TopicNotFoundError`.
+        """
+        self.identity()
+        found: dict[int, int] = {}
+        for partition in partitions:
+            for offset, timestamp_ms, _ in self.broker.records(partition):
+                if timestamp_ms >= at_ms:
+                    found[partition] = offset
+                    break
+        return found
+
     def follow(self, positions: Mapping[int, int]) -> None:
         """Read from these positions on, an offset for each partition."""
         self._positions = dict(positions)

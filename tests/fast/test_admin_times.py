@@ -2,7 +2,7 @@
 
 import pytest
 
-from marshal_dagster.admin.times import duration_s, instant_ms
+from marshal_dagster.admin.times import duration_s, instant_ms, moment_ms
 from marshal_dagster.errors import ConfigurationError
 
 
@@ -45,3 +45,16 @@ def test_a_time_without_a_zone_is_an_error_that_names_it(text: str) -> None:
     """A time without a zone, or before 1970, is an error, because machines would read it differently."""
     with pytest.raises(ConfigurationError, match="until: "):
         instant_ms(text, "until")
+
+
+@pytest.mark.parametrize(("text", "at_ms"), [("2h", 2_800_000), ("1m 40s", 9_900_000), ("1970-01-01T00:00:05Z", 5_000)])
+def test_a_moment_is_a_time_or_that_long_ago(text: str, at_ms: int) -> None:
+    """A duration counts back from now."""
+    assert moment_ms(text, "--since", 10_000_000) == at_ms
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-01-31", "0s", "2 parsecs"])
+def test_what_is_no_moment_is_an_error_that_names_both_forms(text: str) -> None:
+    """The message shows a duration and a time."""
+    with pytest.raises(ConfigurationError, match="--since: "):
+        moment_ms(text, "--since", 10_000_000)

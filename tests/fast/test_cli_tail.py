@@ -5,12 +5,26 @@ from dataclasses import replace
 
 import pytest
 
+from marshal_dagster.admin.record_sentences import JudgedRecord
 from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.cli import output
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.tail import JudgedRecord, Reader, explained_line, record_line, shown
+from marshal_dagster.cli.record_filter import EVERYTHING, RecordFilter
+from marshal_dagster.cli.tail import Reader, explained_line, explained_lines, record_line, shown
 from marshal_dagster.errors import CoordinationLogChangedError, TopicNotFoundError
-from marshal_dagster.protocol.messages import GroupSettings, Invalid
+from marshal_dagster.protocol.messages import (
+    GroupMessage,
+    GroupSettings,
+    Heartbeat,
+    Invalid,
+    Mark,
+    Message,
+    RangeHeartbeat,
+    ReleaseGroup,
+    coordination_partition,
+    parse,
+    render,
+)
 from marshal_dagster.protocol.replay import StoredRecord, parse_lines, render_record
 from marshal_dagster.protocol.world import ACCEPTED, Verdict, VerdictKind, World
 from marshal_dagster.testing import MemoryBroker, MemoryLog
@@ -224,3 +238,108 @@ def test_explain_and_json_contradict_each_other(capsys: pytest.CaptureFixture[st
     answer = call(capsys, "tail", "--explain", "--json", "-b", "localhost:1")
     assert answer.code == ExitCode.USAGE
     assert "--explain and --json contradict each other" in answer.err
+
+
+def judged_with(broker: MemoryBroker, wanted: RecordFilter = EVERYTHING, *, judge: bool = True) -> list[JudgedRecord]:
+    """Return the records that a reader with this filter shows."""
+    opened = Reader(MemoryLog(broker), judge=judge, timeout_s=1, wanted=wanted)
+    return [seen for batch in shown(opened, lines=None, follow=False) for seen in batch]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        RecordFilter(group="etl"),
+        RecordFilter(topic="events10"),
+        RecordFilter(partitions=(range(1), range(3, 4))),
+        RecordFilter(group="etl", topic="events10", partitions=(range(1),)),
+    ],
+)
+@pytest.mark.parametrize("judge", [True, False])
+def test_a_filter_shows_a_part_of_all_with_the_same_verdicts(
+    broker: MemoryBroker, wanted: RecordFilter, *, judge: bool
+) -> None:
+    """Records that are left out still count for the verdicts of the others."""
+    expected = []
+    for seen in judged_with(broker, judge=judge):
+        message = parse(seen.record.value)
+        if not isinstance(message, Message) or wanted.group not in {None, message.group}:
+            continue
+        is_home = wanted.topic is None or seen.record.partition == coordination_partition(wanted.topic, 4)
+        has_place = wanted.topic in {None, message.topic} and (
+            wanted.partitions is None or any(message.partition in run for run in wanted.partitions)
+        )
+        if is_home and (has_place or isinstance(message, GroupMessage)):
+            expected.append(seen)
+    assert expected
+    assert judged_with(broker, wanted, judge=judge) == expected
+
+
+def test_without_heartbeats_those_that_moved_a_position_stay(broker: MemoryBroker) -> None:
+    """A heartbeat that commits, is refused or has a note is shown; marks are not."""
+    everything = judged_with(broker)
+    kept = judged_with(broker, RecordFilter(without_heartbeats=True))
+    left_out = [seen for seen in everything if seen not in kept]
+    beats = [seen for seen in kept if isinstance(parse(seen.record.value), Heartbeat | RangeHeartbeat)]
+    assert left_out
+    assert beats
+    for seen in left_out:
+        message = parse(seen.record.value)
+        offset = None if seen.before is None else seen.before.key.offset
+        is_beat = isinstance(message, Heartbeat) and message.offset == offset
+        assert is_beat or isinstance(message, Mark | RangeHeartbeat)
+
+
+@pytest.mark.parametrize("judge", [True, False])
+def test_since_and_until_limit_by_log_time(broker: MemoryBroker, *, judge: bool) -> None:
+    """All records whose log time lies between the two are shown, though timestamps are out of order."""
+    everything = judged_with(broker)
+    since_ms, until_ms = everything[300].log_time_ms, everything[1_500].log_time_ms
+    opened = reader(broker, judge=judge)
+    opened.limit(since_ms, until_ms)
+    found = [seen for batch in shown(opened, lines=None, follow=False) for seen in batch]
+    expected = [seen.record for seen in everything if since_ms <= seen.log_time_ms < until_ms]
+    assert 0 < len(expected) < len(everything)
+    assert sorted(seen.record.offset for seen in found) == sorted(record.offset for record in expected)
+    assert {seen.record for seen in found} == set(expected)
+
+
+def test_the_last_of_the_chosen_records_are_shown(broker: MemoryBroker) -> None:
+    """With a filter the last N are counted among those that it shows."""
+    wanted = RecordFilter(group="etl")
+    opened = Reader(MemoryLog(broker), judge=True, timeout_s=1, wanted=wanted)
+    (found,) = shown(opened, lines=7, follow=False)
+    assert found == judged_with(broker, wanted)[-7:]
+
+
+def test_a_record_about_a_group_is_explained_once() -> None:
+    """A pause is in every coordination partition; its sentence is shown once, with their number."""
+    broker = MemoryBroker(4)
+    pause = render(ReleaseGroup(instance="operator.0", client="jane", group="etl", time_s=1, expiry_s=9_000))
+    for partition in range(4):
+        broker.append(partition, pause, 1_000)
+    broker.append(0, b"ClaimingPartition/1/1/i/c/etl/t/3", 1_001)
+    lines = [str(line) for line in explained_lines(judged_with(broker))]
+    assert len(lines) == 2
+    assert lines[0].endswith(" until 1970-01-01 02:30:00Z (for 2 h 29 min). (in 4 coordination partitions)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--follow", "--until", "2h"), "--follow and --until contradict each other"),
+        (("--from-start", "--since", "2h"), "--from-start and --since contradict each other"),
+        (("--since", "1h", "--until", "2h"), "--until is not later than --since"),
+        (("--since", "noon"), "--since: 'noon' is neither a duration"),
+        (("--partition", "x"), "--partition: 'x' names no partitions"),
+        (("--topic", "a b"), "--topic"),
+        (("--group", "a/b"), "--group: 'a/b' cannot be a name"),
+    ],
+)
+def test_wrong_filters_are_usage_errors(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str
+) -> None:
+    """They are found before Kafka is contacted."""
+    answer = call(capsys, "tail", "-b", "localhost:1", *arguments)
+    assert answer.code == ExitCode.USAGE
+    assert problem in answer.err

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-from marshal_dagster.coordination.log import Append, CoordinationLog, PositionLostError
+from marshal_dagster.coordination.log import Append, CoordinationLog, PositionLostError, TimedLog
 from marshal_dagster.errors import TopicNotFoundError, UnavailableError
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
 from tests.conditions import WITHIN_S
@@ -21,7 +21,7 @@ Read = dict[int, list[tuple[int, bytes | None]]]
 class House(Protocol):
     """A coordination topic with two partitions, with the operations of its broker and of other members."""
 
-    def open(self) -> CoordinationLog:
+    def open(self) -> TimedLog:
         """Open the log, as another member does."""
         ...
 
@@ -108,6 +108,15 @@ class LogPort:
         log.append([Append(1, b"a"), Append(1, b"b")])
 
         assert {number: (at.start, at.end) for number, at in log.bounds([1]).items()} == {1: (0, 2)}
+
+    def test_the_first_record_of_a_time_is_found(self, house: House) -> None:
+        """It is the first one with that timestamp or a later one; a partition without one is left out."""
+        log = house.open()
+        log.append([Append(0, b"a"), Append(1, b"b")])
+        after_ms = time.time_ns() // 1_000_000 + 60_000
+
+        assert log.offsets_at([0, 1], 1_000) == {0: 0, 1: 0}
+        assert log.offsets_at([0, 1], after_ms) == {}
 
     def test_reading_goes_on_where_it_ended(self, house: House) -> None:
         """Each record is read once. The next read returns only newer records."""
