@@ -16,6 +16,7 @@ class Extra(StrEnum):
     MARIADB = "mariadb"
     PROTOBUF = "protobuf"
     METRICS = "metrics"
+    PROMETHEUS = "prometheus"
     MSK = "msk"
     ICEBERG = "iceberg"
     OBJECT_STORE = "object-store"
@@ -33,6 +34,7 @@ MODULES: Final = {
     Extra.MARIADB: "pymysql",
     Extra.PROTOBUF: "google.protobuf",
     Extra.METRICS: "opentelemetry.metrics",
+    Extra.PROMETHEUS: "opentelemetry.exporter.prometheus",
     Extra.MSK: "aws_msk_iam_sasl_signer",
     Extra.ICEBERG: "pyiceberg",
     Extra.OBJECT_STORE: "obstore",

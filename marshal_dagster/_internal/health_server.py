@@ -1,4 +1,4 @@
-"""An HTTP endpoint that reports the health of a harvester or a coordinator, for probes and alerts."""
+"""The HTTP endpoints of a service, such as a harvester: its health for probes, and its metrics for Prometheus."""
 
 import json
 import threading
@@ -12,6 +12,12 @@ from marshal_dagster.errors import ConfigurationError
 
 LOOPBACK: Final = "127.0.0.1"
 PATH: Final = "/health"
+LIVE: Final = "/live"
+READY: Final = "/ready"
+METRICS: Final = "/metrics"
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_FIELDS: Final = {PATH: "healthy", LIVE: "live", READY: "ready"}
+"""The field of the health report that decides about the status of each path."""
 IDLE_AFTER_S: Final = 60.0
 """A service is unhealthy if its thread has done nothing for longer, because each of its own waits is shorter."""
 FAILING_AFTER_S: Final = 60.0
@@ -32,10 +38,12 @@ def address_of(given: str) -> tuple[str, int]:
 
 
 class HealthServer:
-    """Serves what `health` returns as JSON at GET /health: status 200 while its `healthy` is true, else 503.
+    """Serves what `health` returns as JSON at GET /health, /live and /ready, and metrics at GET /metrics.
 
-    It listens while the `with` block runs, and answers in its own threads. There is no authentication: error texts
-    contain the names of servers and topics, but no secrets.
+    The status of /health is 200 while the report's `healthy` is true, else 503; that of /live and /ready depends on
+    `live` and `ready` in the same way. /metrics answers 501 with one line if the metrics need an extra that is not
+    installed. The server listens while the `with` block runs, and answers in its own threads. There is no
+    authentication: error texts contain the names of servers and topics, but no secrets.
 
     Example:
         ```python
@@ -44,15 +52,24 @@ class HealthServer:
         ```
     """
 
-    def __init__(self, health: Callable[[], dict[str, Any]], host: str = LOOPBACK, port: int = 0) -> None:
+    def __init__(
+        self,
+        health: Callable[[], dict[str, Any]],
+        host: str = LOOPBACK,
+        port: int = 0,
+        metrics: Callable[[], bytes] | None = None,
+    ) -> None:
         """Configure the server; it starts to listen when the `with` block is entered.
 
         Args:
             health: Returns the report to serve, such as `Harvester.health`.
             host: The host name or IP address to listen on; the loopback address by default.
             port: The TCP port; 0 for any free one, which `address` then shows.
+            metrics: Returns the metrics in Prometheus' text format, such as `marshal_dagster.telemetry.prometheus`
+                renders them; without it there is no /metrics.
         """
         self._health = health
+        self._metrics = metrics
         self._wanted = host, port
         self._server: ThreadingHTTPServer | None = None
 
@@ -69,7 +86,7 @@ class HealthServer:
             ConfigurationError: The address cannot be used.
         """
         try:
-            self._server = _server_class(self._wanted[0])(self._wanted, _handler(self._health))
+            self._server = _server_class(self._wanted[0])(self._wanted, _handler(self._health, self._metrics))
         except (OSError, ValueError, TypeError, OverflowError) as error:  # a host or port that no address can have
             reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(
@@ -97,23 +114,40 @@ def _server_class(host: str) -> type[ThreadingHTTPServer]:
     return Server
 
 
-def _handler(health: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    health: Callable[[], dict[str, Any]], metrics: Callable[[], bytes] | None = None
+) -> type[BaseHTTPRequestHandler]:
+    paths = [*_FIELDS, *([METRICS] if metrics else [])]
+
     class Handler(BaseHTTPRequestHandler):
         server_version = "marshal-dagster"
         sys_version = ""
         timeout: ClassVar[float | None] = 5.0
 
         def do_GET(self) -> None:
-            if self.path.partition("?")[0] != PATH:
-                self._answer(HTTPStatus.NOT_FOUND, {"error": f"not found: use {PATH}"})
+            path = self.path.partition("?")[0]
+            if metrics is not None and path == METRICS:
+                self._answer_metrics(metrics)
+                return
+            if path not in _FIELDS:
+                self._answer_json(HTTPStatus.NOT_FOUND, {"error": f"not found: use {', '.join(paths)}"})
                 return
             report = health()
-            self._answer(HTTPStatus.OK if report["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE, report)
+            is_well = report.get(_FIELDS[path], report["healthy"])
+            self._answer_json(HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE, report)
 
-        def _answer(self, status: HTTPStatus, report: dict[str, Any]) -> None:
-            body = json.dumps(report).encode() + b"\n"
+        def _answer_metrics(self, render: Callable[[], bytes]) -> None:
+            try:
+                self._answer(HTTPStatus.OK, METRICS_TYPE, render())
+            except ConfigurationError as error:
+                self._answer(HTTPStatus.NOT_IMPLEMENTED, "text/plain; charset=utf-8", f"{error}\n".encode())
+
+        def _answer_json(self, status: HTTPStatus, report: dict[str, Any]) -> None:
+            self._answer(status, "application/json", json.dumps(report).encode() + b"\n")
+
+        def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -114,7 +114,8 @@ Health = Annotated[
     typer.Option(
         "--health",
         metavar="HOST:PORT",
-        help="Serve GET /health at this address; a PORT alone is on 127.0.0.1. Default: off.",
+        help="Serve GET /health, /live, /ready and /metrics at this address; a PORT alone is on 127.0.0.1. "
+        "Default: off.",
         show_default=False,
     ),
 ]

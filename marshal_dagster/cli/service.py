@@ -10,6 +10,7 @@ from typing import Any, Final
 from marshal_dagster._internal.health_server import HealthServer, address_of
 from marshal_dagster.cli import output
 from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.telemetry.prometheus import prometheus_metrics
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S: Final = 0.1
@@ -66,16 +67,30 @@ def run_until_signal(
 
 
 def health_server(
-    health: Callable[[], dict[str, Any]], address: str | None
+    health: Callable[[], dict[str, Any]], address: str | None, option: str = "--health"
 ) -> AbstractContextManager[HealthServer | None]:
-    """Return a server for the address of `--health`, or none without an address. Raises `ConfigurationError`."""
+    """Return a server for an address, or none without an address. Raises `ConfigurationError`.
+
+    While it listens, the instruments of this process are recorded for its /metrics.
+
+    Args:
+        health: Returns the health report.
+        address: The value of the option, if it was given.
+        option: The option's name, for messages.
+    """
     if address is None:
         return nullcontext()
     try:
         host, port = address_of(address)
     except ConfigurationError as error:
-        raise ConfigurationError(f"--health: {error}") from None
-    return HealthServer(health, host, port)
+        raise ConfigurationError(f"{option}: {error}") from None
+    return _server_with_metrics(health, host, port)
+
+
+@contextmanager
+def _server_with_metrics(health: Callable[[], dict[str, Any]], host: str, port: int) -> Iterator[HealthServer]:
+    with prometheus_metrics() as render, HealthServer(health, host, port, render) as server:
+        yield server
 
 
 def report_event(event: str, text: str, *, as_json: bool, **fields: Any) -> None:  # noqa: ANN401 - JSON values

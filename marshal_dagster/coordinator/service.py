@@ -271,16 +271,21 @@ class Coordinator:
             failing_after_s: After failing for this long, in seconds, it is not healthy.
 
         Returns:
-            A report of JSON values. `healthy` is false if the thread hangs or the process has failed for too long.
-            `role` is `leader` or `standby`. `partitions`, `groups` and `members` are the numbers of those that it
-            leads. `failure` is the text of the present failure, or None. `failing_s` is how long it has failed, and
-            `idle_s` how long its thread has done nothing, in seconds.
+            A report of JSON values. `live` is false if the thread hangs. `healthy` is false also if the process has
+            failed for too long, and `ready` also until the brokers have listed the data topics once. `role` is
+            `leader` or `standby`. `partitions`, `groups` and `members` are the numbers of those that it leads.
+            `failure` is the text of the present failure, or None. `failing_s` is how long it has failed, and `idle_s`
+            how long its thread has done nothing, in seconds.
         """
         idle_s, failure, shards = self._idle_s, self.failure, list(self._shards.values())
         failing_s = self._failures.duration_s
         groups = [group for shard in shards for group in list(shard.groups.values())]
+        is_live = idle_s <= IDLE_AFTER_S
+        is_healthy = is_live and failing_s <= failing_after_s
         return {
-            "healthy": idle_s <= IDLE_AFTER_S and failing_s <= failing_after_s,
+            "healthy": is_healthy,
+            "live": is_live,
+            "ready": is_healthy and self._known.counts is not None,
             "role": "leader" if shards else "standby",
             "partitions": len(shards),
             "groups": len(groups),
@@ -457,7 +462,7 @@ class Coordinator:
     def _measure(self) -> None:
         if self._now_ms >= self._next_measure_ms:
             self._next_measure_ms = self._now_ms + _MEASURE_EACH_MS
-            self._metrics.update(self.groups())
+            self._metrics.update(self.groups(), led=len(self._shards), partitions=self._partitions)
 
     def _note(self, failure: Exception | None) -> None:
         self._failures.note(failure, may_end=not self._beginning)

@@ -159,6 +159,8 @@ class Harvester:
         self._options = options or DEFAULT_OPTIONS
         self._clock = clock or SystemClock()
         self._is_stopped = False
+        self._has_started = False
+        """Whether the database and Kafka have answered once."""
         self._alive_at_s = time.monotonic()
         self._failing_from_s = self._failed_at_s = 0.0
         self._failed_term_at_s = -math.inf
@@ -186,15 +188,19 @@ class Harvester:
             failing_after_s: After failing for this long, in seconds, it is not healthy.
 
         Returns:
-            A report of JSON values. `healthy` is false if the thread hangs or the harvester has failed for too long.
-            `outbox` is the outbox's name, and `role` is `leader` or `standby`. `failure` is the text of the present
-            failure, or None. `failing_s` is the time between the first and the last failed attempt, and `idle_s` how
-            long its thread has done nothing, in seconds. `published`, `parked` (rows set aside) and `sessions` are
-            counts since the start.
+            A report of JSON values. `live` is false if the thread hangs. `healthy` is false also if the harvester has
+            failed for too long, and `ready` also until the database and Kafka have answered once. `outbox` is the
+            outbox's name, and `role` is `leader` or `standby`. `failure` is the text of the present failure, or None.
+            `failing_s` is the time between the first and the last failed attempt, and `idle_s` how long its thread has
+            done nothing, in seconds. `published`, `parked` (rows set aside) and `sessions` are counts since the start.
         """
         idle_s, failing_s, failure = self.idle_s, self.failing_s, self.failure
+        is_live = idle_s <= IDLE_AFTER_S
+        is_healthy = is_live and failing_s <= failing_after_s
         return {
-            "healthy": idle_s <= IDLE_AFTER_S and failing_s <= failing_after_s,
+            "healthy": is_healthy,
+            "live": is_live,
+            "ready": is_healthy and self._has_started,
             "outbox": self.name,
             "role": "standby" if self.term is None else "leader",
             "failure": None if failure is None else str(failure),
@@ -266,6 +272,7 @@ class Harvester:
         try:
             elector = self._elector(registration)
             with metrics_recorded(self._tables, self.counts, lambda: self.term is not None), elector:
+                self._has_started = True
                 while not self._is_stopped and not is_over():
                     self._alive_at_s = time.monotonic()
                     self.term = elector.wait_for_term(_LOOK_S)

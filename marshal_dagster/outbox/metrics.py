@@ -56,13 +56,18 @@ class _MetricsRecorder:
         self._backlog = OutboxInspector(tables)
         self._told = replace(counts)
         self._looked_s: float | None = None
+        self._led = False
 
     def run(self, over: threading.Event) -> None:
+        for name in _COUNTED:  # a counter that begins at 0 shows its first event as an increase
+            getattr(self._metrics, name).add(0, self._whose)
+        self._metrics.leads.set(0, self._whose)
         try:
             while not over.wait(COUNT_EACH_S):
                 self._count()
                 self._look()
             self._count()
+            self._set_role(leads=False)
         finally:
             self._backlog.close()
 
@@ -76,7 +81,9 @@ class _MetricsRecorder:
 
     def _look(self) -> None:
         now_s = time.monotonic()
-        if not self._leads() or (self._looked_s is not None and now_s - self._looked_s < LOOK_EACH_S):
+        leads = self._leads()
+        self._set_role(leads=leads)
+        if not leads or (self._looked_s is not None and now_s - self._looked_s < LOOK_EACH_S):
             return
         self._looked_s = now_s
         try:
@@ -84,5 +91,16 @@ class _MetricsRecorder:
         except MarshalError as error:
             logger.debug("outbox %r: the backlog cannot be measured: %s", self._whose["outbox"], error)
             return
+        if not self._leads():  # meanwhile another harvester may lead, which reports the backlog
+            return
         self._metrics.backlog.set(status.rows, self._whose)
         self._metrics.backlog_age.set(status.oldest_age_s or 0.0, self._whose)
+
+    def _set_role(self, *, leads: bool) -> None:
+        """Report the role, and a backlog of 0 when the harvester leads no more, because only the leader knows it."""
+        self._metrics.leads.set(int(leads), self._whose)
+        if self._led and not leads:
+            self._metrics.backlog.set(0, self._whose)
+            self._metrics.backlog_age.set(0.0, self._whose)
+            self._looked_s = None
+        self._led = leads

@@ -1,7 +1,8 @@
 """The OpenTelemetry instruments of the library.
 
 They exist only if the process uses OpenTelemetry: its API was imported before the first batch, or an environment
-variable names a provider. Otherwise nothing is imported or counted.
+variable names a provider. Otherwise nothing is imported or counted. A service that serves its own metrics adds a
+provider of its own (`add_provider`); the instruments then record to both.
 
 No attribute is a partition, a run or an instance, because their number is unbounded. Log lines name them.
 """
@@ -10,10 +11,10 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from marshal_dagster._internal.extras import Extra
 
@@ -32,6 +33,9 @@ _LEASE_BOUNDS_S: Final = (0.0, 0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 20, 30, 6
 logger = logging.getLogger(__name__)
 
 Instruments = TypeVar("Instruments")
+
+_added: "Final[list[MeterProvider]]" = []
+"""The providers of this process's own."""
 
 
 class Metrics:
@@ -83,6 +87,7 @@ class OutboxMetrics:
             "Rejections of rows and topics; each is retried, or its rows are set aside.",
         )
         self.sessions = meter.create_counter("marshal.outbox.sessions", "{session}", "Harvesting sessions started.")
+        self.leads = meter.create_gauge("marshal.outbox.leads", "{harvester}", "1 if this process harvests, else 0.")
         self.backlog = meter.create_gauge("marshal.outbox.backlog", "{row}", "Rows that wait to be published.")
         self.backlog_age = meter.create_gauge(
             "marshal.outbox.backlog.age", "s", "Age of the oldest row that waits to be published."
@@ -90,10 +95,16 @@ class OutboxMetrics:
 
 
 class CoordinatorMetrics:
-    """The instruments of a group coordinator. Each measurement except `groups` has the attribute `group`."""
+    """The instruments of a group coordinator. All but the first three have the attribute `group`."""
 
     def __init__(self, meter: "Meter") -> None:
         self.groups = meter.create_gauge("marshal.coordinator.groups", "{group}", "Groups that this process leads.")
+        self.partitions = meter.create_gauge(
+            "marshal.coordinator.partitions", "{partition}", "Partitions of the coordinator's topics."
+        )
+        self.led = meter.create_gauge(
+            "marshal.coordinator.led", "{partition}", "Partitions of the coordinator's topics that this process leads."
+        )
         self.members = meter.create_gauge(
             "marshal.coordinator.members", "{member}", "Members of a group that this process leads."
         )
@@ -109,6 +120,20 @@ class CoordinatorMetrics:
         self.failed = meter.create_counter(
             "marshal.coordinator.failed", "{member}", "Members removed because they did not answer."
         )
+
+
+def add_provider(provider: "MeterProvider") -> None:
+    """Record the measurements to `provider` too, beside the provider of the process. Call it before the work begins.
+
+    Args:
+        provider: A provider of this process's own, such as that of a reader for Prometheus.
+    """
+    _added.append(provider)
+
+
+def remove_provider(provider: "MeterProvider") -> None:
+    """Create no more instruments of `provider`, which `add_provider` added."""
+    _added.remove(provider)
 
 
 def metrics() -> Metrics | None:
@@ -171,7 +196,7 @@ def _made(kind: "Callable[[Meter], Instruments]") -> Instruments | None:
     try:
         from opentelemetry.metrics import get_meter_provider
 
-        instruments: Instruments = _of(kind, get_meter_provider())
+        instruments: Instruments = _of(kind, (get_meter_provider(), *_added))
     except ModuleNotFoundError:
         _log_missing_extra()
         return None
@@ -181,9 +206,45 @@ def _made(kind: "Callable[[Meter], Instruments]") -> Instruments | None:
     return instruments
 
 
-@lru_cache(maxsize=3)  # the three classes of instruments of one provider
-def _of(kind: "Callable[[Meter], Instruments]", provider: "MeterProvider") -> Instruments:
-    return kind(provider.get_meter("marshal_dagster", version("marshal-dagster")))
+@lru_cache(maxsize=3)  # the three classes of instruments of the same providers
+def _of(kind: "Callable[[Meter], Instruments]", providers: "tuple[MeterProvider, ...]") -> Instruments:
+    meters = [provider.get_meter("marshal_dagster", version("marshal-dagster")) for provider in providers]
+    return kind(meters[0] if len(meters) == 1 else cast("Meter", _Meters(meters)))
+
+
+class _Meters:
+    """A meter whose instruments record to the instruments of several meters."""
+
+    def __init__(self, meters: "Sequence[Meter]") -> None:
+        self._meters = meters
+
+    def create_counter(self, *definition: Any) -> "_Instruments":  # noqa: ANN401 - as the meter
+        return _Instruments([meter.create_counter(*definition) for meter in self._meters])
+
+    def create_gauge(self, *definition: Any) -> "_Instruments":  # noqa: ANN401 - as the meter
+        return _Instruments([meter.create_gauge(*definition) for meter in self._meters])
+
+    def create_histogram(self, *definition: Any, **bounds: Any) -> "_Instruments":  # noqa: ANN401 - as the meter
+        return _Instruments([meter.create_histogram(*definition, **bounds) for meter in self._meters])
+
+
+class _Instruments:
+    """The instruments of one definition in several meters."""
+
+    def __init__(self, instruments: Sequence[Any]) -> None:
+        self._instruments = instruments
+
+    def add(self, amount: float, attributes: Mapping[str, str] | None = None) -> None:
+        for instrument in self._instruments:
+            instrument.add(amount, attributes)
+
+    def set(self, amount: float, attributes: Mapping[str, str] | None = None) -> None:
+        for instrument in self._instruments:
+            instrument.set(amount, attributes)
+
+    def record(self, amount: float, attributes: Mapping[str, str] | None = None) -> None:
+        for instrument in self._instruments:
+            instrument.record(amount, attributes)
 
 
 @lru_cache(maxsize=1)

@@ -160,6 +160,8 @@ def test_a_coordinator_that_stands_by_is_healthy(coordinator: Coordinator) -> No
     assert health.pop("idle_s") < IDLE_AFTER_S
     assert health == {
         "healthy": True,
+        "live": True,
+        "ready": False,
         "role": "standby",
         "partitions": 0,
         "groups": 0,
@@ -313,10 +315,13 @@ def test_a_group_that_is_led_is_measured(
         now_ms += 500
     assert values(reader) == {
         "groups": {"": 1},
+        "led": {"": 1},
+        "partitions": {"": 0},
         "members": {"etl": 1},
         "assigned": {"etl": 2},
-        "rebalances": {"etl/done": 1},
+        "rebalances": {"etl/done": 1, "etl/tried_again": 0, "etl/given_up": 0},
         "moved": {"etl": 2},
+        "failed": {"etl": 0},
     }
     for _ in range(20):
         turn(coordinator, ends)
@@ -345,20 +350,38 @@ def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None
 def test_how_groups_stand_is_noted(reader: InMemoryMetricReader) -> None:
     """A group that another process leads now has the value 0."""
     measuring = GroupMetrics()
-    measuring.update({"etl": {"a": frozenset({("t", 0), ("t", 1)}), "b": frozenset({("t", 2)})}, "other": {}})
+    groups = {"etl": {"a": frozenset({("t", 0), ("t", 1)}), "b": frozenset({("t", 2)})}, "other": {}}
+    measuring.update(groups, led=3, partitions=8)
+    outcomes = {f"{group}/{outcome}": 0 for group in groups for outcome in ("done", "tried_again", "given_up")}
+    counted = {"rebalances": outcomes, "moved": {"etl": 0, "other": 0}, "failed": {"etl": 0, "other": 0}}
     assert values(reader) == {
+        **counted,
         "groups": {"": 2},
+        "led": {"": 3},
+        "partitions": {"": 8},
         "members": {"etl": 2, "other": 0},
         "assigned": {"etl": 3, "other": 0},
     }
-    measuring.update({"other": {"a": frozenset({("t", 0)})}})
+    measuring.update({"other": {"a": frozenset({("t", 0)})}}, led=2, partitions=8)
     assert values(reader) == {
+        **counted,
         "groups": {"": 1},
+        "led": {"": 2},
+        "partitions": {"": 8},
         "members": {"etl": 0, "other": 1},
         "assigned": {"etl": 0, "other": 1},
     }
     measuring.close()
     assert values(reader)["assigned"]["other"] == 0
+
+
+def test_a_coordinator_is_ready_once_it_knows_the_data_topics(coordinator: Coordinator) -> None:
+    """It is live before that, and neither live nor ready if its thread hangs."""
+    assert [coordinator.health()[name] for name in ("live", "ready")] == [True, False]
+    coordinator._known.update({"t": 2})
+    assert [coordinator.health()[name] for name in ("live", "ready")] == [True, True]
+    coordinator._alive_at_s -= IDLE_AFTER_S + 1
+    assert [coordinator.health()[name] for name in ("live", "ready")] == [False, False]
 
 
 def test_at_its_end_nothing_is_led(
@@ -373,7 +396,7 @@ def test_at_its_end_nothing_is_led(
     monkeypatch.setattr(service, "Reader", lambda *_: ends)
     coordinator.stop()
     coordinator.run()
-    assert values(reader) == {"groups": {"": 0}}
+    assert values(reader) == {"groups": {"": 0}, "led": {"": 0}, "partitions": {"": 0}}
 
 
 def test_without_opentelemetry_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

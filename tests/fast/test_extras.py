@@ -24,6 +24,7 @@ from marshal_dagster.spark.connect_session import connect
 from marshal_dagster.spark.decoding import SchemaFiles, decode_protobuf
 from marshal_dagster.spark.session import start_session
 from marshal_dagster.telemetry import metrics
+from marshal_dagster.telemetry.prometheus import prometheus_metrics
 
 TOP = Path(__file__).parents[2]
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
@@ -66,6 +67,11 @@ def _start_server() -> None:
         SparkConnectResource(folder=folder).start_server()
 
 
+def _render_metrics() -> None:
+    with prometheus_metrics() as render:
+        render()
+
+
 POSTGRES = "postgresql://127.0.0.1:1/none"
 USES: Sequence[tuple[Extra, Callable[[], object]]] = (
     (Extra.SPARK, lambda: start_session({"spark.master": "local"})),
@@ -81,6 +87,7 @@ USES: Sequence[tuple[Extra, Callable[[], object]]] = (
     (Extra.MARIADB, lambda: MariaDBSink("mariadb://127.0.0.1:1/none", "t").verdicts([part(0, 0, 1)])),
     (Extra.OBJECT_STORE, lambda: FileSink("s3://lake/orders").verdicts([part(0, 0, 1)])),
     (Extra.PROTOBUF, _decode),
+    (Extra.PROMETHEUS, _render_metrics),
     (Extra.MSK, lambda: aws_msk_iam_callback("eu-central-1", None, None)),
 )
 

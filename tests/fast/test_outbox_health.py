@@ -59,6 +59,8 @@ def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
         200,
         {
             "healthy": True,
+            "live": True,
+            "ready": False,
             "outbox": "outbox",
             "role": "standby",
             "failure": None,
@@ -111,7 +113,7 @@ def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester, monkey
     """A client that sends nothing blocks neither other clients nor the shutdown."""
     handler = health_server._handler(harvester.health)
     monkeypatch.setattr(handler, "timeout", None)
-    monkeypatch.setattr(health_server, "_handler", lambda _: handler)
+    monkeypatch.setattr(health_server, "_handler", lambda *_: handler)
     with HealthServer(harvester.health) as server:
         host, port = server.address.split(":")
         with socket.create_connection((host, int(port))):

@@ -100,7 +100,7 @@ def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[FakeOutb
         counts.published += 2
         counts.parked += 3
         counts.refused += 4
-    assert meters.values() == {"published": 7, "parked": 3, "refused": 4, "sessions": 1}
+    assert meters.values() == {"published": 7, "parked": 3, "refused": 4, "sessions": 1, "leads": 0}
     assert (meters.flushes, backlog.asked, backlog.closed) == (1, 0, 1)
 
 
@@ -121,9 +121,24 @@ def test_the_leader_measures_the_backlog_now_and_then(
         wait_until(lambda: backlog.asked > 0, "the backlog was queried")
         wait_until(lambda: turns[0] > 10, "the harvester has taken more turns")
         assert backlog.asked == 1
-        assert meters.values() == {"backlog": 12, "backlog.age": 3.5}
+        wait_until(lambda: "backlog.age" in meters.values(), "the backlog was recorded")
+        counted = dict.fromkeys(["published", "parked", "refused", "sessions"], 0)
+        assert meters.values() == {**counted, "leads": 1, "backlog": 12, "backlog.age": 3.5}
         monkeypatch.setattr(outbox_metrics, "LOOK_EACH_S", 0.01)
         wait_until(lambda: backlog.asked > 1, "the backlog was queried again")
+
+
+def test_who_leads_no_more_reports_no_backlog(meters: Meters, backlog: type[FakeOutboxInspector]) -> None:
+    """Otherwise the backlog that a former leader saw last would look like one that does not drain."""
+    leads = [True]
+    with metrics_recorded(TABLES, HarvestCounts(), lambda: leads[0]):
+        wait_until(lambda: meters.values().get("backlog.age") == 3.5, "the leader reports the backlog")
+        leads[0] = False
+        wait_until(lambda: meters.values()["leads"] == 0, "it reports that it stands by")
+        assert (meters.values()["backlog"], meters.values()["backlog.age"]) == (0, 0.0)
+        asked = backlog.asked
+        leads[0] = True
+        wait_until(lambda: backlog.asked > asked, "the backlog is queried at once when it leads again")
 
 
 def test_a_database_that_is_away_stops_no_counting(
