@@ -1,5 +1,6 @@
 """Settings with which the Spark sessions of tests are quick, and changes of settings for the duration of a test."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -20,6 +21,12 @@ WITHOUT_STATISTICS = {
 """Delta does not look for files that a query can leave out, which saves it a Spark job for each query."""
 QUICK_HDFS = {"spark.hadoop.dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10"}
 """HDFS closes a file once a DataNode has reported its block. Without this setting a client asks again after 400 ms."""
+
+
+def submit_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables with which all sessions of a process have these settings by default."""
+    options = [f"--conf={name}={value}" for name, value in settings.items()]
+    return {"PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"])}
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The benchmarks in their short form."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,8 +13,6 @@ from typing import Any
 import psutil
 import pytest
 
-from marshal_dagster.spark.connector import fetch_connector
-from marshal_dagster.spark.packages import delta_package
 from tests.conditions import WITHIN_S, wait_until
 from tests.fast.test_benchmarks import check_form
 
@@ -42,67 +39,11 @@ SHORT = {
         "--kafka-heartbeat-ms=200",
         *("--simulated-members=40", "--simulated-partitions=200"),
     ],
-    "heartbeat_under_load": ["--seconds=2", "--heartbeat-interval-ms=500", "--rows-a-job=10000000"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
+    "heartbeat_under_load": ["--seconds=2", "--heartbeat-interval-ms=500", "--rows-a-job=1000000"],
 }
-TOGETHER = [
-    (
-        "postgres_sink",
-        "postgres_upsert",
-        "mariadb_sink",
-        "kafka_sink",
-        "file_sink",
-        "delta_sink",
-        "batch",
-        "alternatives",
-        "heartbeat_under_load",
-    ),
-    (
-        "iceberg_sink",
-        "tick",
-        "claim",
-        "world_state",
-        "snapshot",
-        "scale",
-        "start_up",
-        "connect",
-        "growth",
-        "coordinator",
-    ),
-]
-"""Benchmarks that run in one process, on one broker, with the byte code of the interpreters that they start.
-
-Those with a Spark session of their own process share its JVM, which has the jars of Delta Lake from its start.
-"""
-ONE_AFTER_THE_OTHER = """
-import json, signal, sys
-from contextlib import contextmanager, nullcontext
-
-from confluent_kafka.admin import AdminClient
-
-from benchmarks import interpreters, services
-from benchmarks.__main__ import main
-from marshal_dagster.coordination import rationalizer_cache
-from marshal_dagster.kafka.admin_client import Topics
-
-@contextmanager
-def emptied():
-    rationalizer_cache._places.clear()  # as in a new process
-    with Topics(connection) as topics:
-        for name in AdminClient(connection.librdkafka()).list_topics(timeout=60).topics:
-            if name not in INTERNAL:
-                topics.delete(name)
-    yield connection
-
-INTERNAL = ("__consumer_offsets", "__transaction_state")
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-with services.broker() as connection, interpreters.environment() as environment:
-    services.broker = emptied
-    interpreters.environment = lambda: nullcontext(environment)
-    for arguments in json.loads(sys.argv[1]):
-        main(arguments)
-"""
+"""Options of each benchmark. They run in this order; the last one stops the Spark session that they share."""
 CASES = {
     "claim": ["claim 1 partition", "claim 50 partitions", "fresh process to first won claim"],
     "world_state": ["world state from 40,000 records"],
@@ -172,50 +113,41 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def started(command: Sequence[str]) -> subprocess.Popen[str]:
     """Start a process in the top folder."""
-    jars = ":".join(map(str, fetch_connector(delta_package())))
-    environment = os.environ | {"PYSPARK_SUBMIT_ARGS": f"--driver-class-path {jars} pyspark-shell"}
-    return subprocess.Popen(
-        command, cwd=TOP, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @cache
-def outcome_of(names: Sequence[str]) -> tuple[int, str, str]:
-    """Run benchmarks in one process. Return its exit code, what it printed, and its stderr."""
-    commands = json.dumps([[name, "--json", *SHORT[name]] for name in names])
-    with started([sys.executable, "-c", ONE_AFTER_THE_OTHER, commands]) as process:
+def outcome() -> tuple[int, str, str]:
+    """Run all benchmarks in one process. Return its exit code, what it printed, and its stderr."""
+    commands = json.dumps([[name, "--json", *options] for name, options in SHORT.items()])
+    with started([sys.executable, "-m", "tests.real.benchmark_runner", commands]) as process:
         try:
-            printed, errors = process.communicate(timeout=WITHIN_S * len(names))
+            printed, errors = process.communicate(timeout=WITHIN_S * len(SHORT))
         finally:
             process.terminate()
     return process.returncode, printed, errors
 
 
-def results_of(names: Sequence[str]) -> dict[str, Any]:
-    """Return the objects that benchmarks printed which ran in one process, by name."""
-    code, printed, errors = outcome_of(names)
+def results() -> dict[str, Any]:
+    """Return the objects that the benchmarks printed, by name."""
+    code, printed, errors = outcome()
     assert code == 0, errors
-    return dict(zip(names, json.loads("[" + printed.replace("}\n{", "},{") + "]"), strict=True))
+    return dict(zip(SHORT, json.loads("[" + printed.replace("}\n{", "},{") + "]"), strict=True))
 
 
-@pytest.mark.parametrize(("name", "together"), [(name, together) for together in TOGETHER for name in together])
-def test_a_benchmark_measures_every_case(name: str, together: Sequence[str]) -> None:
+@pytest.mark.parametrize("name", SHORT)
+def test_a_benchmark_measures_every_case(name: str) -> None:
     """A benchmark prints one object of the specified form, with figures for each of its cases."""
-    found = results_of(together)[name]
+    found = results()[name]
     check_form(found)
     assert found["benchmark"] == name
     assert [case["name"] for case in found["cases"]] == CASES[name]
     assert all(case["ours"] > 0 for case in found["cases"])
 
 
-def test_each_benchmark_is_run() -> None:
-    """The benchmarks that run together are all of those with a short form."""
-    assert sorted(name for together in TOGETHER for name in together) == sorted(SHORT)
-
-
 def test_the_measured_log_is_the_one_asked_for() -> None:
     """The log has the requested number of records and keys, and 0.5 % of the records are invalid."""
-    log = results_of(TOGETHER[1])["world_state"]["conditions"]["log"]
+    log = results()["world_state"]["conditions"]["log"]
     assert log["keys"] == 1000
     assert log["invalid_records"] == pytest.approx(200, rel=0.3)
     assert log["refused_records"] < 100
@@ -231,7 +163,7 @@ def test_a_benchmark_that_is_stopped_stops_its_broker() -> None:
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGTERM
-    assert not broker.is_running()
+    wait_until(lambda: not broker.is_running(), "the broker has ended")  # until it is reaped, it is a zombie
 
 
 def broker_of(pid: int) -> psutil.Process:
