@@ -1,12 +1,13 @@
 """The HTTP endpoints of a service, such as a harvester: its health for probes, and its metrics for Prometheus."""
 
+import gzip
 import json
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from marshal_dagster.errors import ConfigurationError
 
@@ -22,6 +23,8 @@ IDLE_AFTER_S: Final = 60.0
 """A service is unhealthy if its thread has done nothing for longer, because each of its own waits is shorter."""
 FAILING_AFTER_S: Final = 60.0
 """A service is unhealthy if all its attempts have failed for longer."""
+_PACKED_FROM: Final = 10_000
+"""Longer bodies, in bytes, are compressed if the client accepts that."""
 _LARGEST_PORT: Final = 65_535
 
 
@@ -114,40 +117,49 @@ def _server_class(host: str) -> type[ThreadingHTTPServer]:
     return Server
 
 
+class _Answer(NamedTuple):
+    """The status, the content type and the body of an answer."""
+
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+
+    @classmethod
+    def of_json(cls, status: HTTPStatus, report: dict[str, Any]) -> Self:
+        return cls(status, "application/json", json.dumps(report).encode() + b"\n")
+
+
+def _answer(path: str, health: Callable[[], dict[str, Any]], metrics: Callable[[], bytes] | None) -> _Answer:
+    if path == METRICS and metrics is not None:
+        try:
+            return _Answer(HTTPStatus.OK, METRICS_TYPE, metrics())
+        except ConfigurationError as error:
+            return _Answer(HTTPStatus.NOT_IMPLEMENTED, "text/plain; charset=utf-8", f"{error}\n".encode())
+    if path not in _FIELDS:
+        known = ", ".join([*_FIELDS, *([METRICS] if metrics else [])])
+        return _Answer.of_json(HTTPStatus.NOT_FOUND, {"error": f"not found: use {known}"})
+    report = health()
+    is_well = report.get(_FIELDS[path], report["healthy"])
+    return _Answer.of_json(HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE, report)
+
+
 def _handler(
     health: Callable[[], dict[str, Any]], metrics: Callable[[], bytes] | None = None
 ) -> type[BaseHTTPRequestHandler]:
-    paths = [*_FIELDS, *([METRICS] if metrics else [])]
-
     class Handler(BaseHTTPRequestHandler):
         server_version = "marshal-dagster"
         sys_version = ""
         timeout: ClassVar[float | None] = 5.0
 
         def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if metrics is not None and path == METRICS:
-                self._answer_metrics(metrics)
-                return
-            if path not in _FIELDS:
-                self._answer_json(HTTPStatus.NOT_FOUND, {"error": f"not found: use {', '.join(paths)}"})
-                return
-            report = health()
-            is_well = report.get(_FIELDS[path], report["healthy"])
-            self._answer_json(HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE, report)
-
-        def _answer_metrics(self, render: Callable[[], bytes]) -> None:
-            try:
-                self._answer(HTTPStatus.OK, METRICS_TYPE, render())
-            except ConfigurationError as error:
-                self._answer(HTTPStatus.NOT_IMPLEMENTED, "text/plain; charset=utf-8", f"{error}\n".encode())
-
-        def _answer_json(self, status: HTTPStatus, report: dict[str, Any]) -> None:
-            self._answer(status, "application/json", json.dumps(report).encode() + b"\n")
-
-        def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+            status, content_type, body = _answer(self.path.partition("?")[0], health, metrics)
+            is_packed = len(body) > _PACKED_FROM and "gzip" in self.headers.get("Accept-Encoding", "")
+            if is_packed:
+                body = gzip.compress(body, compresslevel=1)
             self.send_response(status)
             self.send_header("Content-Type", content_type)
+            if is_packed:
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -36,6 +36,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "topic": "Create and check the coordination topic.",
     "outbox": "Publish committed PostgreSQL rows to Kafka.",
     "sink": "Describe, check and vacuum the output of a sink.",
+    "exporter": "Serve the state of groups to Prometheus.",
     "coordinator": "Assign partitions to the members of a group.",
     "kafka": "Start, show and stop a real Kafka on this machine.",
 }

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Final
 
 from marshal_dagster._internal.health_server import HealthServer, address_of
@@ -66,31 +66,35 @@ def run_until_signal(
     return bool(came)
 
 
-def health_server(
-    health: Callable[[], dict[str, Any]], address: str | None, option: str = "--health"
-) -> AbstractContextManager[HealthServer | None]:
-    """Return a server for an address, or none without an address. Raises `ConfigurationError`.
+@contextmanager
+def health_server(health: Callable[[], dict[str, Any]], address: str | None) -> Iterator[HealthServer | None]:
+    """Serve at the address of `--health` while the block runs, or do nothing without an address.
 
-    While it listens, the instruments of this process are recorded for its /metrics.
+    The instruments of this process are recorded for its /metrics meanwhile. Raises `ConfigurationError`.
+    """
+    if address is None:
+        yield None
+        return
+    with prometheus_metrics() as render, http_server(health, address, "--health", render) as server:
+        yield server
+
+
+def http_server(
+    health: Callable[[], dict[str, Any]], address: str, option: str, metrics: Callable[[], bytes]
+) -> HealthServer:
+    """Return a server that does not listen yet. Raises `ConfigurationError`.
 
     Args:
         health: Returns the health report.
-        address: The value of the option, if it was given.
+        address: The value of the option.
         option: The option's name, for messages.
+        metrics: Renders the metrics.
     """
-    if address is None:
-        return nullcontext()
     try:
         host, port = address_of(address)
     except ConfigurationError as error:
         raise ConfigurationError(f"{option}: {error}") from None
-    return _server_with_metrics(health, host, port)
-
-
-@contextmanager
-def _server_with_metrics(health: Callable[[], dict[str, Any]], host: str, port: int) -> Iterator[HealthServer]:
-    with prometheus_metrics() as render, HealthServer(health, host, port, render) as server:
-        yield server
+    return HealthServer(health, host, port, metrics)
 
 
 def report_event(event: str, text: str, *, as_json: bool, **fields: Any) -> None:  # noqa: ANN401 - JSON values

@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.metrics import Counter as CounterInstrument
-from opentelemetry.metrics import Histogram
-from opentelemetry.sdk.metrics import MeterProvider
 
 import marshal_dagster
 from marshal_dagster.cli.main import load_command
-from marshal_dagster.telemetry.metrics import CoordinatorMetrics, Metrics, OutboxMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHORT = 4
@@ -128,25 +124,6 @@ def test_the_pages_of_pipes_repeat_no_sentence() -> None:
     ]
     repeated = {sentence: count for sentence, count in Counter(sentences).items() if count > 1}
     assert not {sentence for sentence in repeated if len(sentence.split()) > SHORT}
-
-
-def test_each_instrument_is_in_its_table() -> None:
-    """The page lists exactly the existing instruments, with their kinds, and marks those in seconds."""
-    page = (DOCS / "metrics.md").read_text()
-    provider = MeterProvider(shutdown_on_exit=False)
-    meter = provider.get_meter("docs")
-    instruments: list[Any] = [
-        instrument for kind in (Metrics, OutboxMetrics, CoordinatorMetrics) for instrument in vars(kind(meter)).values()
-    ]
-    rows = re.findall(r"^\| `(marshal\.[a-z.]+)` \| ([a-z, ]+) \|", page, re.MULTILINE)
-    assert sorted(rows) == sorted((instrument.name, kind_of(instrument)) for instrument in instruments)
-
-
-def kind_of(instrument: Any) -> str:  # noqa: ANN401 - what they have in common is private
-    """Return an instrument's kind in the form of the page."""
-    is_a: dict[Any, str] = {CounterInstrument: "counter", Histogram: "histogram"}
-    kind = next((name for each, name in is_a.items() if isinstance(instrument, each)), "gauge")
-    return f"{kind}, s" if instrument.unit == "s" else kind
 
 
 def test_each_public_name_is_in_the_reference_once() -> None:

@@ -1,9 +1,12 @@
 """The endpoints of a service: /live and /ready for probes, and /metrics in Prometheus' text format."""
 
+import gzip
+import http.client
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,10 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from marshal_dagster._internal.health_server import HealthServer
 from marshal_dagster.cli.service import health_server
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.exporter.definitions import DEFINITIONS
 from marshal_dagster.telemetry import metrics
 from marshal_dagster.telemetry.prometheus import prometheus_metrics
 from tests.conditions import WITHIN_S
 from tests.fast.test_extras import uninstall
+from tools import metrics_tables
 
 
 @pytest.fixture(autouse=True)
@@ -146,5 +151,43 @@ def test_a_server_without_metrics_names_the_paths_that_it_has() -> None:
 
 def test_an_address_that_cannot_be_used_names_the_option() -> None:
     """The error is raised before anything listens."""
-    with pytest.raises(ConfigurationError, match=r"^--listen: 'x' is not an address"):
-        health_server(report, "x", "--listen")
+    with pytest.raises(ConfigurationError, match=r"^--health: 'x' is not an address"), health_server(report, "x"):
+        pass
+
+
+def test_a_long_body_is_compressed_if_the_client_accepts_that() -> None:
+    """A scrape of many partitions is a tenth of its size."""
+    long = b"marshal_x 1\n" * 10_000
+    with HealthServer(report, metrics=lambda: long) as server:
+        assert ask(server.address, "/metrics")[2].encode() == long
+        connection = http.client.HTTPConnection(server.address, timeout=WITHIN_S)
+        connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+        answer = connection.getresponse()
+        packed = answer.read()
+        assert answer.getheader("Content-Encoding") == "gzip"
+        connection.close()
+    assert gzip.decompress(packed) == long
+    assert len(packed) < len(long) / 10
+
+
+def test_the_tables_of_the_page_are_the_definitions() -> None:
+    """`make dashboards` writes them."""
+    page = metrics_tables.PAGE.read_text(encoding="utf-8")
+    assert metrics_tables.with_tables(page) == page
+    assert {name for name in metrics_tables.tables() if f"metrics of {name}," not in page} == set()
+
+
+def test_the_names_of_the_tables_are_those_of_a_scrape() -> None:
+    """Each instrument is recorded once, and the scrape has exactly the names that the tables and alerts use."""
+    kinds = (metrics.metrics, metrics.outbox_metrics, metrics.coordinator_metrics)
+    with prometheus_metrics() as render:
+        for kind in kinds:
+            for instrument in vars(kind()).values():
+                for record in ("add", "set", "record"):
+                    with suppress(AttributeError):  # an instrument has one of them
+                        getattr(instrument, record)(1, {})
+        found = {name for name in samples(render().decode()) if name.startswith("marshal_")}
+    own = {definition.name for definition in DEFINITIONS}
+    assert {name for name in metrics_tables.exposed_names() if name not in own} == {
+        name for name in found if not name.endswith("_created")
+    }

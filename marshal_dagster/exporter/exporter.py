@@ -1,0 +1,223 @@
+"""The exporter: reads the coordination log at its own interval, and renders the metrics once for all scrapes."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from marshal_dagster._internal.extras import Extra, require_extra
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import CoordinationLogChangedError, MarshalError
+from marshal_dagster.exporter import definitions as names
+from marshal_dagster.exporter.definitions import Samples
+from marshal_dagster.exporter.group_metrics import ExportOptions, GroupView, data_topics, oldest_unread
+from marshal_dagster.exporter.lag_times import SEED_AGES_S, LagTimes
+from marshal_dagster.exporter.topic_reader import DataTopic, TopicReader
+
+DEFAULT_INTERVAL_S: Final = 15.0
+FAILING_AFTER_S: Final = 60.0
+"""The exporter is not ready if its reads have failed for longer."""
+LIVE_WITHIN_S: Final = 600.0
+"""The exporter is not live if one refresh takes longer; the first one reads the whole log or a snapshot."""
+_SEED_AGAIN_S: Final = 600.0
+_MS: Final = 1_000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Status:
+    """What the last refreshes did; times are in unix seconds or in seconds of the monotonic clock (`_at_s`)."""
+
+    read_at_unix_s: float = 0.0
+    took_s: float = 0.0
+    failures: int = 0
+    failure: MarshalError | None = None
+    failing_from_s: float | None = None
+    alive_at_s: float = field(default_factory=time.monotonic)
+
+
+class Exporter:
+    """Reads the coordination log again and again, and renders the state of its groups. It never writes.
+
+    One thread calls `run`; any thread may call `render`, `health` and `stop`.
+
+    Example:
+        ```python
+        exporter = Exporter(lambda: open_rationalizer(connection, "__marshal"), TopicReader(topics))
+        with HealthServer(exporter.health, port=9400, metrics=exporter.render):
+            exporter.run()
+        ```
+    """
+
+    def __init__(
+        self,
+        open_log: Callable[[], Rationalizer],
+        topics: TopicReader,
+        options: ExportOptions | None = None,
+        *,
+        interval_s: float = DEFAULT_INTERVAL_S,
+        clock: Clock | None = None,
+    ) -> None:
+        """Configure the exporter; it connects in `run`.
+
+        Args:
+            open_log: Opens a reader of the coordination log; called again if the log was deleted and re-created.
+            topics: Looks up the data topics.
+            options: What to serve; by default everything.
+            interval_s: The time from the start of one refresh to the start of the next, in seconds.
+            clock: The clock by which heartbeats, pauses and unread records are judged.
+        """
+        self._open_log, self._topics = open_log, topics
+        self._options = options or ExportOptions()
+        self._interval_s = interval_s
+        self._clock = clock or SystemClock()
+        self._stop = threading.Event()
+        self._log: Rationalizer | None = None
+        self._times = LagTimes()
+        self._seeded_at_s: dict[str, float] = {}
+        self._rendered = b""
+        self._records_before = 0
+        """The records that readers before the present one have read."""
+        self.status = _Status()
+
+    def stop(self) -> None:
+        """Make `run` end after the present refresh."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Refresh at each interval until `stop` is called.
+
+        Errors are raised only by the first read. Later ones are logged and retried, and `health` reports them.
+
+        Raises:
+            MarshalError: The coordination log cannot be opened or read at the start.
+        """
+        try:
+            self._refresh_or_raise()
+            while not self._stop.wait(max(0.0, self._interval_s - self.status.took_s)):
+                self.refresh()
+        finally:
+            self._close_log()
+
+    def refresh(self) -> None:
+        """Read to the log's end and render the metrics; an error is logged once and kept for `health`."""
+        try:
+            self._refresh_or_raise()
+        except MarshalError as error:
+            if str(error) != str(self.status.failure):
+                logger.warning("exporter: %s", error)
+            self.status.failures += 1
+            self.status.failure = error
+            self.status.failing_from_s = self.status.failing_from_s or time.monotonic()
+            if isinstance(error, CoordinationLogChangedError):
+                self._close_log()
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of the exporter, for probes.
+
+        Returns:
+            A report of JSON values. `live` is false if a refresh hangs. `ready` and `healthy` are false until the first
+            read, and if reads have failed for a minute. `failure` is the text of the present failure, or None.
+            `failing_s` is how long it has failed, and `read_age_s` the age of the last successful read (None before
+            the first), in seconds.
+        """
+        status, now_s = self.status, time.monotonic()
+        failing_s = 0.0 if status.failing_from_s is None else now_s - status.failing_from_s
+        is_live = now_s - status.alive_at_s <= LIVE_WITHIN_S + self._interval_s
+        is_ready = is_live and status.read_at_unix_s > 0 and failing_s <= FAILING_AFTER_S
+        return {
+            "healthy": is_ready,
+            "live": is_live,
+            "ready": is_ready,
+            "failure": None if status.failure is None else str(status.failure),
+            "failing_s": round(failing_s, 3),
+            "read_age_s": round(self._now_s - status.read_at_unix_s, 3) if status.read_at_unix_s else None,
+        }
+
+    def render(self) -> bytes:
+        """Return the metrics in Prometheus' text format: those of the last read, and of the exporter itself.
+
+        While reads fail, the values of groups stay for a minute or three intervals, and then vanish.
+
+        Raises:
+            ConfigurationError: The extra `prometheus` is not installed.
+        """
+        require_extra(Extra.PROMETHEUS, "/metrics")
+        status = self.status
+        own = Samples()
+        own.add(names.EXPORTER_UP, int(status.read_at_unix_s > 0 and status.failure is None))
+        own.add(names.EXPORTER_LAST_READ, status.read_at_unix_s)
+        own.add(names.EXPORTER_REFRESH_S, status.took_s)
+        own.add(names.EXPORTER_FAILURES, status.failures)
+        own.add(names.EXPORTER_RECORDS, self._records_read)
+        age_s = self._now_s - status.read_at_unix_s
+        is_fresh = age_s <= max(FAILING_AFTER_S, 3 * self._interval_s)
+        return own.render() + _process_metrics() + (self._rendered if is_fresh else b"")
+
+    @property
+    def _now_s(self) -> float:
+        return self._clock.wall_ms() / _MS
+
+    @property
+    def _records_read(self) -> int:
+        return self._records_before + (0 if self._log is None else self._log.records_read)
+
+    def _refresh_or_raise(self) -> None:
+        began_s = self.status.alive_at_s = time.monotonic()
+        if self._log is None:
+            self._log = self._open_log()
+        world = self._log.catch_up()
+        at_ms = self._clock.wall_ms()
+        at_s = at_ms / _MS
+        data = self._topics.read(data_topics(world, self._options), at_s)
+        for topic, found in data.items():
+            if found is not None:
+                self._note_ends(topic, found, oldest_unread(world, topic, found, self._options), at_s)
+        self._times.keep_topics(data)
+        self._rendered = GroupView(world, data, self._times, at_ms, self._options).samples().render()
+        status = self.status
+        status.read_at_unix_s, status.failure, status.failing_from_s = at_s, None, None
+        status.alive_at_s = time.monotonic()
+        status.took_s = status.alive_at_s - began_s
+
+    def _note_ends(self, topic: str, found: DataTopic, oldest: dict[int, int], at_s: float) -> None:
+        for partition, at in found.bounds.items():
+            self._times.of(topic, partition).note(at.end, at_s)
+        unknown = [number for number, first in oldest.items() if not self._times.of(topic, number).knows(first)]
+        if unknown and at_s - self._seeded_at_s.get(topic, float("-inf")) >= _SEED_AGAIN_S:
+            self._seeded_at_s[topic] = at_s
+            self._seed(topic, unknown, found, at_s)
+        for partition, at in found.bounds.items():
+            self._times.of(topic, partition).forget_before(oldest.get(partition, at.end))
+
+    def _seed(self, topic: str, partitions: list[int], found: DataTopic, at_s: float) -> None:
+        """Ask Kafka for the offsets of some times in the past, for partitions that lag further than what was seen."""
+        points: dict[int, dict[float, int]] = {partition: {} for partition in partitions}
+        try:
+            for age_s in SEED_AGES_S:
+                offsets = self._topics.client.offsets_at(topic, partitions, round((at_s - age_s) * _MS))
+                for partition in partitions:
+                    points[partition][at_s - age_s] = offsets.get(partition, found.bounds[partition].end)
+        except MarshalError as error:
+            logger.debug("exporter: the times of topic %r cannot be looked up: %s", topic, error)
+        for partition, known in points.items():
+            self._times.of(topic, partition).seed(known)
+
+    def _close_log(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            self._records_before += log.records_read
+            log.close()
+
+
+def _process_metrics() -> bytes:
+    """Return the memory, the CPU time and the files of this process."""
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)

@@ -1,0 +1,86 @@
+"""Look up the data topics of all groups at once: their ids, the offsets of their partitions, and their retention."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
+from marshal_dagster.kafka.admin_client import TopicDescription
+from marshal_dagster.protocol.state import OffsetBounds
+
+_LOOK_AGAIN_S: Final = 300.0
+"""How long a missing topic and a topic's retention are not looked up again."""
+
+
+class TopicClient(Protocol):
+    """The requests of `marshal_dagster.kafka.admin_client.Topics` that the exporter uses."""
+
+    def describe(self, topic: str) -> TopicDescription:
+        """Look up a topic's id and partitions."""
+
+    def offsets(self, topic: str, partitions: Collection[int]) -> dict[int, OffsetBounds]:
+        """Look up the first and the next offset of partitions."""
+
+    def offsets_at(self, topic: str, partitions: Collection[int], at_ms: int) -> dict[int, int]:
+        """Look up the first offset of a time or later; a partition without such a record is left out."""
+
+    def settings(self, topic: str) -> dict[str, str]:
+        """Look up the settings of a topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataTopic:
+    """A data topic: its id, and the offsets of each of its partitions."""
+
+    topic_id: str
+    bounds: Mapping[int, OffsetBounds]
+    retention_s: float | None = None
+
+
+class TopicReader:
+    """Looks up data topics. It asks once for all groups, and skips topics that are missing for some minutes."""
+
+    def __init__(self, client: TopicClient) -> None:
+        """Use `client`, which the caller closes."""
+        self.client = client
+        self._missing_until_s: dict[str, float] = {}
+        self._retention: dict[str, tuple[float, float | None]] = {}
+
+    def read(self, topics: Collection[str], at_s: float) -> dict[str, DataTopic | None]:
+        """Look up `topics`. The value is None for a topic that cannot be looked up now.
+
+        Once the cluster does not answer, the remaining topics are not tried. Raises `MarshalError` for errors that do
+        not depend on a topic.
+
+        Args:
+            topics: The names of the topics.
+            at_s: The present time in unix seconds.
+        """
+        found: dict[str, DataTopic | None] = dict.fromkeys(sorted(topics))
+        for topic in found:
+            if self._missing_until_s.get(topic, 0.0) > at_s:
+                continue
+            try:
+                described = self.client.describe(topic)
+                bounds = self.client.offsets(topic, described.partitions)
+            except (TopicNotFoundError, AuthorizationError):
+                self._missing_until_s[topic] = at_s + _LOOK_AGAIN_S
+            except UnavailableError:
+                break
+            else:
+                found[topic] = DataTopic(described.topic_id, bounds, self._retention_s(topic, at_s))
+        return found
+
+    def _retention_s(self, topic: str, at_s: float) -> float | None:
+        looked_at_s, retention_s = self._retention.get(topic, (float("-inf"), None))
+        if at_s - looked_at_s < _LOOK_AGAIN_S:
+            return retention_s
+        try:
+            settings = self.client.settings(topic)
+        except MarshalError:  # the user may lack DESCRIBE_CONFIGS, which the rest does not need
+            settings = {}
+        kept_ms = int(settings.get("retention.ms", "-1"))
+        is_deleted = "delete" in settings.get("cleanup.policy", "delete")
+        retention_s = kept_ms / 1_000 if kept_ms >= 0 and is_deleted else None
+        self._retention[topic] = at_s, retention_s
+        return retention_s
