@@ -95,13 +95,14 @@ TESTED_SEEDS := 5000
 TESTED_OUTBOX_SEEDS := 2500
 TESTED_FUZZ_SECONDS := 20
 
-.PHONY: test
-test: java mariadb $(READY) ## runs all tests, or those of a part: PART=sinks (the fast ones, then those with real services)
+.PHONY: test test-without-services
+test: java mariadb test-without-services test-real ## runs all tests, or those of a part: PART=sinks (the fast ones, then those with real services)
+
+test-without-services: $(READY) ## runs all fast tests, the simulators and the fuzzer
 	$(BIN)/pytest -n auto --dist worksteal --junitxml build/fast-tests.xml $(call tests_in,fast)
 	$(if $(call in_part,coordination batches),$(BIN)/python -m tests.simulator --seeds $(TESTED_SEEDS))
 	$(if $(call in_part,outbox),$(BIN)/python -m tests.outbox_simulator --seeds $(TESTED_OUTBOX_SEEDS))
 	$(if $(call in_part,coordination coordinator outbox),$(BIN)/python -m tests.fuzz --seconds $(TESTED_FUZZ_SECONDS))
-	$(REAL_TESTS)
 
 .PHONY: test-fast
 test-fast: $(READY) ## runs the tests that need neither Java nor a service, except those that take half a second or more each

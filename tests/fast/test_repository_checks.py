@@ -8,6 +8,7 @@ import pytest
 
 from tools import check_tree, check_wheel
 
+TOP = Path(__file__).parents[2]
 MACHINE = re.compile("/made-up-machine/")
 
 
@@ -62,3 +63,11 @@ def test_a_wheel_with_more_than_the_library_is_found(tmp_path: Path) -> None:
     assert "tests/__init__.py does not belong in the wheel" in problems
     assert "marshal_dagster/py.typed is missing" in problems
     assert "the licence is missing" in problems
+
+
+def test_the_hooks_of_commits_run_each_check_of_make_lint() -> None:
+    """CI runs the hooks only."""
+    targets = re.search(r"^lint: (.*?) ##", (TOP / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    hooks = re.findall(r"entry: make --silent (\S+)", (TOP / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    assert targets is not None
+    assert sorted(hooks) == sorted(targets[1].split())
