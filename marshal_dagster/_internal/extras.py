@@ -20,6 +20,7 @@ class Extra(StrEnum):
     MSK = "msk"
     ICEBERG = "iceberg"
     OBJECT_STORE = "object-store"
+    TIMELINE = "timeline"
 
     @property
     def command(self) -> str:
@@ -38,6 +39,7 @@ MODULES: Final = {
     Extra.MSK: "aws_msk_iam_sasl_signer",
     Extra.ICEBERG: "pyiceberg",
     Extra.OBJECT_STORE: "obstore",
+    Extra.TIMELINE: "bokeh",
 }
 """A module that only the extra installs, and without which its code cannot work."""
 

@@ -25,6 +25,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "top": "Watch the owners, lag and progress of partitions.",
     "tail": "Show the records of the coordination log.",
     "replay": "Show the world state that a stored log leads to.",
+    "timeline": "Draw a timeline of claims, plans and commits.",
     "recover": "Recover a log that lost its first records.",
     "pause": "Pause a group.",
     "resume": "Resume a group.",

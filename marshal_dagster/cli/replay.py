@@ -1,32 +1,19 @@
 """`replay`: show the world state that a stored coordination log leads to, or the verdict on each record."""
 
-import json
-import re
-import shutil
-import sys
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import IO, Annotated, Final
+from collections.abc import Iterable
+from typing import Annotated, Final
 
 import typer
 
-from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.options import AsJson
+from marshal_dagster.cli.stored_log import StoredLogOptions, stored_log
 from marshal_dagster.cli.world_view import world_view
-from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.messages import INT64_MAX, RuleSet
-from marshal_dagster.protocol.replay import MalformedLogError, StoredRecord, parse_lines, summary
+from marshal_dagster.protocol.replay import StoredRecord, summary
 from marshal_dagster.protocol.world import World
 
-STDIN: Final = "-"
-LONGEST_LINE_BYTES: Final = 1 << 24
-"""Longer than the JSON form of any record that Kafka accepts."""
 _TOGETHER: Final = 10_000
-_PARTITION_FIRST: Final = re.compile(rb'\{"partition": ?([0-9]{1,10}),')
 
 
 app = command_group("Show the world state that a stored log leads to.")
@@ -43,31 +30,7 @@ app = command_group("Show the world state that a stored log leads to.")
 def replay(
     *,
     file: Annotated[str, typer.Argument(metavar="FILE", help="The stored log; - for standard input.")],
-    heartbeat_interval: Annotated[
-        float,
-        typer.Option(
-            "--heartbeat-interval",
-            metavar="SECONDS",
-            help="The heartbeat interval of a group before its first settings record.",
-        ),
-    ] = 60.0,
-    rules: Annotated[
-        str,
-        typer.Option(
-            "--rules",
-            metavar="native|go",
-            help="The rule set of a group before its first settings record; readers use go.",
-        ),
-    ] = RuleSet.GO.value,
-    coordination_partitions: Annotated[
-        int | None,
-        typer.Option(
-            "--coordination-partitions",
-            metavar="N",
-            help="Number of coordination partitions (default: the largest number in the log + 1).",
-            show_default=False,
-        ),
-    ] = None,
+    options: StoredLogOptions,
     as_json: AsJson = False,
     at_each: Annotated[
         bool, typer.Option("--at-each", help="Write the verdict on each record as a line of JSON.")
@@ -79,112 +42,16 @@ def replay(
         ConfigurationError: An option is wrong, or the file cannot be read.
         MalformedLogError: A line of the log is malformed.
     """
-    interval_ms, rule_set = _interval_ms(heartbeat_interval), enum_member(RuleSet, "--rules", rules)
-    if coordination_partitions is not None and coordination_partitions < 1:
-        raise ConfigurationError(f"--coordination-partitions is {coordination_partitions}; it must be at least 1")
-    with _opened(file) as given:
-        source = given if coordination_partitions is not None else _rewindable(given)
-        if coordination_partitions is None:
-            coordination_partitions = _partition_count(source)
-        world = World(coordination_partitions, interval_ms, rule_set)
-        records = _records(_Lines(source), coordination_partitions)
+    with stored_log(file, options) as log:
+        world = log.world
         if at_each:
-            _judge_each(world, records, is_live=not source.seekable())
+            _judge_each(world, log.records, is_live=log.is_live)
         else:
-            _apply(world, records)
+            _apply(world, log.records)
     if as_json:
         output.write_json(summary(world))
     elif not at_each:
         output.show(*world_tables.overview(world_view(world)))
-
-
-def _interval_ms(seconds: float) -> int:
-    milliseconds = round(seconds * 1_000) if 0 < seconds <= INT64_MAX / 1_000 else 0
-    if milliseconds < 1:
-        raise ConfigurationError(f"--heartbeat-interval is {seconds:g}; it must be at least 0.001 seconds")
-    return milliseconds
-
-
-@contextmanager
-def _opened(file: str) -> Iterator[IO[bytes]]:
-    if file == STDIN:
-        yield sys.stdin.buffer
-        return
-    try:
-        source = open(file, "rb")  # noqa: SIM115, PTH123 - closed below
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigurationError(f"file {file} cannot be read: {reason}") from None
-    with source:
-        yield source
-
-
-def _rewindable(source: IO[bytes]) -> IO[bytes]:
-    """Return `source`, or a copy of it on disk if it can be read only once."""
-    if source.seekable():
-        return source
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 - deleted with the last reference to it
-    shutil.copyfileobj(source, copy)
-    copy.seek(0)
-    return copy
-
-
-def _partition_count(source: IO[bytes]) -> int:
-    """Return the largest coordination partition + 1, and rewind. Malformed lines are reported later."""
-    start = source.tell()
-    largest = 0
-    for line in _raw_lines(source):
-        largest = max(largest, _partition_in(line))
-    source.seek(start)
-    return largest + 1
-
-
-def _partition_in(line: bytes) -> int:
-    """Return a line's coordination partition, or 0 if it has none."""
-    plain = _PARTITION_FIRST.match(line)
-    if plain and line.count(b'"partition"') == 1 and b"\\" not in line:
-        return int(plain[1])
-    try:
-        number = json.loads(line)["partition"]
-    except (ValueError, RecursionError, TypeError, LookupError):
-        return 0
-    return number if type(number) is int else 0
-
-
-def _raw_lines(source: IO[bytes]) -> Iterator[bytes]:
-    return iter(partial(source.readline, LONGEST_LINE_BYTES), b"")
-
-
-class _Lines:
-    """The lines of a file. `number` is the number of the last line that was read, from 1."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        self.number = 0
-        self._lines = _raw_lines(source)
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self._lines:
-            self.number += 1
-            if len(line) == LONGEST_LINE_BYTES:
-                raise MalformedLogError(
-                    f"line {self.number} has {LONGEST_LINE_BYTES} bytes or more; check that the file is a stored log"
-                )
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                raise MalformedLogError(
-                    f"line {self.number}: not UTF-8 ({error.reason} at byte {error.start + 1})"
-                ) from None
-
-
-def _records(lines: _Lines, coordination_partitions: int) -> Iterator[StoredRecord]:
-    for record in parse_lines(lines):
-        if record.partition >= coordination_partitions:
-            raise MalformedLogError(
-                f"line {lines.number} has coordination partition {record.partition}, but --coordination-partitions is "
-                f"{coordination_partitions}; raise it to {record.partition + 1} or leave it out"
-            )
-        yield record
 
 
 def _apply(world: World, records: Iterable[StoredRecord]) -> None:

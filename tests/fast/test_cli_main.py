@@ -299,10 +299,10 @@ def test_each_error_has_its_exit_code(error: Exception, code: int | None) -> Non
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Make `replay` fail."""
 
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(replay_command, "RuleSet", fail)
+    monkeypatch.setattr(replay_command, "stored_log", fail)
 
 
 def test_an_error_is_one_line_whatever_it_says(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.cli import replay
+from marshal_dagster.cli import stored_log
 from marshal_dagster.protocol.replay import StoredRecord, render_record
 from tests.cli import COMMAND, REPOSITORY, call, environ, start, stored
 from tests.log_generator import generate
@@ -201,7 +201,7 @@ def test_bytes_that_are_no_text_are_named(capsys: pytest.CaptureFixture[str], tm
     path = tmp_path / "log.jsonl"
     path.write_bytes(stored([(EV, 0, 0, None)]).encode() + b'{"value": "\xff"}\n')
     assert call(capsys, "replay", path).error.startswith("marshal-dagster: line 2: not UTF-8")
-    path.write_bytes(b" " * replay.LONGEST_LINE_BYTES)
+    path.write_bytes(b" " * stored_log.LONGEST_LINE_BYTES)
     assert "line 1" in call(capsys, "replay", path).error
 
 

@@ -1,0 +1,125 @@
+"""What a timeline shows: lanes, bars for claims, marks for records, and pauses. All times are log time in unix ms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from marshal_dagster.protocol.state import Owner
+
+
+class Lane(NamedTuple):
+    """One row of the timeline: a partition of a data topic in a group.
+
+    The row of the records that concern a whole group has an empty topic and the partition -1, so it sorts first.
+    """
+
+    group: str
+    topic: str = ""
+    partition: int = -1
+
+    @property
+    def is_group(self) -> bool:
+        """Whether the row has the records that concern the whole group."""
+        return not self.topic
+
+
+class BarEnd(StrEnum):
+    """Why a claim ended, as the page shows it."""
+
+    RELEASED = "released"
+    DONE = "its range was done"
+    REVOKED = "revoked"
+    TAKEN_OVER = "taken over by another claim"
+    DISPLACED = "displaced by another member's heartbeat"
+    SETTINGS = "ended by new group settings"
+
+
+class MarkKind(StrEnum):
+    """The kind of a record that has a mark."""
+
+    PLAN = "plan"
+    COMMIT = "commit"
+    REFUSAL = "refusal"
+    TAKEOVER = "takeover"
+    REVOCATION = "revocation"
+    POSITION = "position"
+    PAUSE = "pause"
+    SETTINGS = "settings"
+
+
+class Span(NamedTuple):
+    """A time from `start_ms` to `end_ms`."""
+
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(slots=True)
+class Bar:
+    """A claim: the time in which the world state has the owner of a partition, or of a range of its offsets.
+
+    The owner holds it from the record at log offset `start_offset` on, until the one at `end_offset`. Both are offsets
+    of the coordination partition. A claim that is still held has neither `end_offset` nor `ended_by`.
+    """
+
+    lane: Lane
+    owner: Owner
+    start_ms: int
+    start_offset: int
+    last_beat_ms: int
+    sentence: str
+    """The record that won the claim, as a sentence."""
+    end_ms: int | None = None
+    end_offset: int | None = None
+    ended_by: BarEnd | None = None
+    heartbeats: int = 0
+    range_start: int | None = None
+    """The first offset of the range that is held; None if the whole partition is."""
+    range_end: int | None = None
+    stale: list[Span] = field(default_factory=list)
+    """The times in which the owner was stale."""
+    row: int = 0
+    """The row of the bar within its lane. Only claims of ranges, which are held at the same time, need several."""
+
+
+class Mark(NamedTuple):
+    """A record that is worth a mark, with its sender and its sentence."""
+
+    kind: MarkKind
+    lane: Lane
+    at_ms: int
+    instance: str
+    sentence: str
+
+
+class Pause(NamedTuple):
+    """A time in which a group was paused, in the lanes of one topic; the group's own lane has an empty topic."""
+
+    group: str
+    topic: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All that one page shows. Lanes are sorted; bars are sorted by start, marks by time."""
+
+    span: Span
+    lanes: Sequence[Lane]
+    bars: Sequence[Bar]
+    marks: Sequence[Mark]
+    pauses: Sequence[Pause]
+    rows: dict[Lane, int]
+    """How many rows each lane has. Lanes that are not named have one."""
+    records: int = 0
+    """How many records were read."""
+    invalid: int = 0
+    """How many of these were invalid; they belong to no lane."""
+    notes: Sequence[str] = ()
+    """What the reader of the page must know about the records."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not self.lanes

@@ -1,0 +1,200 @@
+"use strict"
+// Search, hover and level of detail of the timeline. Texts of the log are only ever set as text, never as HTML.
+;(() => {
+  const DIMMED = 0.12
+  const ROUTINE_GAP_PX = 9
+  const LABEL_PX = 74
+  const LABEL_LANE_PX = 17
+  const MOST_LABELS = 400
+  const MOST_TIPS = 4
+  const byId = (id) => document.getElementById(id)
+  const data = JSON.parse(byId("data").textContent)
+  const tip = byId("tip"), search = byId("search"), found = byId("found")
+  const coloured = ["bars", "stale", ...data.kinds]
+  const hovered = new Map()
+  const switchedOff = new Set()
+  let plot, model, texts, matching, scheduled = 0
+  let mouse = { x: 0, y: 0 }
+
+  async function readTexts() {
+    const packed = Uint8Array.from(atob(byId("texts").textContent), (letter) => letter.charCodeAt(0))
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))
+    return JSON.parse(await new Response(stream).text())
+  }
+
+  // Search
+
+  function match(query) {
+    const wanted = query.trim().toLowerCase()
+    if (!wanted) return null
+    return data.members.map(({ id, client }) => id.toLowerCase().includes(wanted) || client.toLowerCase().includes(wanted))
+  }
+
+  function showMatches() {
+    matching = match(search.value)
+    for (const name of coloured) {
+      const source = model(name).data_source
+      const { member, alpha } = source.data
+      for (let n = 0; n < alpha.length; n++) alpha[n] = !matching || matching[member[n]] ? 1 : DIMMED
+      source.change.emit()
+    }
+    found.textContent = matching ? summary() : ""
+    location.replace(search.value ? `#run=${encodeURIComponent(search.value)}` : "#")
+    detail()
+  }
+
+  function summary() {
+    const held = [...model("bars").data_source.data.member].filter((number) => matching[number])
+    const runs = new Set(held.map((number) => data.members[number].id))
+    const plural = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`
+    return held.length ? `${plural(held.length, "claim")} of ${plural(runs.size, "member")}` : "no claim matches"
+  }
+
+  function zoomToMatches() {
+    const { member, left, right } = model("bars").data_source.data
+    let start = Infinity, end = -Infinity
+    for (let n = 0; n < member.length; n++) {
+      if (!matching?.[member[n]]) continue
+      start = Math.min(start, left[n])
+      end = Math.max(end, right[n])
+    }
+    if (start > end) return
+    const margin = Math.max((end - start) / 10, 500)
+    plot.x_range.setv({ start: start - margin, end: end + margin })
+  }
+
+  // Level of detail: routine marks and labels are drawn where there is room for them.
+
+  function detail() {
+    const width = plot.inner_width, height = plot.inner_height
+    const { start, end } = plot.x_range
+    const lanes = Math.abs(plot.y_range.end - plot.y_range.start)
+    const lane = height / lanes
+    const routine = data.routine.map((name) => model(name))
+    const count = routine.reduce((sum, { data_source }) => sum + within(data_source.data.x, start, end), 0)
+    const isDense = count > 0 && (width * Math.min(lanes, data.lanes.length)) / count < ROUTINE_GAP_PX && !matching
+    for (const name of data.kinds) {
+      const renderer = model(name), isHidden = isDense && data.routine.includes(name)
+      renderer.visible = !switchedOff.has(name) && !isHidden
+      renderer.glyph.size = { value: Math.max(4, Math.min(11, lane * 0.55)) }
+    }
+    byId("hidden").hidden = !isDense
+    label(start, end, width, lane)
+  }
+
+  function within(sorted, start, end) {
+    return firstAbove(sorted, end) - firstAbove(sorted, start)
+  }
+
+  function firstAbove(sorted, value) {
+    let low = 0, high = sorted.length
+    while (low < high) {
+      const middle = (low + high) >> 1
+      if (sorted[middle] > value) high = middle
+      else low = middle + 1
+    }
+    return low
+  }
+
+  function label(start, end, width, lane) {
+    const { left, right, top, bottom, member } = model("bars").data_source.data
+    const labels = { x: [], y: [], text: [] }
+    const pixel = (end - start) / width
+    for (let n = 0; lane >= LABEL_LANE_PX && n < left.length; n++) {
+      const from = Math.max(left[n], start), to = Math.min(right[n], end)
+      if (to - from < LABEL_PX * pixel || (bottom[n] - top[n]) * lane < LABEL_LANE_PX * 0.6) continue
+      if (labels.x.push(from) > MOST_LABELS) break
+      labels.y.push((top[n] + bottom[n]) / 2)
+      labels.text.push(data.members[member[n]].short)
+    }
+    if (labels.x.length > MOST_LABELS) labels.x = labels.y = labels.text = []
+    model("labels").data_source.data = labels
+  }
+
+  function detailSoon() {
+    clearTimeout(scheduled)
+    scheduled = setTimeout(detail, 120)
+  }
+
+  // Hover
+
+  function hover({ index, renderer }) {
+    hovered.set(renderer.name, renderer.visible ? [...index.indices] : [])
+    requestAnimationFrame(showTip)
+  }
+
+  function showTip() {
+    const order = [...data.kinds, "bars", "pauses"]
+    const hits = order.flatMap((name) => (hovered.get(name) ?? []).map((index) => [name, index]))
+    tip.hidden = !hits.length || !texts
+    if (tip.hidden) return
+    tip.replaceChildren(...hits.slice(0, MOST_TIPS).map(([name, index]) => entry(texts[name][index])))
+    if (hits.length > MOST_TIPS) tip.append(element("div", `and ${hits.length - MOST_TIPS} more: zoom in`))
+    const { width, height } = tip.getBoundingClientRect()
+    tip.style.left = `${Math.max(4, Math.min(mouse.x + 14, innerWidth - width - 8))}px`
+    tip.style.top = `${mouse.y + 16 + height < innerHeight ? mouse.y + 16 : Math.max(4, mouse.y - height - 12)}px`
+  }
+
+  function entry(text) {
+    const [when, sentence, ...more] = text.split("\n")
+    const shown = element("div")
+    shown.append(element("small", when), element("b", sentence), ...more.map((line) => element("small", line)))
+    return shown
+  }
+
+  function element(name, text = "") {
+    const made = document.createElement(name)
+    made.textContent = text
+    return made
+  }
+
+  function searchForBar() {
+    const [index] = hovered.get("bars") ?? []
+    if (index === undefined) return
+    search.value = data.members[model("bars").data_source.data.member[index]].short
+    showMatches()
+  }
+
+  async function begin() {
+    await Bokeh.embed.embed_item(JSON.parse(byId("figure").textContent))
+    const doc = Bokeh.documents[0]
+    model = (name) => doc.get_model_by_name(name)
+    plot = model("plot")
+    for (const range of [plot.x_range, plot.y_range]) {
+      for (const side of ["start", "end"]) plot.connect(range.properties[side].change, detailSoon)
+    }
+    for (const side of ["inner_width", "inner_height"]) plot.connect(plot.properties[side].change, detailSoon)
+    search.addEventListener("input", showMatches)
+    search.form.addEventListener("submit", (event) => {
+      event.preventDefault()
+      zoomToMatches()
+    })
+    const area = byId("plot")
+    area.addEventListener("pointermove", (event) => { mouse = { x: event.clientX, y: event.clientY } }, true)
+    area.addEventListener("pointerleave", () => { hovered.clear(); tip.hidden = true })
+    let pressed = mouse
+    area.addEventListener("pointerdown", (event) => { pressed = { x: event.clientX, y: event.clientY } }, true)
+    area.addEventListener("click", (event) => {
+      if (Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) < 4) searchForBar()
+    }, true)
+    for (const button of document.querySelectorAll("[data-kind]")) {
+      button.addEventListener("click", () => {
+        const kind = button.dataset.kind
+        if (!switchedOff.delete(kind)) switchedOff.add(kind)
+        button.setAttribute("aria-pressed", String(!switchedOff.has(kind)))
+        detail()
+      })
+    }
+    search.value = decodeURIComponent(location.hash.match(/^#run=(.*)$/)?.[1] ?? "")
+    if (search.value) showMatches()
+    else detail()
+    requestAnimationFrame(() => requestAnimationFrame(() => {
+      document.documentElement.dataset.paintedMs = String(Math.round(performance.now()))
+    }))
+    texts = await readTexts()
+    document.documentElement.dataset.ready = "yes"
+  }
+
+  window.marshalTimeline = { hover }
+  begin()
+})()

@@ -1,0 +1,157 @@
+"""The page of a timeline: it needs no network, shows text of a log as text, and stays small."""
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from marshal_dagster.protocol.world import World
+from marshal_dagster.timeline.builder import TimelineBuilder, Wanted
+from marshal_dagster.timeline.page import BARS, PAUSES, render_page
+from marshal_dagster.timeline.palette import SHAPES
+from tests.fast.test_timeline_builder import BEAT, CLAIM, PLAN, RELEASE, T0, log, record, spelled, timeline
+
+EMPTY = "The log has no records."
+STORY = log(
+    (1, f"{CLAIM} a"),
+    (2, f"{BEAT} a 0"),
+    (4, f"{PLAN} a 10"),
+    (30, f"{CLAIM} b"),
+    (31, f"{BEAT} b 10"),
+    (32, f"{BEAT} a 10"),
+    (33, f"ReleaseGroup p {T0 // 1_000 + 60}"),
+    (34, f"{RELEASE} b 10"),
+)
+
+
+def script(page: str, name: str) -> str:
+    """Return the content of one of the page's own script elements."""
+    found = re.search(rf'<script type="[a-z/]+" id="{name}">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def texts(page: str) -> Mapping[str, list[str]]:
+    """Return what the page shows when one points at a bar, a mark or a pause."""
+    return dict(json.loads(zlib.decompress(base64.b64decode(script(page, "texts")))))
+
+
+def columns(page: str) -> dict[str, dict[str, Any]]:
+    """Return the columns of each renderer of the page."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def walk(value: Any) -> None:  # noqa: ANN401 - any JSON
+        if isinstance(value, list):
+            for each in value:
+                walk(each)
+        elif isinstance(value, dict):
+            if value.get("name") == "GlyphRenderer":
+                attributes = value["attributes"]
+                source = attributes["data_source"]["attributes"]["data"]["entries"]
+                found[attributes["name"]] = dict(source)
+            for each in value.values():
+                walk(each)
+
+    walk(json.loads(script(page, "figure")))
+    return found
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    """The page of a crash, a takeover, a refused heartbeat and a pause."""
+    return render_page(timeline(STORY), empty=EMPTY)
+
+
+def test_a_page_names_no_address_from_which_it_would_load_anything(page: str) -> None:
+    """Scripts and styles are in the page itself."""
+    loads = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)\s*=|@import|url\(\s*['"]?https?:""")
+    own = re.sub(r"<script[^>]*>.*?</script>", "<script></script>", page, flags=re.DOTALL)
+    assert loads.search(own) is None
+    assert "<script src" not in page
+
+
+def test_a_page_is_small(page: str) -> None:
+    """Nearly all of it is the library that draws."""
+    assert len(page) < 2_000_000
+    assert len(script(page, "figure")) + len(script(page, "texts")) < 60_000
+
+
+def test_each_bar_mark_and_pause_has_its_text(page: str) -> None:
+    """The texts are in the order of the columns, and only what is drawn has one."""
+    shown = texts(page)
+    assert {name: len(found) for name, found in shown.items() if found} == {
+        "settings": 1,
+        "position": 1,
+        "plan": 1,
+        "takeover": 1,
+        "commit": 1,
+        "refusal": 1,
+        "pause": 1,
+        BARS: 2,
+        PAUSES: 2,
+    }
+    assert shown[BARS][0].splitlines()[2:] == [
+        "Then: taken over by another claim.",
+        f"1 heartbeat, the last at {iso(2)}",
+        f"Stale from {iso(22)} for 8 s",
+    ]
+    assert "could not" in shown["refusal"][0]
+    assert set(columns(page)) == {*map(str, SHAPES), "bars", "stale", "pauses", "labels"}
+
+
+def iso(second: int) -> str:
+    """Return a time as the page shows it."""
+    return f"2026-11-18 11:06:{40 + second}.000Z" if second < 20 else f"2026-11-18 11:07:{second - 20:02}.000Z"
+
+
+def test_the_heading_has_the_group_and_the_time_in_utc(page: str) -> None:
+    """The second line counts what is drawn."""
+    assert "<h1>Group g</h1>" in page
+    assert (
+        "2026-11-18 11:06:40 to 2026-11-18 11:07:14 UTC (34 s) · 1 partition · 2 claims by 2 runs · 9 records" in page
+    )
+
+
+def test_only_marks_that_the_picture_has_are_in_the_legend() -> None:
+    """A picture without pauses explains none."""
+    found = render_page(timeline(log((1, f"{CLAIM} a"), (2, f"{BEAT} a 0"))), empty=EMPTY)
+    assert re.findall(r'data-kind="(\w+)"', found) == ["position", "settings"]
+
+
+def test_names_from_a_log_cannot_become_part_of_the_page() -> None:
+    """A member can choose its names; they reach the page as data, never as markup."""
+    evil = "<img src=x onerror=alert(1)><\u2028script>"
+    value = f"{CLAIM}/1/1/{evil}.1/{evil}/{evil}/ev/0"
+    found = render_page(timeline([record(0, 0, value), record(1, 1, "<b>")]), empty=EMPTY)
+    own = found.replace(script(found, "figure"), "")
+    assert "<img" not in own
+    assert "&lt;img src=x onerror=alert(1)&gt;" in own
+    assert "<" not in script(found, "figure") + script(found, "data") + script(found, "texts")
+
+
+@pytest.mark.parametrize(("records", "says"), [([], EMPTY), ([record(0, 0, "nonsense")], "1 record is invalid")])
+def test_an_empty_picture_is_explained_in_words(records: list[Any], says: str) -> None:
+    """It has no script at all."""
+    found = render_page(timeline(records), empty=EMPTY)
+    assert EMPTY in found
+    assert says in found
+    assert "<script" not in found
+
+
+def test_what_the_reader_of_a_picture_must_know_is_below_it() -> None:
+    """A log that lost its beginning."""
+    found = render_page(timeline([record(7, 0, spelled(f"{BEAT} a 3"))]), empty=EMPTY)
+    assert "<p>The log of coordination partition 0 begins at offset 7." in found
+
+
+def test_a_picture_of_many_lanes_begins_with_the_first_ones() -> None:
+    """The others can be reached."""
+    builder = TimelineBuilder(World(1), Wanted())
+    for number in range(400):
+        builder.add(record(number, number, spelled(f"{CLAIM} a").replace("ev/0", f"ev/{number}")))
+    found = render_page(builder.build(), empty=EMPTY)
+    assert "The page begins with 300 of 400 lanes." in found
