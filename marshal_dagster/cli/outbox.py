@@ -12,17 +12,19 @@ import typer
 from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.health_server import PATH
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database
-from marshal_dagster.cli import output
+from marshal_dagster.cli import outbox_migration, output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import connection_of, is_kafka_named
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
-from marshal_dagster.cli.options import AsJson, ConnectionOptions, Health, Yes, finite
+from marshal_dagster.cli.options import AsJson, ConnectionOptions, DryRun, Health, Yes, finite
+from marshal_dagster.cli.outbox_migration import OldTableOptions
 from marshal_dagster.cli.service import health_server, report_event, run_until_signal
 from marshal_dagster.election.rules import Timing
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.backoff import HarvestLimits
 from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
+from marshal_dagster.outbox.migration import DEFAULT_LOCK_TIMEOUT_S, OutboxMigration
 from marshal_dagster.outbox.options import (
     DEFAULT_OPTIONS,
     MAX_ATTEMPTS_TEXT,
@@ -286,6 +288,64 @@ def status(options: OutboxOptions) -> None:
         output.styled(f"  set aside  {_rows(found.parked)}{advice}", "yellow" if found.parked else ""),
         f"  harvested  {'never' if found.led_since is None else f'{led} at {_utc(found.led_since)}'}",
     )
+
+
+@command(
+    app,
+    "migrate",
+    "Move the table of goharvest or of Debezium's event router into the outbox. In one transaction the table is "
+    "renamed, its waiting rows move, and a view with a trigger takes its name, so that its writers continue unchanged. "
+    "The command shows its checks and asks for confirmation. --dry-run also shows the SQL. The outbox must exist, with "
+    "another name than the table.",
+    "outbox migrate --from goharvest --table outbox --name events --dry-run",
+    "outbox migrate --from debezium --table outboxevent --name events --header type=eventType",
+    "outbox migrate --from goharvest --table outbox --name events --undo",
+)
+def migrate(
+    *,
+    undo: Annotated[
+        bool,
+        typer.Option("--undo", help="Give the table its name back. Rows that wait in the outbox stay there."),
+    ] = False,
+    lock_timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--lock-timeout",
+            metavar="SECONDS",
+            callback=finite,
+            min=0.001,
+            max=_LONGEST_S,
+            help="How long to wait for the lock of the table. Its writers wait for as long.",
+        ),
+    ] = DEFAULT_LOCK_TIMEOUT_S,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    old_table: OldTableOptions,
+    options: OutboxOptions,
+) -> ExitCode:
+    """Show the checks, ask for confirmation, and move the table. Raises `MarshalError`."""
+    if options.as_json and not (yes or dry_run):
+        raise output.cannot_ask("with --dry-run")
+    old, (schema, table) = old_table.old_table(), old_table.place()
+    migration = OutboxMigration(_tables(options), old, table, schema, lock_timeout_s=lock_timeout_s)
+    plan = migration.plan(is_undo=undo)
+    if not options.as_json and not plan.is_done:
+        outbox_migration.show_plan(plan, with_statements=dry_run)
+    if not (dry_run or plan.is_done or plan.problems):
+        question = outbox_migration.question(migration, old, is_undo=undo)
+        if not (yes or typer.confirm(question, err=True)):
+            output.write_nothing_written()
+            return ExitCode.PROBLEMS
+        plan = migration.undo() if undo else migration.apply()
+    if options.as_json:
+        output.write_json(outbox_migration.plan_to_json(plan, old, dry_run=dry_run))
+    elif plan.is_done:
+        output.show(f"{migration.shown} {'is a table already' if undo else 'was moved before'}; nothing was changed.")
+    elif plan.problems or dry_run:
+        output.show(output.DRY_RUN if dry_run else "Nothing was changed, because a check found a problem.")
+    else:
+        outbox_migration.show_next(plan, migration, old, options.name, is_undo=undo)
+    return ExitCode.PROBLEMS if plan.problems else ExitCode.OK
 
 
 @command(
