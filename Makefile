@@ -76,6 +76,16 @@ mariadb:
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends mariadb-server-core >build/mariadb.log; } || { \
 		echo "MariaDB's server is needed, but was not found: install mariadb-server-core, or set MARIADBD=..." >&2; exit 1; }
 
+# Fetches promtool out of Debian's package of Prometheus. It is not installed, because its service would start.
+.PHONY: promtool
+PROMTOOL_AT = $${PROMTOOL:-$$(command -v promtool || echo build/prometheus/promtool)}
+promtool:
+	@mkdir -p build/prometheus
+	@[ -x "$(PROMTOOL_AT)" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Fetching promtool" && \
+		apt-get update -qq && cd build/prometheus && apt-get download -qq prometheus >download.log 2>&1 && \
+		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=3 ./usr/bin/promtool && rm prometheus_*.deb; } || { \
+		echo "promtool is needed, but was not found: install Prometheus, or set PROMTOOL=..." >&2; exit 1; }
+
 # Each worker starts its own Kafka and Spark once, for all files that it runs. There are three workers for the two cores of a
 # small machine, because tests often wait for leases. tests/real/conftest.py sets the order of the files: sorted by their number
 # of tests, files with a single long test would run last. A worker that crashes ends the run, because pytest-xdist 3.8 would wait
@@ -200,8 +210,8 @@ dev: java $(READY) ## starts the Dagster UI for this deployment, and a Kafka
 bench: $(READY) ## lists the benchmarks (python -m benchmarks NAME --json runs one)
 	@$(BIN)/python -m benchmarks
 
-.PHONY: lint lint-style lint-types lint-layers lint-language lint-tree
-lint: lint-style lint-types lint-layers lint-language lint-tree ## checks style, types, layers, language, and what must not be committed
+.PHONY: lint lint-style lint-types lint-layers lint-language lint-tree lint-alerts
+lint: lint-style lint-types lint-layers lint-language lint-tree lint-alerts ## checks style, types, layers, language, alerts, and what must not be committed
 
 lint-style: $(READY)
 	$(BIN)/ruff check $(SOURCES)
@@ -223,10 +233,18 @@ lint-language: $(READY)
 	$(BIN)/python -m tools.check_docstrings
 	$(BIN)/ruff check --preview --select D417,DOC102,DOC202,DOC403 --config 'lint.pydocstyle.convention = "google"' marshal_dagster
 
+lint-alerts: $(READY) promtool
+	$(BIN)/python -m tools.check_alerts "$(PROMTOOL_AT)"
+
 .PHONY: format
 format: $(READY) ## formats the code and fixes what ruff can fix
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+
+.PHONY: dashboards
+dashboards: $(READY) ## writes the dashboards in observability/ and the tables of docs/metrics.md from their source
+	$(BIN)/python -m tools.dashboards
+	$(BIN)/python -m tools.metrics_tables
 
 .PHONY: docs
 docs: $(READY) ## builds the documentation in build/site; a broken link is an error

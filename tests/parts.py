@@ -80,6 +80,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "telemetry",
     ),
     "operators": ("admin*", "cli_*", "exporter*", "import_positions", "prometheus", "timeline*"),
+    "operators": ("admin*", "cli_*", "exporter*", "import_positions", "observability", "prometheus"),
     "outbox": ("cli_outbox", "dagster_outbox", "election*", "elector", "fault_*", "outbox*"),
     "coordinator": ("assignment", "cli_coordinator", "coordinator*", "dagster_group_membership", "fault_*", "fuzz"),
     "repository": (
