@@ -79,8 +79,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "quick_dagster",
         "telemetry",
     ),
-    "operators": ("admin*", "cli_*", "exporter*", "import_positions", "prometheus", "timeline*"),
-    "operators": ("admin*", "cli_*", "exporter*", "import_positions", "observability", "prometheus"),
+    "operators": ("admin*", "cli_*", "exporter*", "import_positions", "observability", "prometheus", "timeline*"),
     "outbox": ("cli_outbox", "dagster_outbox", "election*", "elector", "fault_*", "outbox*"),
     "coordinator": ("assignment", "cli_coordinator", "coordinator*", "dagster_group_membership", "fault_*", "fuzz"),
     "repository": (

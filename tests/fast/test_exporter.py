@@ -260,6 +260,14 @@ def test_no_counter_has_an_unbounded_label() -> None:
     assert all(found.name.endswith("_total") == (found.kind is Kind.COUNTER) for found in DEFINITIONS)
 
 
+def test_every_defined_metric_is_served(scene: Scene) -> None:
+    """Dashboards and alerts may name each of them."""
+    scene.plan(0, 50)
+    scene.pause(scene.clock.wall_ms() // 1_000 + 100)
+    scene.clock.advance(60_001)
+    assert set(read(scene.exporter())) == {definition.name for definition in DEFINITIONS}
+
+
 # Data topics
 
 

@@ -56,7 +56,7 @@ def test_every_metric_of_an_alert_exists() -> None:
 
 
 def test_dashboards_and_alerts_use_most_of_the_exporter() -> None:
-    """A metric that nobody looks at is not worth its series; these are for own queries."""
+    """A metric that no panel shows is not worth its series; these are for other queries."""
     used = {name for board in DASHBOARDS.values() for query in queries(board) for name in names_in(query)}
     used |= {name for rule in RULES for name in names_in(rule["expr"])}
     assert {definition.name for definition in DEFINITIONS} - used == {
@@ -78,7 +78,7 @@ def test_dashboards_and_alerts_use_most_of_the_exporter() -> None:
 
 @ALL
 def test_a_dashboard_has_the_form_of_grafana(board: dict[str, Any]) -> None:
-    """Panels have ids of their own, do not overlap, fit the 24 columns, and say what they show."""
+    """Panels have ids of their own, do not overlap, fit the 24 columns, and have a description."""
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     cells: set[tuple[int, int]] = set()
     for panel in board["panels"]:
