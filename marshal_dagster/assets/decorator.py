@@ -3,15 +3,17 @@
 An asset processes claimed batches like the op of `marshal_dagster.ops`. Each batch is one materialization of the asset.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from dagster import (
     AssetExecutionContext,
     AssetsDefinition,
     AssetSpec,
     BackfillPolicy,
+    BetaWarning,
     DynamicPartitionsDefinition,
     Failure,
     MaterializeResult,
@@ -21,7 +23,8 @@ from dagster import (
 )
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ops.config import WorkOptions, batch_spec, config_of
+from marshal_dagster.ops.claimed_batch import ClaimedBatchOp
+from marshal_dagster.ops.config import BatchSpec, WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.ops.metadata import ExecutionOutcome
 from marshal_dagster.ops.user_function import check_arguments, process_arguments
@@ -53,6 +56,47 @@ class ClaimedAsset:
     """The data topic."""
     description: str | None = None
     """The docstring of the decorated function."""
+
+
+class ClaimedAssetsDefinition(AssetsDefinition):
+    """The asset of `marshal_asset`, with the function that it calls for each batch."""
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        """The decorated function, for example to call it in a test."""
+        return self.spec.process
+
+    @property
+    def spec(self) -> BatchSpec:
+        """The checked options of the asset."""
+        return self._claimed_op.spec
+
+    @property
+    def _claimed_op(self) -> ClaimedBatchOp:
+        return cast("ClaimedBatchOp", self.op)
+
+    def replace(
+        self, process: Callable[..., Any] | None = None, **changes: Unpack[WorkOptions]
+    ) -> "ClaimedAssetsDefinition":
+        """Return the same asset with another function or other options.
+
+        Args:
+            process: The function (default: the same).
+            **changes: The options to change.
+
+        Returns:
+            The new asset.
+
+        Raises:
+            ConfigurationError: An option is invalid, or `process` does not take the arguments.
+
+        Example:
+            ```python
+            in_test = orders_per_shop.replace(sink=FileSink(tmp_path))
+            ```
+        """
+        made: ClaimedAssetsDefinition = self._claimed_op.rebuild(process or self.fn, changes)
+        return made
 
 
 class DagsterMarshalTranslator:
@@ -126,7 +170,7 @@ def marshal_asset(
     retry_policy: RetryPolicy | None = None,
     pool: str | None = None,
     **options: Unpack[WorkOptions],
-) -> Callable[[Process], AssetsDefinition]:
+) -> Callable[[Process], ClaimedAssetsDefinition]:
     """Build an asset from a function that processes claimed batches of `topic` with Spark.
 
     The function takes context, batch and frame, like `process` of `build_claimed_batch_op`; with the option
@@ -149,8 +193,8 @@ def marshal_asset(
         **options: How batches are claimed and processed, see `WorkOptions`.
 
     Returns:
-        A decorator that turns the function into an `AssetsDefinition`. The asset requires the resource `claimer` (or
-        the one named by `claimer_key`).
+        A decorator that turns the function into an `AssetsDefinition`, whose `fn` is the function. The asset requires
+        the resource `claimer` (or the one named by `claimer_key`).
 
     Raises:
         ConfigurationError: An option is invalid, or the function does not take these arguments.
@@ -169,7 +213,7 @@ def marshal_asset(
             "partition: remove one of the two"
         )
 
-    def decorate(process: Process) -> AssetsDefinition:
+    def decorate(process: Process) -> ClaimedAssetsDefinition:
         check_arguments(process, process_arguments(options))
         own_name = name or getattr(process, "__name__", None)
         if own_name is None:
@@ -201,7 +245,7 @@ def marshal_asset(
             elif _BACKFILL_TAG in context.run.tags:
                 yield _idle_result(work, context)
 
-        return multi_asset(
+        built = multi_asset(
             name=asset.name,
             specs=[described],
             partitions_def=kafka_partitions_def(topic) if per_partition else None,
@@ -211,6 +255,24 @@ def marshal_asset(
             retry_policy=retry_policy,
             pool=pool,
         )(claimed_batches)
+
+        def rebuild(other: Callable[..., Any], changes: WorkOptions) -> ClaimedAssetsDefinition:
+            changed: WorkOptions = {**options, **changes}
+            return marshal_asset(
+                topic=topic,
+                name=own_name,
+                translator=translator,
+                per_partition=per_partition,
+                required_resource_keys=required_resource_keys,
+                retry_policy=retry_policy,
+                pool=pool,
+                **changed,
+            )(other)
+
+        attributes = {**built.get_attributes_dict(), "node_def": ClaimedBatchOp(built.op, spec, rebuild)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BetaWarning)  # of the argument `execution_type`
+            return ClaimedAssetsDefinition(**attributes)
 
     return decorate
 

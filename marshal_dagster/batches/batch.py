@@ -40,7 +40,6 @@ from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.sinks import RemoteSink, Sink, WriteResult
 from marshal_dagster.spark import reader
-from marshal_dagster.spark.session import check_session, check_single_execution
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -364,9 +363,7 @@ class ClaimedBatch:
         """
         began_s = time.monotonic()
         reader.check_min_partitions(min_partitions)
-        check_session(spark)
-        if self.mode is DeliveryMode.AT_MOST_ONCE:
-            check_single_execution(spark)
+        self._delivery.records.check_session(spark, self.mode)
         self._take_permission()
         if self._guard.run_jobs_in(spark):
             self._check_heartbeats()
@@ -651,14 +648,12 @@ class ClaimedBatch:
         return reader.offsets_read(self._read_ranges(spark))
 
     def _read_part(self, offsets: Mapping[int, tuple[int, int]]) -> "DataFrame":
-        options = self._delivery.connection.spark_options()
         spark: SparkSession = self._guard.spark  # type: ignore[assignment] # the batch was read in it
-        return reader.read_part(spark, options, self.request.topic, offsets)
+        return self._delivery.records.read_part(spark, self.request.topic, offsets)
 
     def _read_ranges(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
-        return reader.read_ranges(
+        return self._delivery.records.read_ranges(
             spark,
-            self._delivery.connection.spark_options(),
             self.request.topic,
             {range_.partition: (range_.first_readable, range_.end) for range_ in self.ranges},
             min_partitions=min_partitions,

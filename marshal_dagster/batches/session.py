@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from marshal_dagster.batches.batch import BatchObserver, ClaimedBatch
 from marshal_dagster.batches.context import BatchContext
+from marshal_dagster.batches.record_reader import KafkaReader, RecordReader
 from marshal_dagster.batches.request import Advise, BatchRequest
 from marshal_dagster.coordination.claimer import Claimer, Member, assume_alive, new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
@@ -74,7 +75,7 @@ class BatchSession:
     data: "Topics"
     """The topics of the data cluster."""
     connection: "KafkaConnection"
-    """The connection to the data cluster; Spark reads with it."""
+    """The connection to the data cluster."""
     group: str
     """The group for which the batches claim."""
     client: str
@@ -99,6 +100,8 @@ class BatchSession:
     """Callbacks for the results of records and batches."""
     advise: Advise | None = None
     """Returns which partitions to claim, if the request names none and does not claim the entire topic."""
+    reader: RecordReader | None = None
+    """Reads the records of batches; by default Spark's Kafka source over `connection`."""
     _followed: Rationalizer | None = None
 
     def __post_init__(self) -> None:
@@ -190,6 +193,11 @@ class BatchSession:
             session.close()
             raise
         return session
+
+    @property
+    def records(self) -> RecordReader:
+        """What reads the records of batches."""
+        return self.reader or KafkaReader(self.connection)
 
     def __enter__(self) -> Self:
         return self

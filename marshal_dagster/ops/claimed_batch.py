@@ -3,15 +3,60 @@
 The op runs a `BatchExecution`. Use it for a job of your own; `marshal_asset` builds an asset on the same code.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Unpack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Unpack
 
 from dagster import AssetKey, OpDefinition, OpExecutionContext, Out, Output, RetryPolicy, op
 
-from marshal_dagster.ops.config import FramelessProcess, Process, WorkOptions, batch_spec, config_of
+from marshal_dagster.ops.config import BatchSpec, FramelessProcess, Process, WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.ops.metadata import BatchesResult
 from marshal_dagster.runs.names import ASSET_KEY_TAG
+
+Rebuild = Callable[[Callable[..., Any], WorkOptions], Any]
+"""Builds an op or asset again, with another function and with some other options."""
+
+
+class ClaimedBatchOp(OpDefinition):
+    """The op of `build_claimed_batch_op`, with the function that it calls for each batch."""
+
+    def __init__(self, built: OpDefinition, spec: BatchSpec, rebuild: Rebuild) -> None:
+        """Copy an op that Dagster's decorator has built.
+
+        Args:
+            built: The op.
+            spec: Its checked options.
+            rebuild: Builds the same op, or its asset, with another function and other options.
+        """
+        self.__dict__.update(built.__dict__)
+        self.spec = spec
+        self.rebuild = rebuild
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        """The function that the op calls for each batch, for example to call it in a test."""
+        return self.spec.process
+
+    def replace(self, process: Callable[..., Any] | None = None, **changes: Unpack[WorkOptions]) -> "ClaimedBatchOp":
+        """Return the same op with another function or other options.
+
+        Args:
+            process: The function (default: the same).
+            **changes: The options to change.
+
+        Returns:
+            The new op.
+
+        Raises:
+            ConfigurationError: An option is invalid, or `process` does not take the arguments.
+
+        Example:
+            ```python
+            in_test = count_op.replace(sink=FileSink(tmp_path))
+            ```
+        """
+        made: ClaimedBatchOp = self.rebuild(process or self.fn, changes)
+        return made
 
 
 def build_claimed_batch_op(
@@ -26,7 +71,7 @@ def build_claimed_batch_op(
     retry_policy: RetryPolicy | None = None,
     pool: str | None = None,
     **options: Unpack[WorkOptions],
-) -> OpDefinition:
+) -> ClaimedBatchOp:
     """Build an op that claims partitions of `topic`, processes their messages with `process`, and commits.
 
     The op processes batch after batch until the topic is drained or a limit is reached. It claims partitions before it
@@ -51,7 +96,8 @@ def build_claimed_batch_op(
         **options: How batches are claimed and processed, see `WorkOptions`.
 
     Returns:
-        The op, for a job or a graph. It requires the resource `claimer` (or the one named by `claimer_key`).
+        The op, for a job or a graph. It requires the resource `claimer` (or the one named by `claimer_key`). Its
+        `fn` is `process`.
 
     Raises:
         ConfigurationError: An option is invalid, or `process` does not take these arguments.
@@ -75,7 +121,7 @@ def build_claimed_batch_op(
         if work.run():
             yield Output(work.result(), metadata=work.sum())
 
-    return op(
+    built = op(
         name=name,
         description=description or process.__doc__,
         out=Out(
@@ -90,3 +136,20 @@ def build_claimed_batch_op(
         retry_policy=retry_policy,
         pool=pool,
     )(claimed_batches)
+
+    def rebuild(other: Callable[..., Any], changes: WorkOptions) -> ClaimedBatchOp:
+        changed: WorkOptions = {**options, **changes}
+        return build_claimed_batch_op(
+            other,
+            name=name,
+            topic=topic,
+            asset_key=asset_key,
+            required_resource_keys=required_resource_keys,
+            description=description or process.__doc__,
+            tags=tags,
+            retry_policy=retry_policy,
+            pool=pool,
+            **changed,
+        )
+
+    return ClaimedBatchOp(built, spec, rebuild)

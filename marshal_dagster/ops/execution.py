@@ -369,14 +369,12 @@ class BatchExecution:
 
     def _most_offsets(self) -> int | None:
         """Return the maximum number of offsets of a batch by `max_records` and `max_bytes`; None without a limit."""
-        from marshal_dagster.kafka.record_size import bytes_per_offset
-
         limit, max_bytes = self.config.max_records, self.config.max_bytes
         if max_bytes is None:
             return limit
         delivery = self.claimer.open_delivery(self.context)
         try:
-            mean = bytes_per_offset(delivery.data, delivery.connection, self.claimer.group, self.spec.topic)
+            mean = delivery.records.bytes_per_offset(delivery.data, self.claimer.group, self.spec.topic)
         except TopicNotFoundError:  # the batch itself reports it
             return limit
         if mean is None:

@@ -5,7 +5,7 @@ Creating a resource opens no connection. The first use opens the connections tha
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
@@ -44,9 +44,11 @@ from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worke
 
 if TYPE_CHECKING:
     from marshal_dagster.batches import Advise, BatchRequest, BatchSession, ClaimedBatch, RangeOptions
+    from marshal_dagster.batches.session import Announce
+    from marshal_dagster.coordination.heartbeats import ReasonToStop
     from marshal_dagster.coordination.rationalizer import Rationalizer
     from marshal_dagster.protocol.batch_planning import StartPolicy
-    from marshal_dagster.protocol.state import DataPartitionId, Key
+    from marshal_dagster.protocol.state import DataPartitionId, Key, Owner
     from marshal_dagster.runs.names import RunContext
     from marshal_dagster.sinks import Sink
 
@@ -79,6 +81,16 @@ class BatchOptions(TypedDict, total=False):
     late_plan: bool
     except_partitions: frozenset[int]
     ranges: "RangeOptions | None"
+
+
+class MemberOptions(TypedDict):
+    """What a run adds to the settings of its claimer: arguments of `BatchSession.open`, which describes them."""
+
+    client: str
+    run_id: str
+    is_dead: "Callable[[Owner], bool]"
+    announce: "Announce"
+    reasons_to_stop: "Sequence[ReasonToStop]"
 
 
 @dataclass(slots=True)
@@ -510,26 +522,32 @@ class ClaimerResource(CoordinationResource):
         self.close()
 
     def _make_delivery(self, context: "RunContext", at_end: Callable[[Callable[[], object]], object]) -> "BatchSession":
-        from marshal_dagster.batches import BatchSession
-
         worker_ended = run_worker_ended(context.instance, context.run_id)
         is_over = run_is_over(context.instance, context.run_id)
-        delivery = BatchSession.open(
-            self.data(),
-            self.group,
-            settings=self.settings,
-            coordination_topic=self.coordination_topic,
-            coordination_connection=self.coordination(),
+        delivery = self._open_session(
             client=self.client_id or context.run.root_run_id or context.run_id,
             run_id=context.run_id,
             is_dead=EndedRunDetector(context.instance),
             announce=announcer(context),
             reasons_to_stop=[reason for reason in (worker_ended, is_over) if reason is not None],
-            allow_unsafe_topic=self.allow_unsafe_topic,
         )
         at_end(delivery.close)
         delivery.advise = self._advise()
         return delivery
+
+    def _open_session(self, **member: Unpack[MemberOptions]) -> "BatchSession":
+        """Open a session over this resource's connections; that of `marshal_dagster.testing` is in memory."""
+        from marshal_dagster.batches import BatchSession
+
+        return BatchSession.open(
+            self.data(),
+            self.group,
+            settings=self.settings,
+            coordination_topic=self.coordination_topic,
+            coordination_connection=self.coordination(),
+            allow_unsafe_topic=self.allow_unsafe_topic,
+            **member,
+        )
 
     def _advise(self) -> "Advise | None":
         """Return the function that limits batches to the partitions assigned to this member; None without one."""

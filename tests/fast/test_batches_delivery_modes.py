@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from marshal_dagster.batches import batch as batch_module
+from marshal_dagster.batches import record_reader
 from marshal_dagster.errors import (
     BatchAbortedError,
     ClaimLostError,
@@ -351,8 +351,8 @@ def test_at_most_once_work_that_ends_well_drops_nothing(scene: Scene) -> None:
 @pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Replace the reader so that batches need no Spark session; a test chooses the step that fails."""
-    monkeypatch.setattr(batch_module, "check_session", lambda _: None)
-    monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
+    monkeypatch.setattr(record_reader, "check_session", lambda _: None)
+    monkeypatch.setattr(record_reader, "check_single_execution", lambda _: None)
     monkeypatch.setattr(job_control, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(job_control, "interruptible_calls", lambda _: nullcontext())
     monkeypatch.setattr(job_control, "cancel", lambda *_: None)

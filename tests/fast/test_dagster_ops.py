@@ -15,7 +15,7 @@ from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.assets.decorator import marshal_asset
-from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, RangeOptions
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, RangeOptions, record_reader
 from marshal_dagster.batches import batch as batch_module
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
@@ -182,8 +182,8 @@ def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
             (n, offset) for n, (start, end) in ranges.items() for offset in at[n].messages if start <= offset < end
         )
 
-    monkeypatch.setattr(batch_module, "check_session", lambda _: None)
-    monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
+    monkeypatch.setattr(record_reader, "check_session", lambda _: None)
+    monkeypatch.setattr(record_reader, "check_single_execution", lambda _: None)
     monkeypatch.setattr(reader, "read_ranges", read_ranges)
     monkeypatch.setattr(reader, "count_records", lambda frame: Counter(n for n, _ in frame))
     monkeypatch.setattr(reader, "offsets_read", lambda _: dict.fromkeys(range(8), ()))

@@ -23,8 +23,7 @@ from dagster_shared.serdes import deserialize_value, serialize_value
 
 from marshal_dagster.assets.decorator import DagsterMarshalTranslator
 from marshal_dagster.assets.topics import build_topic_sensor
-from marshal_dagster.batches import BatchSession, ClaimedBatch
-from marshal_dagster.batches import batch as batch_module
+from marshal_dagster.batches import BatchSession, ClaimedBatch, record_reader
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.coordination.range_claimer import RangeClaimer
@@ -1115,7 +1114,7 @@ def test_what_an_op_records_is_what_the_sensor_compares(
             raise ZeroDivisionError
 
     for name in ("check_session", "check_single_execution"):
-        monkeypatch.setattr(batch_module, name, lambda _: None)
+        monkeypatch.setattr(record_reader, name, lambda _: None)
     monkeypatch.setattr(reader, "read_ranges", lambda *_, **__: [])
     monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(spark_jobs, "progress", lambda *_: None)

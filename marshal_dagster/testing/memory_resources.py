@@ -1,0 +1,107 @@
+"""The resources of a run in memory, which take the place of those that connect to Kafka."""
+
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
+
+from dagster import EnvVar, ResourceDefinition
+from pydantic import PrivateAttr
+
+from marshal_dagster.batches import BatchSession
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.resources.claimer import ClaimerResource, MemberOptions
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.testing.crashes import MortalLog, MortalProcess
+from marshal_dagster.testing.memory_kafka import MemoryKafka
+from marshal_dagster.testing.memory_log import MemoryLog
+from marshal_dagster.testing.memory_reader import MemoryReader
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.admin_client import Topics
+
+_NOWHERE: Final = KafkaConnectionConfig(bootstrap_servers="kafka-in-memory:9092")
+_CONNECTIONS: Final = {
+    "connection": _NOWHERE,
+    "coordination_connection": None,
+    "data_connection": None,
+    "member": None,  # there is no coordinator in memory
+}
+
+
+class MemoryClaimer(ClaimerResource):
+    """A claimer whose sessions use a `MemoryKafka`, in the simulated process of one run."""
+
+    _kafka: MemoryKafka = PrivateAttr()
+    _process: MortalProcess = PrivateAttr()
+
+    @classmethod
+    def of(cls, claimer: ClaimerResource, kafka: MemoryKafka, process: MortalProcess) -> "MemoryClaimer":
+        """Return a claimer with the group and settings of `claimer`."""
+        made = cls(**_fields(claimer))
+        made._kafka, made._process = kafka, process
+        return made
+
+    def _open_session(self, **member: Unpack[MemberOptions]) -> BatchSession:
+        return BatchSession(
+            log=MortalLog(MemoryLog(self._kafka.coordination), self._process),
+            data=cast("Topics", self._kafka.topics),
+            connection=self.data(),
+            group=self.group,
+            settings=self.settings,
+            clock=self._kafka.clock,
+            reader=MemoryReader(self._kafka.topics, self._process),
+            **member,
+        )
+
+    def rationalizer(self) -> Rationalizer:
+        """Return a reader of the coordination log in memory."""
+        return Rationalizer(MemoryLog(self._kafka.coordination), clock=self._kafka.clock)
+
+    def open_data(self) -> "Topics":
+        """Return the data topics in memory."""
+        return cast("Topics", self._kafka.topics)
+
+
+class MemoryRationalizer(RationalizerResource):
+    """A reader of the coordination log of a `MemoryKafka`."""
+
+    _kafka: MemoryKafka = PrivateAttr()
+
+    @classmethod
+    def of(cls, rationalizer: RationalizerResource, kafka: MemoryKafka) -> "MemoryRationalizer":
+        """Return a rationalizer in place of `rationalizer`."""
+        made = cls(**_fields(rationalizer))
+        made._kafka = kafka
+        return made
+
+    def rationalizer(self) -> Rationalizer:
+        """Return a reader of the coordination log in memory."""
+        return Rationalizer(MemoryLog(self._kafka.coordination), clock=self._kafka.clock)
+
+    def open_data(self) -> "Topics":
+        """Return the data topics in memory."""
+        return cast("Topics", self._kafka.topics)
+
+
+def memory_claimer(group: str, delivery: str) -> ClaimerResource:
+    """Return the claimer of a run without one, still to be replaced by a `MemoryClaimer`."""
+    return ClaimerResource(connection=_NOWHERE, group=group, delivery=delivery)  # type: ignore[arg-type] # checked by it
+
+
+def in_memory(resource: object, kafka: MemoryKafka, process: MortalProcess) -> object:
+    """Return the resource that takes the place of `resource` in memory: itself, unless it connects to Kafka."""
+    if isinstance(resource, ClaimerResource):
+        return ResourceDefinition.hardcoded_resource(MemoryClaimer.of(resource, kafka, process))
+    if isinstance(resource, RationalizerResource):
+        return ResourceDefinition.hardcoded_resource(MemoryRationalizer.of(resource, kafka))
+    return resource
+
+
+def _fields(resource: ClaimerResource | RationalizerResource) -> dict[str, Any]:
+    """Return the fields of a resource, without its connections, and with the values of environment variables."""
+    fields = type(resource).model_fields
+    given = {name: _value(resource.__dict__[name]) for name in fields}
+    return {**given, **{name: value for name, value in _CONNECTIONS.items() if name in fields}}
+
+
+def _value(given: object) -> object:
+    return given.get_value() if isinstance(given, EnvVar) else given

@@ -1,0 +1,356 @@
+"""Check runs of assets, ops and jobs in memory, with simulated crashes; no test starts Spark."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import dagster as dg
+import pytest
+
+import marshal_dagster as marshal
+from marshal_dagster.protocol.messages import ReleasingPartition, RevokingClaim, parse
+from marshal_dagster.testing import CrashPoint, ManualClock, MemoryKafka, MemoryResult, MemorySink, crash, run_in_memory
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame
+
+Delivery = Literal["at_most_once", "effectively_once"]
+ORDERS = {"orders": ["north", "south", "north", "west"]}
+OF_A_SINK = [CrashPoint.DURING_WRITE, CrashPoint.AFTER_WRITE]
+
+
+@pytest.fixture(scope="module")
+def instance() -> Iterator[dg.DagsterInstance]:
+    """Yield one Dagster instance for all tests; each test reads only its own runs."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@marshal.marshal_asset(topic="orders", sink=marshal.FileSink("/nowhere/shops"))
+def shops(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[dict[str, Any]]") -> Any:  # noqa: ANN401, ARG001
+    """Return the shop of each order."""
+    assert isinstance(frame, list)
+    return [{"partition": row["partition"], "offset": row["offset"], "shop": row["value"].decode()} for row in frame]
+
+
+def sends(sent: list[str], after: Callable[[], None] = lambda: None) -> Callable[..., None]:
+    """Return the function of an op without a sink: it sends each order, and calls `after` after each."""
+
+    def send(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[dict[str, Any]]") -> None:  # noqa: ANN401, ARG001
+        assert isinstance(frame, list)
+        for row in frame:
+            sent.append(row["value"].decode())
+            after()
+
+    return send
+
+
+def claimer(delivery: Delivery, **options: Any) -> marshal.ClaimerResource:  # noqa: ANN401 - the fields of a claimer
+    """Return a claimer as in production."""
+    kafka = marshal.KafkaConnectionConfig(bootstrap_servers="kafka:9092")
+    return marshal.ClaimerResource(connection=kafka, group="shops", delivery=delivery, **options)
+
+
+def shops_of(result: MemoryResult) -> list[str]:
+    """Return the shop of each row."""
+    return [row["shop"] for row in result.rows]
+
+
+def records_of(result: MemoryResult, kind: type) -> list[Any]:
+    """Return the records of this type in the coordination log."""
+    log = result.kafka.coordination
+    values = [value for number in range(log.identity.partitions) for _, _, value in log.records(number)]
+    return [message for value in values if isinstance(message := parse(value), kind)]
+
+
+def test_rows_ranges_and_positions(instance: dg.DagsterInstance) -> None:
+    """The result has the rows in the sink, the ranges, the committed positions and Dagster's own result."""
+    result = run_in_memory(shops, ORDERS, partitions=2, instance=instance)
+    assert sorted(shops_of(result)) == sorted(ORDERS["orders"])
+    assert result.positions == result.kafka_offsets == {"orders": {0: 2, 1: 2}}
+    assert [(range_.partition, range_.start, range_.end) for range_ in result.ranges] == [(0, 0, 2), (1, 0, 2)]
+    assert not result.repeated
+    (attempt,) = result.attempts
+    assert attempt.success
+    assert attempt.result is not None
+    (event,) = attempt.result.get_asset_materialization_events()
+    assert event.materialization.metadata["offsets"].value == 4
+    assert attempt.result.run_id == attempt.run_id
+
+
+@pytest.mark.parametrize("point", CrashPoint)
+def test_effectively_once_loses_and_repeats_nothing(instance: dg.DagsterInstance, point: CrashPoint) -> None:
+    """After a crash at each point, the next run completes the work, and each row is in the sink once."""
+    result = run_in_memory(shops, ORDERS, partitions=2, crash_at=point, instance=instance)
+    assert Counter(shops_of(result)) == Counter(ORDERS["orders"])
+    assert result.positions == {"orders": {0: 2, 1: 2}}
+    first, second = result.attempts
+    assert (first.is_crashed, first.crashed_at, first.success, first.result) == (True, point, False, None)
+    assert first.run is not None
+    assert first.run.status is dg.DagsterRunStatus.FAILURE
+    assert second.success
+    assert first.run_id != second.run_id
+    is_done = point is CrashPoint.AFTER_COMMIT  # nothing is left to claim
+    assert len(records_of(result, RevokingClaim)) == (0 if is_done else 2)
+    assert all(message.instance.startswith(second.run_id) for message in records_of(result, ReleasingPartition))
+
+
+@pytest.mark.parametrize("point", [point for point in CrashPoint if point not in OF_A_SINK])
+def test_at_least_once_repeats(instance: dg.DagsterInstance, point: CrashPoint) -> None:
+    """Orders are sent again after a crash between the function and the commit, and never lost."""
+    sent: list[str] = []
+    op = marshal.build_claimed_batch_op(sends(sent), name="send", topic="orders")
+    result = run_in_memory(op, ORDERS, crash_at=point, instance=instance)
+    repeats = point is CrashPoint.AFTER_PROCESS
+    assert sent == ORDERS["orders"] * (2 if repeats else 1)
+    assert len(result.repeated) == (4 if repeats else 0)
+    assert result.positions == {"orders": {0: 4}}
+    assert not result.rows
+
+
+@pytest.mark.parametrize("point", [CrashPoint.AFTER_COMMIT, CrashPoint.AFTER_CLAIM, CrashPoint.AFTER_PROCESS])
+def test_at_most_once_loses(instance: dg.DagsterInstance, point: CrashPoint) -> None:
+    """A crash after the commit and before the function loses the batch; nothing is sent twice."""
+    sent: list[str] = []
+    op = marshal.build_claimed_batch_op(sends(sent), name="send", topic="orders")
+    resources = {"claimer": claimer("at_most_once")}
+    result = run_in_memory(op, ORDERS, crash_at=point, resources=resources, instance=instance)
+    assert sent == ([] if point is CrashPoint.AFTER_COMMIT else ORDERS["orders"])
+    assert result.positions == {"orders": {0: 4}}
+    assert result.group == "shops"
+
+
+def test_a_crash_in_the_function(instance: dg.DagsterInstance) -> None:
+    """`crash` ends the run in the middle of the function; at least once repeats the whole batch."""
+    sent: list[str] = []
+
+    def after() -> None:
+        if len(sent) == 2:
+            crash()
+
+    op = marshal.build_claimed_batch_op(sends(sent, after), name="send", topic="orders")
+    result = run_in_memory(op, ORDERS, attempts=2, instance=instance)
+    assert sent == ["north", "south", *ORDERS["orders"]]
+    assert [(attempt.is_crashed, attempt.crashed_at) for attempt in result.attempts] == [(True, None), (False, None)]
+    with pytest.raises(marshal.ConfigurationError, match="none is running"):
+        crash()
+
+
+def test_several_crashes_and_attempts(instance: dg.DagsterInstance) -> None:
+    """Each of the first attempts has its crash point; a run after the work is done is idle."""
+    points = [CrashPoint.DURING_WRITE, "after_write"]
+    result = run_in_memory(shops, ORDERS, crash_at=points, attempts=4, instance=instance)
+    assert [attempt.crashed_at for attempt in result.attempts] == [*points, None, None]
+    assert [len(attempt.ranges) for attempt in result.attempts] == [1, 1, 0, 0]
+
+
+def test_a_later_call_continues(instance: dg.DagsterInstance) -> None:
+    """A call with the same cluster and sink processes only new records."""
+    kafka, sink = MemoryKafka(), MemorySink()
+    run_in_memory(shops, ORDERS, kafka=kafka, sink=sink, instance=instance)
+    later = run_in_memory(shops, {"orders": ["east"]}, kafka=kafka, sink=sink, instance=instance)
+    assert [str(range_) for range_ in later.ranges] == ["orders/0 [4, 5)"]
+    assert shops_of(later) == [*ORDERS["orders"], "east"]
+
+
+def test_a_crashed_run_of_another_dagster(instance: dg.DagsterInstance) -> None:
+    """Claims of a dead run that Dagster does not know are free when the clock has made them stale."""
+    kafka = MemoryKafka(ManualClock())
+    run_in_memory(shops, ORDERS, crash_at="after_claim", attempts=1, kafka=kafka)
+    held = run_in_memory(shops, kafka=kafka, instance=instance)
+    assert not held.rows
+    assert held.attempts[0].run is not None
+    assert held.attempts[0].run.tags["marshal/outcome"] == "held"
+    kafka.clock.advance(20_001)
+    assert shops_of(run_in_memory(shops, kafka=kafka, instance=instance)) == ORDERS["orders"]
+
+
+def test_records_in_each_form(instance: dg.DagsterInstance) -> None:
+    """Records are values, tuples of key and value, or dicts of their parts."""
+    at = datetime(2026, 11, 27, tzinfo=UTC)
+    given = [
+        "text",
+        b"bytes",
+        None,
+        ("key", b"value"),
+        {"key": "k", "value": {"price": 5}, "headers": {"trace": "7"}, "timestamp": at, "partition": 1},
+        {"value": [1], "timestamp": 1_000},
+    ]
+    seen: list[dict[str, Any]] = []
+
+    def see(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[dict[str, Any]]") -> None:  # noqa: ANN401, ARG001
+        assert isinstance(frame, list)
+        seen.extend(frame)
+
+    op = marshal.build_claimed_batch_op(see, name="see", topic="orders")
+    run_in_memory(op, {"orders": given}, partitions=2, instance=instance)
+    assert {row["value"] for row in seen} == {b"text", b"bytes", None, b"value", b'{"price": 5}', b"[1]"}
+    (full,) = [row for row in seen if row["key"] == b"k"]
+    expected = {"topic": "orders", "partition": 1, "timestamp": at, "headers": [{"key": "trace", "value": b"7"}]}
+    assert expected.items() <= full.items()
+    (timed,) = [row for row in seen if row["value"] == b"[1]"]
+    assert timed["timestamp"] == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert list(full) == ["key", "value", "topic", "partition", "offset", "timestamp", "headers"]
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"shop": "north"}, 'no field shop; .*make it the value: {"value": {...}}'),
+        (5, "5 is no record"),
+        ({"value": 5}, "the value of a record is a int"),
+        ({"partition": 3, "value": "x"}, "has no partition 3; it has 1 partitions"),
+    ],
+)
+def test_records_of_another_form(record: Any, why: str) -> None:  # noqa: ANN401 - any mistake
+    """A mistake in a record is named."""
+    with pytest.raises(marshal.ConfigurationError, match=why):
+        MemoryKafka().append({"orders": [record]})
+
+
+def test_pandas(instance: dg.DagsterInstance) -> None:
+    """A function that takes and returns frames of pandas needs no Spark."""
+
+    def count(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | pd.DataFrame") -> Any:  # noqa: ANN401, ARG001
+        pandas: Any = frame
+        return pandas.groupby(["partition", "value"]).size().reset_index(name="orders")
+
+    op = marshal.build_claimed_batch_op(count, name="count", topic="orders", sink=marshal.FileSink("/nowhere"))
+    result = run_in_memory(op, ORDERS, crash_at="after_write", instance=instance)
+    assert {row["value"]: row["orders"] for row in result.rows} == {b"north": 2, b"south": 1, b"west": 1}
+
+
+def test_an_annotation_without_spark() -> None:
+    """A function that would fail in production, because it takes only lists, is refused."""
+
+    def process(context: Any, batch: marshal.ClaimedBatch, frame: list[int]) -> None: ...  # noqa: ANN401
+
+    op = marshal.build_claimed_batch_op(process, name="lists", topic="orders")  # type: ignore[arg-type]
+    with pytest.raises(marshal.ConfigurationError, match=r"annotate it as `DataFrame \| list\[int\]`"):
+        run_in_memory(op, ORDERS)
+
+
+def test_a_function_without_a_frame(instance: dg.DagsterInstance) -> None:
+    """A function that reads its batch itself can read the topics in memory, and write rows to the sink."""
+    kafka = MemoryKafka()
+
+    @marshal.marshal_asset(topic="orders", sink=marshal.FileSink("/nowhere"), with_frame=False)
+    def own_reader(context: dg.AssetExecutionContext, batch: marshal.ClaimedBatch) -> None:
+        assert context.asset_key == dg.AssetKey("own_reader")
+        batch.begin_processing()
+        read = kafka.topics.read(batch.ranges)
+        batch.write([{"partition": record.partition, "shop": record.value} for record in read])  # type: ignore[arg-type]
+
+    result = run_in_memory(own_reader, ORDERS, kafka=kafka, crash_at="after_claim", instance=instance)
+    assert len(result.rows) == 4
+
+
+def test_a_job_with_further_ops(instance: dg.DagsterInstance) -> None:
+    """The ops of a job run together, and rows are also found by op."""
+    outcomes: list[marshal.BatchesResult] = []
+    count = marshal.build_claimed_batch_op(shops.fn, name="count", topic="orders", sink=marshal.FileSink("/nowhere"))
+
+    @dg.op
+    def after(done: marshal.BatchesResult) -> None:
+        outcomes.append(done)
+
+    @dg.job(resource_defs={"claimer": claimer("effectively_once").get_resource_definition()})
+    def both() -> None:
+        after(count())
+
+    result = run_in_memory(both, ORDERS, resources={"claimer": claimer("effectively_once")}, instance=instance)
+    assert result.rows_of("count") == result.rows
+    assert not result.rows_of("after")
+    assert outcomes[0].offsets == 4
+
+
+def test_ranges_are_claimed(instance: dg.DagsterInstance) -> None:
+    """A group that claims ranges crashes and continues, too."""
+    asset = shops.replace(ranges=marshal.RangeOptions(size=2))
+    resources = {"claimer": claimer("effectively_once", claim_ranges=True)}
+    for point in ("after_plan", "after_write", "after_commit"):
+        result = run_in_memory(asset, ORDERS, resources=resources, crash_at=point, instance=instance)
+        assert Counter(shops_of(result)) == Counter(ORDERS["orders"])
+
+
+def test_run_config_and_partitions(instance: dg.DagsterInstance) -> None:
+    """Limits of the run config apply, also that of bytes. An asset may have a Dagster partition for each of Kafka's."""
+    config = marshal.ClaimedBatchConfig(max_records=1, max_batches=2)
+    result = run_in_memory(shops, ORDERS, config=config, instance=instance)
+    assert [range_.width for range_ in result.ranges] == [1, 1]
+    config = marshal.ClaimedBatchConfig(max_bytes=10, max_batches=1)
+    assert run_in_memory(shops, ORDERS, config=config, instance=instance).positions == {"orders": {0: 2}}
+
+    @marshal.marshal_asset(topic="orders", sink=marshal.FileSink("/nowhere"), per_partition=True)
+    def by_partition(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[dict[str, Any]]") -> Any:  # noqa: ANN401
+        return shops.fn(context, batch, frame)
+
+    result = run_in_memory(by_partition, ORDERS, partitions=2, partition_key="1", instance=instance)
+    assert {row["partition"] for row in result.rows} == {1}
+
+
+def test_an_error_of_the_function(instance: dg.DagsterInstance) -> None:
+    """The error of a function is raised, or is in Dagster's result."""
+    failing = shops.replace(_fails)
+    with pytest.raises(ZeroDivisionError):
+        run_in_memory(failing, ORDERS, instance=instance)
+    result = run_in_memory(failing, ORDERS, raise_on_error=False, attempts=2, instance=instance)
+    assert [attempt.success for attempt in result.attempts] == [False, False]
+    assert not result.attempts[0].is_crashed
+    assert result.positions == {"orders": {0: 0}}
+    assert len(result.repeated) == 4
+
+
+def _fails(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[dict[str, Any]]") -> Any:  # noqa: ANN401, ARG001
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"crash_at": "later"}, "crash_at is 'later'; the crash points are after_claim, "),
+        ({"crash_at": "after_claim", "attempts": 0}, "attempts is 0"),
+        ({"records": {"order": []}}, "reads topic 'orders', but there is order"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], why: str) -> None:
+    """A mistake in an argument is named."""
+    with pytest.raises(marshal.ConfigurationError, match=why):
+        run_in_memory(shops, **{"records": ORDERS, **arguments})
+
+
+def test_a_crash_point_that_is_not_reached(instance: dg.DagsterInstance) -> None:
+    """A test does not pass by mistake because its crash did not happen."""
+    with pytest.raises(marshal.ConfigurationError, match="after_claim was not reached"):
+        run_in_memory(shops, {"orders": []}, crash_at="after_claim", instance=instance)
+
+
+def test_what_cannot_run() -> None:
+    """Other definitions are refused with what to pass instead."""
+
+    @dg.asset
+    def other() -> None: ...
+
+    with pytest.raises(marshal.ConfigurationError, match="pass an asset of marshal_asset"):
+        run_in_memory(other)  # type: ignore[arg-type]
+    job = dg.Definitions(
+        assets=[shops],
+        jobs=[marshal.build_claimed_batch_job(shops)],
+        resources={"claimer": claimer("effectively_once")},
+    ).resolve_job_def("shops_job")
+    with pytest.raises(marshal.ConfigurationError, match="pass the asset"):
+        run_in_memory(job, ORDERS)
+
+
+def test_the_function_is_reachable() -> None:
+    """`fn` is the function of an asset or op, also after Dagster has combined the definitions."""
+    assert shops.fn.__name__ == "shops"
+    definitions = dg.Definitions(assets=[shops], resources={"claimer": claimer("effectively_once")})
+    dg.Definitions.validate_loadable(definitions)  # opens no connection
+    assert definitions.resolve_assets_def("shops").op.fn is shops.fn  # type: ignore[attr-defined]
+    assert shops.fn(None, None, [{"partition": 0, "offset": 0, "value": b"north"}])[0]["shop"] == "north"
+    op = marshal.build_claimed_batch_op(shops.fn, name="op", topic="orders")
+    assert op.fn is shops.fn
+    assert op.replace(max_claims=1).fn is shops.fn
