@@ -5,12 +5,15 @@ set up itself receives the same measurements.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from marshal_dagster._internal.extras import Extra, has_extra, require_extra
 from marshal_dagster.telemetry.metrics import add_provider, remove_provider
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter, MeterProvider, Observation
 
 _READER_OPTIONS: Final = {"disable_target_info": True, "scope_info_enabled": False}
 """Options of the reader, so that no label names this library as the source. Older versions lack the second."""
@@ -40,7 +43,7 @@ def prometheus_metrics() -> Iterator[Render]:
         return
     import prometheus_client
     from opentelemetry.exporter.prometheus import PrometheusMetricReader
-    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk import metrics as sdk
 
     known = inspect.signature(PrometheusMetricReader).parameters
     own = prometheus_client.CollectorRegistry()
@@ -48,13 +51,49 @@ def prometheus_metrics() -> Iterator[Render]:
     registry = own if "registry" in known else prometheus_client.REGISTRY
     options: dict[str, Any] = {**_READER_OPTIONS, "registry": registry}
     reader = PrometheusMetricReader(**{name: value for name, value in options.items() if name in known})
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    add_provider(provider)
+    provider = sdk.MeterProvider([reader], shutdown_on_exit=False)
+    lasting = cast("MeterProvider", _LastingProvider(provider))
+    add_provider(lasting)
     try:
         yield lambda: prometheus_client.generate_latest(registry)
     finally:
-        remove_provider(provider)
+        remove_provider(lasting)
         provider.shutdown()
+
+
+class _LastingProvider:
+    """A provider whose gauges keep their values, because older versions forget a gauge's value after each scrape."""
+
+    def __init__(self, provider: "MeterProvider") -> None:
+        self._provider = provider
+
+    def get_meter(self, name: str, version: str) -> "_LastingMeter":
+        return _LastingMeter(self._provider.get_meter(name, version))
+
+
+class _LastingMeter:
+    def __init__(self, meter: "Meter") -> None:
+        self.create_counter = meter.create_counter
+        self.create_histogram = meter.create_histogram
+        self._meter = meter
+
+    def create_gauge(self, name: str, unit: str, description: str) -> "_LastingGauge":
+        gauge = _LastingGauge()
+        self._meter.create_observable_gauge(name, [gauge.observe], unit, description)
+        return gauge
+
+
+class _LastingGauge:
+    def __init__(self) -> None:
+        self._values: dict[tuple[tuple[str, str], ...], float] = {}
+
+    def set(self, amount: float, attributes: Mapping[str, str] | None = None) -> None:
+        self._values[tuple(sorted((attributes or {}).items()))] = amount
+
+    def observe(self, _: object) -> "list[Observation]":
+        from opentelemetry.metrics import Observation
+
+        return [Observation(amount, dict(attributes)) for attributes, amount in list(self._values.items())]
 
 
 def _render_nothing() -> bytes:
