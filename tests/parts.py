@@ -43,6 +43,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "idempotence",
         "numbers_out_of_range",
         "open_plans",
+        "pause_reason",
         "pipes",
         "record_search",
     ),

@@ -1,9 +1,21 @@
-"""Short texts for lists in messages."""
+"""Short texts in messages: lists and run ids."""
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 
 def first_few(items: Sequence[object], most: int, separator: str = ", ") -> str:
     """Join the first `most` of `items`, followed by the number of those left out."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return separator.join(map(str, items[:most])) + more
+
+
+def run_text(name: str) -> str:
+    """Return `run 5b1c0d3e` if `name` is a Dagster run id, else `name`."""
+    return f"run {name[:_SHORT_RUN]}" if _RUN.fullmatch(name) else name
+
+
+_RUN: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+_SHORT_RUN: Final = 8
+"""How many characters of a run id are shown; the Dagster UI shows as many."""

@@ -56,18 +56,18 @@ class GroupWriter:
         found = {number: partition.groups.get(self.name) for number, partition in world.partitions.items()}
         return {number: group for number, group in found.items() if group is not None}
 
-    def write_pause(self, member: Member, ends: Mapping[int, int]) -> None:
+    def write_pause(self, member: Member, ends: Mapping[int, int], reason: str | None = None) -> None:
         """Write a pause as `member` to each coordination partition in `ends`, and read it back.
 
-        `ends` has the end of the pause in unix seconds. Raises `UnavailableError`, which names the coordination
-        partitions where the pause could not be written.
+        `ends` has the end of the pause in unix seconds, and `reason` is why, for people. Raises `UnavailableError`,
+        which names the coordination partitions where the pause could not be written.
         """
         with self.rationalizer.lock:
             self.rationalizer.follow_all()
             signed, unsent = self._sender.signed(member), list(ends)
             for _ in range(TRIES):
                 messages = [ReleaseGroup(expiry_s=ends[number], **signed) for number in unsent]
-                sent = self._sender.send(messages, unsent)
+                sent = self._sender.send(messages, unsent, reason)
                 unsent = [number for number, outcome in zip(unsent, sent.outcomes, strict=True) if outcome is None]
                 if not unsent:
                     return

@@ -8,10 +8,11 @@ from typing import Final
 
 from marshal_dagster.admin.group_writer import TRIES, GroupWriter
 from marshal_dagster.admin.log_access import require_certain
-from marshal_dagster.admin.paused_change import RESUMED_S, SETTING, PausedChange
+from marshal_dagster.admin.paused_change import RESUMED_S, PausedChange
 from marshal_dagster.coordination.claimer import Claimer, assume_alive
 from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.group_settings import check_settings, write_first_settings
+from marshal_dagster.coordination.pause_text import SETTING
 from marshal_dagster.errors import (
     ClaimLostError,
     ConfigurationError,
@@ -36,15 +37,17 @@ class GroupAdmin(GroupWriter):
     `marshal_dagster.admin.go_groups`.
     """
 
-    def pause(self, until_s: int) -> None:
+    def pause(self, until_s: int, reason: str | None = None) -> None:
         """Pause the group until `until_s` (unix seconds); its members claim and plan nothing more and leave.
+
+        `reason` is why, for people; see `marshal_dagster.admin.pause.require_reason`.
 
         Raises `UnavailableError`, which names the coordination partitions where the pause could not be written;
         `CoordinationLogChangedError`; `ConfigurationError` if by log time the pause had already ended when it was
         written, which resumes the group.
         """
         with self.rationalizer.lock:
-            self.write_pause(self.new_member(), dict.fromkeys(self.numbers, until_s))
+            self.write_pause(self.new_member(), dict.fromkeys(self.numbers, until_s), reason)
             times = [world.log_time_ms for world in self.rationalizer.world.partitions.values()]
         latest_ms = max(at_ms for at_ms in times if at_ms is not None)
         if latest_ms >= until_s * 1_000:

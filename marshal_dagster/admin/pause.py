@@ -12,6 +12,8 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import GroupSettings, RuleSet
+from marshal_dagster.protocol.pause_reason import MOST_CHARACTERS, is_reason
+from marshal_dagster.protocol.state import PauseOrigin
 from marshal_dagster.protocol.world import PartitionWorld, World
 
 _SECOND_MS: Final = 1_000
@@ -24,8 +26,8 @@ class Pause:
 
     until_s: int | None = None
     """When the pause ends, in unix seconds; 0 for a resumption."""
-    by: str | None = None
-    """The id of the instance that wrote it."""
+    by: PauseOrigin | None = None
+    """Who wrote it, and why."""
     is_in_force: bool = False
     """Whether the group is paused now."""
 
@@ -93,14 +95,16 @@ class GroupPauser:
                 "later one"
             )
 
-    def pause(self, until_s: int) -> Sequence[PauseChange]:
+    def pause(self, until_s: int, reason: str | None = None) -> Sequence[PauseChange]:
         """Pause the group until `until_s` (unix seconds) and return the change in each coordination partition.
+
+        `reason` is why, for people (`require_reason`). Every reader of the log can see it.
 
         Raises `GoGroupError` if Go consumers may not understand the record; what `GroupAdmin.pause` raises; and what
         `GroupAdmin.give_first_settings` raises if the group gets its settings first.
         """
         self._prepare()
-        self._operator().pause(until_s)
+        self._operator().pause(until_s, reason)
         return self._changes()
 
     def resume(self) -> Sequence[PauseChange]:
@@ -109,11 +113,12 @@ class GroupPauser:
         self._operator().resume()
         return self._changes()
 
-    def preview(self, until_s: int = RESUMED_S) -> Sequence[PauseChange]:
+    def preview(self, until_s: int = RESUMED_S, reason: str | None = None) -> Sequence[PauseChange]:
         """Return what `pause` until `until_s`, by default `resume`, would change. Raises `GoGroupError` as they do."""
         if not self._gets_settings():
             self._require_allowed()
-        after = Pause(until_s, None, until_s > RESUMED_S)
+        by = PauseOrigin(None, self.client, reason) if until_s > RESUMED_S else None
+        after = Pause(until_s, by, until_s > RESUMED_S)
         return [PauseChange(number, before, after) for number, before in self._before.items()]
 
     def _prepare(self) -> None:
@@ -148,7 +153,22 @@ class GroupPauser:
         if group is None or group.paused_until_s is None:
             return Pause()
         is_in_force = group.is_paused(partition.present_ms(self.clock.wall_ms()))
-        return Pause(group.paused_until_s, group.paused_by, is_in_force)
+        return Pause(group.paused_until_s, group.pause_origin, is_in_force)
+
+
+def require_reason(reason: str | None, source: str) -> str | None:
+    """Return the reason of a pause, without white space around it; None if there is none.
+
+    Raises `ConfigurationError`, whose message begins with `source`, if no record can carry it.
+    """
+    if reason is None or not (text := reason.strip()):
+        return None
+    if not is_reason(text):
+        raise ConfigurationError(
+            f"{source}: the reason of a pause must be one line of at most {MOST_CHARACTERS} visible characters, but it "
+            f"has {len(text)} characters or an invisible one. Shorten it, or write it in one line"
+        )
+    return text
 
 
 def group_names(world: World) -> Sequence[str]:

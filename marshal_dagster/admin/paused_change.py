@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from marshal_dagster.admin.group_writer import TRIES, GroupWriter
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.claims import Member
+from marshal_dagster.coordination.pause_text import PUTTING_BACK, SETTING
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.state import Group, Owner
 
@@ -19,10 +20,6 @@ RESUMED_S: Final = 0
 """The end of a pause, in unix seconds, that resumes the group, because it has passed by any clock."""
 LONGEST_SETTING_S: Final = 3_600
 """How many seconds a group stays paused if the process that changes it dies."""
-SETTING: Final = "setting-positions"
-"""The prefix of the instance ids that set positions; their pauses are never restored."""
-_PUTTING_BACK: Final = "putting-back"
-"""The prefix of the instance ids that restore a previous pause."""
 
 
 class _LastPause(NamedTuple):
@@ -30,19 +27,20 @@ class _LastPause(NamedTuple):
 
     until_s: int = RESUMED_S
     by: str | None = None
+    reason: str | None = None
 
     @classmethod
     def of(cls, group: Group | None) -> "_LastPause":
         """Return the last pause in a group's state."""
         if group is None or group.paused_until_s is None:
             return _NO_PAUSE
-        return cls(group.paused_until_s, group.paused_by)
+        return cls(group.paused_until_s, group.paused_by, group.pause_reason)
 
     @property
     def is_for_a_change(self) -> bool:
         """Whether it only started or ended a change and was not requested by an operator."""
         role, _, _ = (self.by or "").partition(".")
-        return role == SETTING or (role == _PUTTING_BACK and self.until_s == RESUMED_S)
+        return role == SETTING or (role == PUTTING_BACK and self.until_s == RESUMED_S)
 
 
 _NO_PAUSE: Final = _LastPause()
@@ -134,7 +132,7 @@ class PausedChange:
                 continue
             pause = _LastPause.of(partition.groups.get(self._writer.name))
             before = self._before.setdefault(number, _NO_PAUSE if pause.is_for_a_change else pause)
-            if not pause.is_for_a_change and pause != before:
+            if not pause.is_for_a_change and (pause.until_s, pause.by) != (before.until_s, before.by):
                 self._before[number] = pause
                 changed.append(number)
         return changed
@@ -143,8 +141,13 @@ class PausedChange:
         """Restore the pauses from before the change, except where an operator has paused or resumed since."""
         with self._writer.rationalizer.lock:
             theirs = self._note_pauses()
-            ends = {number: pause.until_s for number, pause in self._before.items() if number not in theirs}
-            self._writer.write_pause(self._writer.new_member(_PUTTING_BACK), ends)
+            ends: dict[str | None, dict[int, int]] = {}
+            for number, pause in self._before.items():
+                if number not in theirs:
+                    ends.setdefault(pause.reason, {})[number] = pause.until_s
+            member = self._writer.new_member(PUTTING_BACK)
+            for reason, ends_s in ends.items():
+                self._writer.write_pause(member, ends_s, reason)
 
     def _try_to_put_back(self) -> None:
         try:

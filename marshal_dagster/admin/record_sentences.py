@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, assert_never
 
 from marshal_dagster.admin.texts import duration, member_text, owner_text, settings_text, utc, utc_to_second
+from marshal_dagster.coordination.pause_text import origin_text
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -35,7 +36,7 @@ from marshal_dagster.protocol.range_set import of_epoch
 from marshal_dagster.protocol.replay import StoredRecord
 from marshal_dagster.protocol.rules import RecordNote, Refusal
 from marshal_dagster.protocol.staleness import stale_after_ms
-from marshal_dagster.protocol.state import Group, Key, Owner, Phase, Range
+from marshal_dagster.protocol.state import Group, Key, Owner, PauseOrigin, Phase, Range
 from marshal_dagster.protocol.world import PartitionWorld, Verdict, VerdictKind
 
 _SHOWN_BYTES: Final = 80
@@ -49,12 +50,12 @@ class StateBefore:
     key: Key
     heartbeat_interval_ms: int
     paused_until_s: int | None
-    paused_by: str | None
+    paused_by: PauseOrigin | None
 
     @classmethod
     def of(cls, group: Group, key: Key) -> "StateBefore":
         """Return a copy of what the sentence needs."""
-        return cls(key.copy(), group.settings.heartbeat_interval_ms, group.paused_until_s, group.paused_by)
+        return cls(key.copy(), group.settings.heartbeat_interval_ms, group.paused_until_s, group.pause_origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ def judge(world: PartitionWorld, record: StoredRecord) -> JudgedRecord:
         key = world.key(message.group, message.topic, message.partition)
         before = StateBefore.of(world.group(message.group), key)
     verdict = world.apply(record.offset, record.timestamp_ms, record.value)
+    if record.reason is not None:
+        world.keep_pause_reason(record.value, record.reason)
     return JudgedRecord(record, max(record.timestamp_ms, world.log_time_ms or 0), verdict, before)
 
 
@@ -105,7 +108,8 @@ def sentence(judged: JudgedRecord) -> str:
     message = parse(judged.record.value)
     if isinstance(message, InvalidMessage):
         return _invalid_text(judged.record.value, message.reason)
-    described = _Described(message, judged.log_time_ms, judged.before, judged.verdict, judged.record.offset)
+    record = judged.record
+    described = _Described(message, judged.log_time_ms, judged.before, judged.verdict, record.reason)
     return f"{_capitalized(_sentence(described))}."
 
 
@@ -130,7 +134,7 @@ class _Described:
     at_ms: int
     before: StateBefore | None
     verdict: Verdict | None
-    log_offset: int
+    reason: str | None
 
     @property
     def key(self) -> Key:
@@ -158,7 +162,8 @@ class _Described:
     def is_by_pauser(self) -> bool:
         """Whether the sender paused the group, and the pause is in force."""
         before = self.before
-        return before is not None and self.is_paused and before.paused_by == self.message.instance
+        by = None if before is None else before.paused_by
+        return by is not None and self.is_paused and by.instance == self.message.instance
 
     @property
     def is_paused(self) -> bool:
@@ -295,13 +300,14 @@ def _pause(described: _Described) -> _Deed:
     until_s, group = described.message.expiry_s, f"group {described.message.group}"
     if until_s * 1_000 <= described.at_ms:
         return _Deed(f"resumed {group}", f"resume {group}")
+    why = "" if described.reason is None else f", because: {described.reason}"
     end = utc_to_second(until_s)
     length = duration(until_s * 1_000 - described.at_ms)
     if described.is_paused and described.before is not None and described.before.paused_until_s is not None:
         was = utc_to_second(described.before.paused_until_s)
         changed = f"the end of the pause of {group} to {end}"
-        return _Deed(f"changed {changed}", f"change {changed}", f" (in {length}); it was {was}")
-    return _Deed(f"paused {group} until {end}", f"pause {group} until {end}", f" (for {length})")
+        return _Deed(f"changed {changed}", f"change {changed}", f" (in {length}); it was {was}{why}")
+    return _Deed(f"paused {group} until {end}", f"pause {group} until {end}", f" (for {length}){why}")
 
 
 def _set_settings(described: _Described) -> _Deed:
@@ -353,7 +359,8 @@ def _refusal_detail(described: _Described, reason: object) -> str | None:
             allowed = duration(stale_after_ms(before.heartbeat_interval_ms))
             return f"it was silent for {silent}, more than {allowed}"
         case Refusal.PAUSED if before.paused_until_s is not None:
-            return f"until {utc_to_second(before.paused_until_s)}"
+            by = before.paused_by
+            return f"until {utc_to_second(before.paused_until_s)}" + ("" if by is None else f", by {origin_text(by)}")
         case Refusal.EMPTY_PLAN | Refusal.BELOW_OFFSET:
             return f"offset {key.offset}"
         case Refusal.OTHER_PLAN if key.plan_end is not None:

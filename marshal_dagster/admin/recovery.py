@@ -103,7 +103,13 @@ class ObservedPartition:
         settled = there if there.settings_accepted else here
         paused = there if here.paused_until_s is None else here
         return Group(
-            settled.settings, settled.settings_accepted, paused.paused_until_s, paused.paused_by, dict(here.keys)
+            settled.settings,
+            settled.settings_accepted,
+            paused.paused_until_s,
+            paused.paused_by,
+            dict(here.keys),
+            paused.pause_client,
+            paused.pause_reason,
         )
 
     def take(self, offset: int, timestamp_ms: int, value: bytes | None, *, is_quiet: bool) -> None:
@@ -360,6 +366,8 @@ class Recovery:
                 observed = self.observed[chunk.partition]
                 for offset, timestamp_ms, value in chunk.records:
                     observed.take(offset, timestamp_ms, value, is_quiet=self._is_quiet)
+                    if (reason := chunk.reasons.get(offset)) is not None:
+                        observed.world.keep_pause_reason(value, reason)
                 if observed.awaited in chunk.sender_timed:
                     raise sender_timed_error(self.identity.topic, (chunk.partition, observed.awaited or 0))
         except PositionLostError as lost:
@@ -408,7 +416,7 @@ def _shown_by(worlds: Iterable[PartitionWorld]) -> dict[str, Group]:
         ):
             known.settings, known.settings_accepted = group.settings, True
         if group.paused_until_s is not None and group.paused_until_s > (known.paused_until_s or -1):
-            known.paused_until_s, known.paused_by = group.paused_until_s, group.paused_by
+            known.copy_pause(group)
     return found
 
 
@@ -420,5 +428,5 @@ def _one_or_other(first: Mapping[str, Group], second: Mapping[str, Group]) -> di
         if not known.settings_accepted:
             known.settings, known.settings_accepted = group.settings, group.settings_accepted
         if known.paused_until_s is None:
-            known.paused_until_s, known.paused_by = group.paused_until_s, group.paused_by
+            known.copy_pause(group)
     return found

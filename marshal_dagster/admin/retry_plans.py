@@ -66,7 +66,11 @@ class PlanRetrier(PositionResetter):
                 self.reader.world.advice_time_ms(self.group, self.topic, self.clock.wall_ms()),
             )
         is_paused = group.is_paused(now_ms)
-        paused = [f"{paused_group_text(self.group, until_s)}: nothing is retried before that"] if is_paused else []
+        paused = (
+            [f"{paused_group_text(self.group, until_s, group.pause_origin)}: nothing is retried before that"]
+            if is_paused
+            else []
+        )
         return [*super().warnings(changes), *paused]
 
     def look_at_plans(self, plans: Sequence[OpenPlan]) -> Sequence[PositionChange]:

@@ -4,14 +4,12 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
+from marshal_dagster._internal.texts import run_text
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.state import Owner
 
 NOTHING: Final = "-"
 """The text for a value that does not exist."""
-SHORT_LENGTH: Final = 8
-"""How many characters of a run id are shown; the Dagster UI shows as many."""
-_RUN: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _TENURE: Final = re.compile(r"[0-9a-f]{12}", re.ASCII)
 _ROLES: Final = frozenset({"operator", "putting-back", "recover", "revoking", "setting-positions"})
 """The first parts of the instance ids with which operators' commands write."""
@@ -66,13 +64,12 @@ def short_instance(instance: str) -> str:
     The id of a Go consumer has no suffix and stays as it is.
     """
     head, dot, tenure = instance.rpartition(".")
-    name = head if dot and _TENURE.fullmatch(tenure) else instance
-    return f"run {name[:SHORT_LENGTH]}" if _RUN.fullmatch(name) else name
+    return run_text(head if dot and _TENURE.fullmatch(tenure) else instance)
 
 
 def member_text(instance: str, client: str) -> str:
     """Return a member for a line of text: `run 5b1c0d3e (flights)`, or only the name of an operator."""
-    return client if is_operator(instance) else f"{short_instance(instance)} ({client})"
+    return run_text(client) if is_operator(instance) else f"{short_instance(instance)} ({client})"
 
 
 def owner_text(owner: Owner) -> str:

@@ -443,7 +443,7 @@ class ClaimedBatch:
         self._claimer.ensure_group_settings()
         paused_until_s = self._claimer.paused_until_s()
         if paused_until_s is not None:
-            self.idle = self._context.paused(paused_until_s)
+            self.idle = self._context.paused(paused_until_s, self._claimer.group.pause_origin)
             return
         self.advice = advice = self._ask_advice()
         allowed = [n for n in self._context.wanted() if advice is None or n in advice.partitions]
@@ -502,7 +502,7 @@ class ClaimedBatch:
             if self._claimer.paused_until_s() is None:
                 raise
             self._to_do, self.skipped = (), ()
-            self.idle = self._context.paused(self._claimer.paused_until_s())
+            self.idle = self._context.paused(self._claimer.paused_until_s(), self._claimer.group.pause_origin)
         else:
             self._is_planned = True
 

@@ -19,7 +19,7 @@ from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, chec
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.open_plans import retry_command
 from marshal_dagster.protocol.staleness import stale_after_ms
-from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, enables_ranges
+from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, PauseOrigin, enables_ranges
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
@@ -169,9 +169,9 @@ class BatchContext:
         """Return the name of a key in messages."""
         return f"{self.request.topic}/{partition} of group {self.group!r}"
 
-    def paused(self, until_s: int | None) -> Idle:
+    def paused(self, until_s: int | None, by: PauseOrigin | None) -> Idle:
         """Return the idle reason of a group that is paused until `until_s` (unix seconds)."""
-        return Idle(IdleReason.PAUSED, paused_group_text(self.group, until_s))
+        return Idle(IdleReason.PAUSED, paused_group_text(self.group, until_s, by))
 
     def given_up(self, plans: Mapping[int, tuple[int | None, int | None]]) -> str:
         """Return the text for `plans` that have had too many attempts."""

@@ -216,7 +216,7 @@ class PartitionSource:
         self.claimer.rationalizer.catch_up()
         paused_until_s = self.claimer.paused_until_s()
         if paused_until_s is not None:
-            return context.paused(paused_until_s)
+            return context.paused(paused_until_s, self.claimer.group.pause_origin)
         extents, keys = context.extents(wanted), context.keys(wanted)
         free, exhausted = self._free(wanted)
         todo = [n for n, key in keys.items() if n not in exhausted and _advised_lag(key, extents[n])]

@@ -179,7 +179,7 @@ class RangeSource:
         self.claimer.rationalizer.catch_up()
         paused_until_s = self.claimer.paused_until_s()
         if paused_until_s is not None:
-            return context.paused(paused_until_s)
+            return context.paused(paused_until_s, self.claimer.group.pause_origin)
         extents, keys = context.extents(wanted), context.keys(wanted)
         exhausted = self._exhausted_claims(keys)
         todo = [key for n, key in keys.items() if key.offset is None or key.offset < extents[n].end]

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from marshal_dagster.admin.pause import unknown_group
+from marshal_dagster.admin.texts import utc_to_second
 from marshal_dagster.cli import output
 from marshal_dagster.cli.world_view import KeyOverview, LagUnknownReason, LastHeartbeat, WorldView, listed
+from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, exhausted, open_plans, retry_commands
 from marshal_dagster.protocol.staleness import stale_after_ms
 
@@ -119,8 +121,9 @@ def _long_pauses(view: WorldView) -> Iterator[str]:
         if view.at_ms is None or not group.is_paused or group.paused_until_s is None:
             continue
         left_ms = group.paused_until_s * 1_000 - view.at_ms
+        until = utc_to_second(group.paused_until_s)
         if left_ms > _LONG_PAUSE_MS:
             yield (
-                f"long pause: group {group.name!r} is paused by {group.paused_by} until "
-                f"{output.utc(group.paused_until_s * 1_000)}; `marshal-dagster resume {group.name}` ends it"
+                f"long pause: group {group.name!r} is paused until "
+                f"{pause_end_text(until, group.pause_origin)}; `marshal-dagster resume {group.name}` ends it"
             )

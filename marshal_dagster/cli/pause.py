@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from marshal_dagster.admin.go_groups import are_stopped
-from marshal_dagster.admin.pause import GroupPauser, Pause, PauseChange
+from marshal_dagster.admin.pause import GroupPauser, Pause, PauseChange, require_reason
+from marshal_dagster.admin.texts import utc_to_second
 from marshal_dagster.admin.times import duration_s, instant_ms
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.command import command, command_group
@@ -49,8 +50,8 @@ class PauseOptions(LogOptions):
     "Pause a group. Its members finish their current batches, claim and plan nothing more, and leave. The group "
     "resumes at the given time, or with `resume`. The command replaces a pause that is in force. The newest Go "
     "consumers do not understand the pause record. A group that they share, or that has no settings yet, needs "
-    "--go-consumers-stopped.",
-    "pause flights --for 2h",
+    "--go-consumers-stopped. With --reason the pause shows why, wherever it is shown.",
+    "pause flights --for 2h --reason 'the database moves'",
     "pause flights --until 2026-01-31T18:00:00Z --dry-run",
 )
 def pause(
@@ -65,6 +66,15 @@ def pause(
         str | None,
         typer.Option("--for", metavar="DURATION", help="How long to pause: 90s, 30m, 2h, 1d12h.", show_default=False),
     ] = None,
+    reason: Annotated[
+        str | None,
+        typer.Option(
+            "--reason",
+            metavar="TEXT",
+            help="Why, in one line of at most 200 characters. Every reader of the log sees it: no secrets.",
+            show_default=False,
+        ),
+    ] = None,
     new_group: NewGroup = False,
     options: PauseOptions,
 ) -> None:
@@ -73,15 +83,16 @@ def pause(
         raise typer.BadParameter("use either --until or --for")
     until_ms = None if until is None else instant_ms(until, "--until")
     length_s = None if length is None else duration_s(length, "--for")
+    why = require_reason(reason, "--reason")
     with _pausing(options) as pausing:
         if not new_group:
             pausing.require_known("To pause a group before its first claim, give --new-group")
         until_s = pausing.end_after(length_s or 0) if until_ms is None else -(-until_ms // _SECOND_MS)
         pausing.require_future(until_s, "--for" if until_ms is None else "--until")
         if pausing.ends_s is not None and pausing.ends_s > until_s:
-            ends = output.utc(pausing.ends_s * _SECOND_MS)
+            ends = utc_to_second(pausing.ends_s)
             output.write_note(f"the new pause ends earlier than the pause in force, which ends at {ends}")
-        _show(options, pausing.preview(until_s) if options.dry_run else pausing.pause(until_s))
+        _show(options, pausing.preview(until_s, why) if options.dry_run else pausing.pause(until_s, why))
 
 
 @command(
@@ -142,8 +153,8 @@ def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:
 def _text(pause: Pause) -> str:
     if not pause.is_in_force or pause.until_s is None:
         return "not paused"
-    return paused_text(output.utc(pause.until_s * _SECOND_MS), pause.by)
+    return paused_text(utc_to_second(pause.until_s), pause.by)
 
 
 def _to_json(pause: Pause) -> dict[str, Any]:
-    return {"paused_until": pause.until_s, "paused_by": pause.by, "paused": pause.is_in_force}
+    return {"paused_until": pause.until_s, "paused": pause.is_in_force, **world_view.origin_json(pause.by)}

@@ -12,7 +12,7 @@ import typer
 
 from marshal_dagster.admin.group_settings import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, member_interval_ms
 from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, ObservedPartition, Recovery, Whose
-from marshal_dagster.admin.texts import settings_text
+from marshal_dagster.admin.texts import settings_text, utc_to_second
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.command import command, command_group
@@ -327,7 +327,7 @@ def _show(
     for number, partition in observed.items():
         for name, group in partition.groups.items():
             until_s = group.paused_until_s
-            pause = "" if until_s is None else f", {paused_text(output.utc(until_s * 1_000), group.paused_by)}"
+            pause = "" if until_s is None else f", {paused_text(utc_to_second(until_s), group.pause_origin)}"
             settings = group.settings if group.settings_accepted else named.get(name, group.settings)
             origin = "" if group.settings_accepted else f" ({_origin(name, named, go_groups)})"
             output.show(f"Group {name} in {number}: {settings_text(settings)}{origin}{pause}")

@@ -61,6 +61,10 @@ def _apply(world: World, records: Iterable[StoredRecord]) -> None:
     for record in records:
         waiting.setdefault(record.partition, []).append((record.offset, record.timestamp_ms, record.value))
         count += 1
+        if record.reason is not None:
+            _apply_waiting(world, waiting)
+            world.partitions[record.partition].keep_pause_reason(record.value, record.reason)
+            waiting, count = {}, 0
         if count == _TOGETHER:
             _apply_waiting(world, waiting)
             waiting, count = {}, 0

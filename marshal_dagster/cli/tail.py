@@ -275,7 +275,7 @@ class Reader:
             if world is not None and is_unseen:
                 unseen.append((offset, timestamp_ms, value))
                 continue
-            record = StoredRecord(chunk.partition, offset, timestamp_ms, value)
+            record = StoredRecord(chunk.partition, offset, timestamp_ms, value, chunk.reasons.get(offset))
             judged = self._unjudged(record) if world is None else _judge_after(world, unseen, record)
             unseen.clear()
             if not is_unseen and self._wanted.shows(judged):

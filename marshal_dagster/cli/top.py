@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_dagster.admin.texts import utc_to_second
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.attention import exhausted_json, exhausted_lines
 from marshal_dagster.cli.command import command, command_group
@@ -222,7 +223,7 @@ def _group_row(group: GroupOverview, rates: PositionRates) -> list[str | Line]:
     paused: str | Line = output.NOTHING
     if group.is_paused and group.paused_until_s is not None:
         paused = output.styled(
-            f"until {pause_end_text(output.utc(group.paused_until_s * 1_000), group.paused_by)}", "yellow"
+            f"until {pause_end_text(utc_to_second(group.paused_until_s), group.pause_origin)}", "yellow"
         )
     return [
         group.name,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from marshal_dagster.admin.texts import settings_text
+from marshal_dagster.admin.texts import settings_text, utc_to_second
 from marshal_dagster.cli import output
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.world_view import (
@@ -115,7 +115,7 @@ def _group(group: GroupOverview, at_ms: int | None) -> Iterator[str | Line | Tab
     yield f"  {settings_text(group.settings)}{by_default}"
     if group.paused_until_s is not None:
         tense = "" if at_ms is None else " (paused now)" if group.is_paused else " (over)"
-        text = f"  {paused_text(output.utc(group.paused_until_s * 1_000), group.paused_by)}{tense}"
+        text = f"  {paused_text(utc_to_second(group.paused_until_s), group.pause_origin)}{tense}"
         yield output.styled(text, _WARNING if group.is_paused else "")
     for difference in group.differences:
         yield output.styled(f"  half written: {difference}", _WARNING)

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from marshal_dagster.admin.texts import settings_text
-from marshal_dagster.cli import output
+from marshal_dagster.admin.texts import settings_text, utc_to_second
 from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.staleness import Freshness, freshness
-from marshal_dagster.protocol.state import DataPartitionId, Group, Key, Owner, Range
+from marshal_dagster.protocol.state import DataPartitionId, Group, Key, Owner, PauseOrigin, Range
 from marshal_dagster.protocol.world import PartitionWorld, World
 
 
@@ -103,7 +102,7 @@ class GroupOverview:
     settings: GroupSettings
     settings_accepted: bool
     paused_until_s: int | None
-    paused_by: str | None
+    pause_origin: PauseOrigin | None
     is_paused: bool
     differences: tuple[str, ...]
     keys: tuple[KeyOverview, ...]
@@ -231,7 +230,7 @@ def to_json(view: WorldView) -> dict[str, Any]:
         groups[group.name] = {
             "paused_until": stored["groups"][group.name]["paused_until"],
             "paused": group.is_paused,
-            "paused_by": group.paused_by,
+            **origin_json(group.pause_origin),
             "settings": settings_json(group.settings) | {"accepted": group.settings_accepted},
             "differences": list(group.differences),
             "partitions": [rows[key.place] | _added(key) for key in group.keys],
@@ -264,6 +263,12 @@ def _added(key: KeyOverview) -> dict[str, Any]:
     if key.assigned is None:
         return added
     return added | {"assigned": key.assigned.member, "assigned_since_ms": key.assigned.since_ms}
+
+
+def origin_json(origin: PauseOrigin | None) -> dict[str, str | None]:
+    """Return who paused a group, and why, as JSON values."""
+    instance, client, reason = origin or PauseOrigin(None)
+    return {"paused_by": instance, "paused_by_client": client, "pause_reason": reason}
 
 
 def settings_json(settings: GroupSettings) -> dict[str, Any]:
@@ -312,7 +317,7 @@ class _GroupPart:
         until_s = self.group.paused_until_s
         if not self.is_paused or until_s is None:
             return None
-        return pause_end_text(output.utc(until_s * 1_000), self.group.paused_by)
+        return pause_end_text(utc_to_second(until_s), self.group.pause_origin)
 
     def settings_text(self) -> str | None:
         return settings_text(self.group.settings) if self.group.settings_accepted else None
@@ -345,7 +350,7 @@ def _group(name: str, parts: Collection[_GroupPart], certain: set[int], keys: It
         settings=given.settings,
         settings_accepted=given.settings_accepted,
         paused_until_s=last_paused.paused_until_s,
-        paused_by=last_paused.paused_by,
+        pause_origin=last_paused.pause_origin,
         is_paused=any(part.is_paused for part in parts),
         differences=(
             *_differing("paused until", parts, certain, _GroupPart.pause_text),

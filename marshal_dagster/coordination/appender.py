@@ -72,18 +72,21 @@ class Sender:
         world = self._rationalizer.world.partitions.get(self.coordination_partition)
         return world is not None and world.group(group).is_go
 
-    def send(self, messages: Sequence[Message], numbers: Sequence[int] | None = None) -> AppendResult:
+    def send(
+        self, messages: Sequence[Message], numbers: Sequence[int] | None = None, reason: str | None = None
+    ) -> AppendResult:
         """Append records, read them back and return their results.
 
         Args:
             messages: the records.
             numbers: the coordination partition of each record; by default that of the topic.
+            reason: why the group is paused, if the records are pauses.
 
         Raises:
             UnavailableError: the log did not answer in time. It is not known which records are in it.
             CoordinationLogChangedError: it is not the log that was read before.
         """
-        sent = self._send(messages, numbers or [self.coordination_partition] * len(messages))
+        sent = self._send(messages, numbers or [self.coordination_partition] * len(messages), reason)
         if self._on_sent is not None:
             self._on_sent(sent)
         return sent
@@ -100,15 +103,15 @@ class Sender:
             # After an interrupt the log must be read again. Do not read it now: other members wait for the keys.
             self._rationalizer.expect(own)
 
-    def _send(self, messages: Sequence[Message], numbers: Sequence[int]) -> AppendResult:
+    def _send(self, messages: Sequence[Message], numbers: Sequence[int], reason: str | None) -> AppendResult:
         sent_ms = self._clock.lease_ms()
-        own, offsets = self._append(messages, numbers)
+        own, offsets = self._append(messages, numbers, reason)
         outcomes = self._rationalizer.read_past(own)
         found = [None if at is None else outcomes[number].get(at) for number, at in zip(numbers, offsets, strict=True)]
         return AppendResult(sent_ms, messages, offsets, found)
 
     def _append(
-        self, messages: Sequence[Message], numbers: Sequence[int]
+        self, messages: Sequence[Message], numbers: Sequence[int], reason: str | None = None
     ) -> tuple[dict[int, dict[int, OwnRecord]], list[int | None]]:
         """Append records; return the acknowledged ones by coordination partition and log offset, and each log offset.
 
@@ -117,10 +120,10 @@ class Sender:
         if not messages:
             return {}, []
         self._rationalizer.require_unchanged()
-        records = [Append(number, render(message)) for number, message in zip(numbers, messages, strict=True)]
+        records = [Append(number, render(message), reason) for number, message in zip(numbers, messages, strict=True)]
         acks = self._rationalizer.log.append(records)
         own: dict[int, dict[int, OwnRecord]] = {}
-        for (number, value), message, (offset, _) in zip(records, messages, acks, strict=True):
+        for (number, value, _), message, (offset, _) in zip(records, messages, acks, strict=True):
             if offset is not None:
                 # If two records were acknowledged at one offset, one of them is lost. `read_past` compares the values.
                 own.setdefault(number, {}).setdefault(offset, (message, value))

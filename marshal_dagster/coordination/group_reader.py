@@ -132,7 +132,7 @@ class GroupReader:
         until_s = self.paused_until_s()
         if until_s is not None:
             raise GroupPausedError(
-                f"{paused_group_text(self.member.group, until_s, repr(self.group.paused_by))}; resume it with "
+                f"{paused_group_text(self.member.group, until_s, self.group.pause_origin)}; resume it with "
                 "`marshal-dagster resume`, or wait"
             )
 

@@ -35,6 +35,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
+from marshal_dagster.protocol.pause_reason import REASON_HEADER, decode_reason, encode_reason
 from marshal_dagster.protocol.state import OffsetBounds
 
 READ_BATCH: Final = 2_000
@@ -46,6 +47,8 @@ _SHORT_PART: Final = 0.2
 
 This is less than the margin of a lease.
 """
+Headers = list[tuple[str, str | bytes | None]]
+_PAUSE: Final = b"ReleaseGroup/"
 _POSITION_LOST: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 _PASSING: Final = clients.HARMLESS_TO_A_READER | {
@@ -156,12 +159,15 @@ class KafkaLog:
         """Sort messages by partition. A partition's end moves the position too, as an offset may have no record."""
         records: defaultdict[int, list[tuple[int, int, bytes | None]]] = defaultdict(list)
         sender_timed: defaultdict[int, set[int]] = defaultdict(set)
+        reasons: defaultdict[int, dict[int, str]] = defaultdict(dict)
         ends: dict[int, int] = {}
         for message in messages:
             error = message.error()
             if error is None:
-                offset, (timestamp_type, timestamp_ms) = message.offset(), message.timestamp()
-                records[message.partition()].append((offset, timestamp_ms, message.value()))
+                offset, (timestamp_type, timestamp_ms), value = message.offset(), message.timestamp(), message.value()
+                records[message.partition()].append((offset, timestamp_ms, value))
+                if value is not None and value.startswith(_PAUSE) and (reason := _reason_of(message)) is not None:
+                    reasons[message.partition()][offset] = reason
                 if timestamp_type != TIMESTAMP_LOG_APPEND_TIME:
                     sender_timed[message.partition()].add(offset)
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name
@@ -173,7 +179,7 @@ class KafkaLog:
             after = read[-1][0] + 1 if read else 0
             position = max(self._positions[partition], after, ends.get(partition, 0))
             self._positions[partition] = position
-            yield Chunk(partition, read, position, sender_timed.get(partition, ()))
+            yield Chunk(partition, read, position, sender_timed.get(partition, ()), reasons.get(partition, {}))
 
     def _judge(self, error: KafkaError, partition: int) -> None:
         """Raise for an error, unless it is temporary or does not concern a reader by position."""
@@ -201,9 +207,12 @@ class KafkaLog:
         return [ack or unanswered for ack in acks]
 
     def _produce(self, producer: Producer, records: Sequence[Append], acks: list[Ack | None]) -> None:
-        for index, (partition, value) in enumerate(records):
+        for index, (partition, value, reason) in enumerate(records):
+            headers: Headers = [] if reason is None else [(REASON_HEADER, encode_reason(reason))]
             try:
-                producer.produce(self.topic, value, partition=partition, on_delivery=partial(_note, acks, index))
+                producer.produce(
+                    self.topic, value, partition=partition, headers=headers, on_delivery=partial(_note, acks, index)
+                )
             except (BufferError, KafkaException) as error:
                 acks[index] = Ack(None, str(error))
 
@@ -273,6 +282,12 @@ class KafkaLog:
                 unsent = producer.flush(_SLICE_S)
         if unsent:
             self.purge()
+
+
+def _reason_of(message: Message) -> str | None:
+    """Return the reason in the headers of a pause."""
+    headers: Any = message.headers() or ()
+    return decode_reason(next((value for name, value in headers if name == REASON_HEADER), None))
 
 
 def _note(acks: list[Ack | None], index: int, error: KafkaError | None, message: Message) -> None:

@@ -29,6 +29,8 @@ class Append(NamedTuple):
 
     partition: int
     value: bytes
+    reason: str | None = None
+    """Why a group is paused, for people; see `marshal_dagster.protocol.pause_reason`."""
 
 
 class Ack(NamedTuple):
@@ -48,6 +50,8 @@ class Chunk(NamedTuple):
     """The next offset to read."""
     sender_timed: Collection[int] = ()
     """Offsets of records that have their sender's timestamp, not the broker's (`LogAppendTime`)."""
+    reasons: Mapping[int, str] = {}
+    """The reason that the record at an offset gives for a pause, for people."""
 
 
 class PositionLostError(Exception):

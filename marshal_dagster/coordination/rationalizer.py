@@ -375,6 +375,7 @@ class Rationalizer:
                 self._apply(world, chunk.records, own[chunk.partition], outcomes[chunk.partition])
             else:
                 world.apply_many(chunk.records)
+            _keep_reasons(world, chunk)
             if self._unread_own.get(chunk.partition):
                 self._note_own(chunk)
             world.next_offset = chunk.position
@@ -446,6 +447,16 @@ class Rationalizer:
                 ahead_ms / 1_000,
             )
         self._is_clock_reported = is_ahead
+
+
+def _keep_reasons(world: PartitionWorld, chunk: Chunk) -> None:
+    """Keep the reasons of the pauses in a chunk that was applied."""
+    if not chunk.reasons:
+        return
+    for offset, _, value in chunk.records:
+        reason = chunk.reasons.get(offset)
+        if reason is not None:
+            world.keep_pause_reason(value, reason)
 
 
 def sender_timed_error(topic: str, where: tuple[int, int]) -> TimestampTypeError:

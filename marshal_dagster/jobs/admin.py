@@ -26,7 +26,7 @@ from pydantic import Field
 from marshal_dagster.admin.group_settings import GroupSettingsAdmin
 from marshal_dagster.admin.import_positions import PositionImporter, PositionSourceOptions
 from marshal_dagster.admin.log_access import LOOKING_MS
-from marshal_dagster.admin.pause import GroupPauser
+from marshal_dagster.admin.pause import GroupPauser, require_reason
 from marshal_dagster.admin.position_spec import TargetOptions, partitions_of
 from marshal_dagster.admin.reprocess import plans_finder
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
@@ -78,6 +78,10 @@ class PauseConfig(ResumeConfig):
         default=None, description="End of the pause: ISO 8601 with time zone, such as 2026-01-31T18:00:00Z."
     )
     duration: str | None = Field(default=None, description="Duration of the pause, such as 90s, 30m, 2h or 1d12h.")
+    reason: str | None = Field(
+        default=None,
+        description="Why, in one line of at most 200 characters. Every reader of the log sees it: no secrets.",
+    )
 
 
 class SettingsConfig(AdminConfig):
@@ -492,7 +496,8 @@ def _pause(action: AdminAction, config: PauseConfig) -> TableMetadataValue:
             pauser.require_future(until_s, "until")
         else:
             until_s = pauser.end_after(duration_s(config.duration or "", "duration"))
-        return pause_table(pauser.preview(until_s) if config.dry_run else pauser.pause(until_s))
+        why = require_reason(config.reason, "reason")
+        return pause_table(pauser.preview(until_s, why) if config.dry_run else pauser.pause(until_s, why))
 
 
 def _resume(action: AdminAction, config: ResumeConfig) -> TableMetadataValue:

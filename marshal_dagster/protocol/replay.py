@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from marshal_dagster.protocol.pause_reason import is_reason
 from marshal_dagster.protocol.state import DataPartitionId, Key, Range
 from marshal_dagster.protocol.world import World
 
@@ -24,6 +25,8 @@ class StoredRecord:
     offset: int
     timestamp_ms: int
     value: bytes | None
+    reason: str | None = None
+    """The reason that the header of a pause gives, for people."""
 
 
 def parse_lines(lines: Iterable[str]) -> Iterator[StoredRecord]:
@@ -63,7 +66,9 @@ def _parse_line(number: int, line: str) -> StoredRecord:
     if "value" not in fields or not isinstance(value, str | None):
         raise MalformedLogError(f"line {number}: 'value' is missing, or is neither text nor null; expected {form}")
     encoded = None if value is None else encode_value(value)
-    return StoredRecord(fields["partition"], fields["offset"], fields["timestamp"], encoded)
+    reason = fields.get("reason")
+    known = reason if isinstance(reason, str) and is_reason(reason) else None
+    return StoredRecord(fields["partition"], fields["offset"], fields["timestamp"], encoded, known)
 
 
 def encode_value(text: str) -> bytes:
@@ -87,7 +92,7 @@ def render_record(record: StoredRecord) -> str:
     """Return one record as the JSON line that `parse_lines` parses."""
     value = decode_value(record.value)
     fields = {"partition": record.partition, "offset": record.offset, "timestamp": record.timestamp_ms, "value": value}
-    return json.dumps(fields)
+    return json.dumps(fields if record.reason is None else fields | {"reason": record.reason})
 
 
 def summary(world: World) -> dict[str, Any]:

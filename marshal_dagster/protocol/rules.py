@@ -261,6 +261,7 @@ def plan(event: Event[ClaimingMessages]) -> Notes:
 def pause(event: Event[ReleaseGroup]) -> Notes:
     event.group.paused_until_s = event.message.expiry_s
     event.group.paused_by = event.message.instance
+    event.group.pause_client, event.group.pause_reason = event.message.client, None
     return ()
 
 

@@ -23,7 +23,7 @@ No content of a record raises an exception: the reader skips a snapshot that it 
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -44,6 +44,7 @@ from marshal_dagster.protocol.messages import (
     settings_of,
     settings_text,
 )
+from marshal_dagster.protocol.pause_reason import is_reason
 from marshal_dagster.protocol.rules import RecordNote, Refusal
 from marshal_dagster.protocol.state import RANGES, Group, Key, Owner, Phase, Range
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld
@@ -353,6 +354,7 @@ def _rows(world: PartitionWorld) -> Iterator[object]:
             "settings": settings_text(group.settings) if group.settings_accepted else None,
             "paused_until_s": group.paused_until_s,
             "paused_by": group.paused_by,
+            **_pause_texts(group),
         }
         topic = None
         for (named, partition), key in sorted(group.keys.items()):
@@ -362,6 +364,12 @@ def _rows(world: PartitionWorld) -> Iterator[object]:
             state = (key.offset, key.plan_end, key.plan_attempts, key.generation, key.data_topic_id, key.last_beat_ms)
             ranges = (list(map(_range_row, key.ranges)),) if world.had_ranges else ()
             yield (partition, *state, *ranges, *(key.owner or ()))
+
+
+def _pause_texts(group: Group) -> dict[str, str]:
+    """Return the optional fields of a group, which are for people. An older reader does not look at them."""
+    texts = {"pause_client": group.pause_client, "pause_reason": group.pause_reason}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _range_row(each: Range) -> tuple[object, ...]:
@@ -445,7 +453,14 @@ def _read_group(row: dict[str, Any], defaults: GroupSettings) -> Group:
         accepted,
         None if row["paused_until_s"] is None else _whole_number(row["paused_until_s"]),
         None if row["paused_by"] is None else _name(row["paused_by"]),
+        pause_client=_optional(row.get("pause_client"), is_name),
+        pause_reason=_optional(row.get("pause_reason"), is_reason),
     )
+
+
+def _optional(text: Any, is_valid: Callable[[str], bool]) -> str | None:  # noqa: ANN401 - any JSON value
+    """Return a text that only people read, or None if it is missing or not valid."""
+    return text if isinstance(text, str) and is_valid(text) else None
 
 
 def _read_key(row: list[Any], *, with_ranges: bool) -> Key:

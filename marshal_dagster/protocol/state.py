@@ -140,6 +140,15 @@ class Key:
         self.generation = generation
 
 
+class PauseOrigin(NamedTuple):
+    """Who paused a group, and why. It is for people; no rule uses the client and the reason."""
+
+    instance: str | None
+    """The instance that sent the pause; None for one that is only planned."""
+    client: str | None = None
+    reason: str | None = None
+
+
 def enables_ranges(settings: GroupSettings) -> bool:
     """Return whether a group with these settings may claim ranges.
 
@@ -167,6 +176,22 @@ class Group:
     """The instance that sent that pause."""
     keys: dict[DataPartitionId, Key] = field(default_factory=dict)
     """The group's keys in this coordination partition."""
+    pause_client: str | None = field(default=None, compare=False)
+    """The client id of `paused_by`, for people; None if it is not known. No rule uses it."""
+    pause_reason: str | None = field(default=None, compare=False)
+    """Why the group was paused, for people; None if no reason is known. No rule uses it."""
+
+    @property
+    def pause_origin(self) -> "PauseOrigin | None":
+        """Who sent the last pause, and why; None if there was none."""
+        if self.paused_by is None:
+            return None
+        return PauseOrigin(self.paused_by, self.pause_client, self.pause_reason)
+
+    def copy_pause(self, group: "Group") -> None:
+        """Take over the last pause of `group`."""
+        self.paused_until_s, self.paused_by = group.paused_until_s, group.paused_by
+        self.pause_client, self.pause_reason = group.pause_client, group.pause_reason
 
     @property
     def is_go(self) -> bool:

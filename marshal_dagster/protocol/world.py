@@ -25,6 +25,7 @@ from marshal_dagster.protocol.messages import (
     InvalidMessage,
     Mark,
     Message,
+    ReleaseGroup,
     RuleSet,
     coordination_partition,
     parse,
@@ -173,6 +174,15 @@ class PartitionWorld:
         if type(message) not in GROUP_MESSAGES and not self.is_home_of(message.topic):
             return self._count_invalid(Invalid.MISPLACED)
         return self._judge(message, offset, log_time_ms, value)
+
+    def keep_pause_reason(self, value: bytes | None, reason: str) -> None:
+        """Keep the reason of a record that was applied, if it is the group's last pause. It changes nothing else."""
+        message = parse(value)
+        if not isinstance(message, ReleaseGroup):
+            return
+        group = self.groups.get(message.group)
+        if group is not None and (group.paused_by, group.paused_until_s) == (message.instance, message.expiry_s):
+            group.pause_reason = reason
 
     def apply_many(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
         """Apply records, given as (offset, timestamp in ms, value), in order. The result is the same as by `apply`.

@@ -13,7 +13,8 @@ from dagster import Config
 from pydantic import Field
 
 from marshal_dagster._internal.texts import first_few
-from marshal_dagster.protocol.state import Key, Phase, Range
+from marshal_dagster.coordination.pause_text import origin_text
+from marshal_dagster.protocol.state import Key, PauseOrigin, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs.names import run_of
 
@@ -135,5 +136,6 @@ def why_paused(world: World, group: str, topic: str, wall_ms: int) -> str | None
     now_ms = max(world.partition_of(topic).log_time_ms or 0, wall_ms)
     if state.paused_until_s is not None and state.is_paused(now_ms):
         left_s = state.paused_until_s - now_ms / 1_000
-        return f"group {group!r} is paused by {state.paused_by!r}, for {left_s:.0f} s more: no runs are requested"
+        by = origin_text(state.pause_origin or PauseOrigin(None))
+        return f"group {group!r} is paused by {by}, for {left_s:.0f} s more: no runs are requested"
     return None

@@ -113,6 +113,8 @@ class MemoryBroker:
         self._records: list[list[tuple[int, int, bytes | None]]] = [[] for _ in range(self._partitions)]
         self.sender_timed: list[set[int]] = [set() for _ in range(self._partitions)]
         """The offsets of records with the sender's timestamp, for each coordination partition."""
+        self.reasons: list[dict[int, str]] = [{} for _ in range(self._partitions)]
+        """The reason that the record at an offset gives for a pause, for each coordination partition."""
         self._starts = [0] * self._partitions
         self._ends = [0] * self._partitions
 
@@ -129,13 +131,16 @@ class MemoryBroker:
             )
         return self._identity
 
-    def append(self, partition: int, value: bytes | None, timestamp_ms: int | None = None) -> int:
+    def append(
+        self, partition: int, value: bytes | None, timestamp_ms: int | None = None, reason: str | None = None
+    ) -> int:
         """Append a record.
 
         Args:
             partition: The coordination partition.
             value: The record's value; None is a tombstone.
             timestamp_ms: The record's timestamp in Unix milliseconds; by default the broker's time.
+            reason: The reason of a pause, which its header has.
 
         Returns:
             The record's offset.
@@ -146,6 +151,8 @@ class MemoryBroker:
             self._records[partition].append((offset, at_ms, value))
             if self.is_sender_timed:
                 self.sender_timed[partition].add(offset)
+            if reason is not None:
+                self.reasons[partition][offset] = reason
             self._ends[partition] = offset + 1
             return offset
 
@@ -184,6 +191,7 @@ class MemoryBroker:
             self._starts[partition] = min(self._starts[partition], end)
             self._ends[partition] = end
             self.sender_timed[partition] = {offset for offset in self.sender_timed[partition] if offset < end}
+            self.reasons[partition] = {at: text for at, text in self.reasons[partition].items() if at < end}
 
     def bounds(self, partition: int) -> OffsetBounds:
         """Return the present start and end offset of a coordination partition.
@@ -274,7 +282,8 @@ class MemoryLog:
                 raise PositionLostError(partition)
             self._positions[partition] = bounds.end
             records = self.broker.records(partition, position, bounds.end)
-            yield Chunk(partition, records, bounds.end, self.broker.sender_timed[partition])
+            sender_timed, reasons = self.broker.sender_timed[partition], self.broker.reasons[partition]
+            yield Chunk(partition, records, bounds.end, sender_timed, reasons)
             if bounds.end < end:
                 raise UnavailableError(
                     f"coordination partition {partition} ends at offset {bounds.end}; offset {end} was never appended"
@@ -293,7 +302,7 @@ class MemoryLog:
     def _append(self, record: Append) -> Ack:
         try:
             if record.partition < self.identity().partitions:
-                return Ack(self.broker.append(record.partition, record.value))
+                return Ack(self.broker.append(record.partition, record.value, reason=record.reason))
         except TopicNotFoundError as missing:
             return Ack(None, str(missing))
         return Ack(None, f"the coordination topic has no partition {record.partition}")

@@ -7,6 +7,7 @@ import pytest
 from marshal_dagster.admin.group_writer import TRIES
 from marshal_dagster.admin.paused_change import LONGEST_SETTING_S
 from marshal_dagster.admin.settings_change import SettingsChanger
+from marshal_dagster.coordination.pause_text import origin_text
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
     ConfigurationError,
@@ -127,10 +128,13 @@ def test_a_pause_in_force_is_put_back(site: Site) -> None:
     operator = operator_on(site)
     until_s = site.clock.wall_ms() // 1_000 + 10 * LONGEST_SETTING_S
     site.owner_of(0, at=50).release()
-    operator.pause(until_s)
+    operator.pause(until_s, "the database moves")
     operator.set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
     assert site.key(0).offset == 10
-    assert site.world().group_of(GROUP, TOPIC).paused_until_s == until_s
+    group = site.world().group_of(GROUP, TOPIC)
+    assert (group.paused_until_s, group.pause_reason) == (until_s, "the database moves")
+    assert group.pause_origin is not None
+    assert origin_text(group.pause_origin) == "ops, who restored it after a change (reason: the database moves)"
 
 
 @pytest.mark.parametrize("ahead_s", [-7_200, 600])

@@ -121,7 +121,9 @@ def test_each_refusal_has_its_reason_and_what_caused_it() -> None:
         "the partition (no member does)."
     )
     story.pause()
-    assert story.tell("ClaimingPartition", by=OTHER).endswith("the group is paused (until 2026-01-31 18:11:13Z).")
+    assert story.tell("ClaimingPartition", by=OTHER).endswith(
+        "the group is paused (until 2026-01-31 18:11:13Z, by jane@host)."
+    )
 
 
 def test_a_pause_its_change_and_its_end() -> None:
@@ -133,6 +135,19 @@ def test_a_pause_its_change_and_its_end() -> None:
         "2026-01-31 18:10:02Z."
     )
     assert story.tell("ReleaseGroup", 0, by=OPERATOR, client="jane@host") == "jane@host resumed group etl."
+
+
+def test_the_reason_of_a_pause_is_shown_with_it_and_with_what_it_refuses() -> None:
+    """A reason comes from the header of the pause; the next record about the pause has none."""
+    story = Story()
+    value = f"ReleaseGroup/0/1/{OPERATOR}/jane@host/etl//0/{START_MS // 1_000 + 600}".encode()
+    record = StoredRecord(0, story.world.next_offset, story.at_ms, value, "the database moves")
+    assert sentence(judge(story.world, record)) == (
+        "jane@host paused group etl until 2026-01-31 18:10:00Z (for 9 min 59 s), because: the database moves."
+    )
+    assert story.tell("ClaimingPartition").endswith("by jane@host (reason: the database moves)).")
+    story.pause()
+    assert story.tell("ClaimingPartition").endswith("by jane@host).")
 
 
 def test_an_operator_sets_a_position_and_another_topic() -> None:

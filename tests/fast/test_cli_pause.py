@@ -63,7 +63,7 @@ def test_a_group_is_paused_and_resumed(site: Site, capsys: pytest.CaptureFixture
     assert now_s + 2 * HOUR_S <= until_s <= site.clock.wall_ms() // 1_000 + 2 * HOUR_S + 1
     (row,) = answer.out.splitlines()[2:]
     assert row.startswith("0-3                      not paused  paused until ")
-    assert " by operator." in row
+    assert row.endswith(f" by {operator_name()}")
     answer = act(capsys, "resume", GROUP)
     assert (answer.code, answer.err) == (0, "")
     assert paused_until(site) == {None}
@@ -190,3 +190,34 @@ def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("socket.gethostname", lambda: "pod")
     monkeypatch.setattr("os.getuid", lambda: 4_711)
     assert operator_name() == "4711@pod"
+
+
+@pytest.mark.usefixtures("site")
+def test_a_reason_stays_with_its_pause(capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason and the sender stay with the pause until the next record about it."""
+    why = "the database moves"
+    answer = act(capsys, "pause", GROUP, "--for", "2h", "--reason", f" {why} ")
+    assert answer.out.rstrip().endswith(f" by {operator_name()} (reason: {why})")
+    shown = act(capsys, "pause", GROUP, "--for", "3h", "--json").json["coordination_partitions"]
+    assert {(row["before"]["paused_by_client"], row["before"]["pause_reason"]) for row in shown} == {
+        (operator_name(), why)
+    }
+    assert {row["after"]["pause_reason"] for row in shown} == {None}
+
+
+def test_a_dry_run_shows_the_reason_and_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table is the one that the pause would show."""
+    answer = act(capsys, "pause", GROUP, "--for", "2h", "--reason", "why not", "--dry-run")
+    assert "(reason: why not)" in answer.out
+    assert paused_until(site) == {None}
+
+
+@pytest.mark.parametrize("reason", ["two\nlines", "x" * 201, "\x1b[31mred"])
+def test_a_reason_that_no_record_can_carry_is_refused(
+    site: Site, capsys: pytest.CaptureFixture[str], reason: str
+) -> None:
+    """Nothing is written."""
+    answer = act(capsys, "pause", GROUP, "--for", "2h", "--reason", reason)
+    assert answer.code == 2
+    assert "--reason: the reason of a pause must be one line of at most 200 visible characters" in answer.error
+    assert paused_until(site) == {None}

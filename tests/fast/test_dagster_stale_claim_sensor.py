@@ -799,7 +799,7 @@ def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
     watch.die()
     watch.scene.pause((_now_ms() - watch.scene.clock.wall_ms()) // 1_000 + 100, "ops.7")
     told = watch.skipped()
-    assert told.startswith(f"group '{GROUP}' is paused by 'ops.7', for ")
+    assert told.startswith(f"group '{GROUP}' is paused by ops, for ")
     assert 90 <= int(told.split("for ")[1].split(" s")[0]) <= 101
 
 

@@ -118,6 +118,18 @@ class LogPort:
         assert log.offsets_at([0, 1], 1_000) == {0: 0, 1: 0}
         assert log.offsets_at([0, 1], after_ms) == {}
 
+    def test_the_reason_of_a_pause_is_read_with_it(self, house: House) -> None:
+        """It is a header of that record; other records have none."""
+        log = house.open()
+        log.follow({0: 0})
+        log.append([Append(0, b"ReleaseGroup/1", "the database moves"), Append(0, b"ReleaseGroup/2"), Append(0, b"c")])
+
+        reasons: dict[int, str] = {}
+        for chunk in log.read_until({0: 3}, WITHIN_S):
+            reasons.update(chunk.reasons)
+
+        assert reasons == {0: "the database moves"}
+
     def test_reading_goes_on_where_it_ended(self, house: House) -> None:
         """Each record is read once. The next read returns only newer records."""
         log = house.open()

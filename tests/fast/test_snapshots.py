@@ -257,6 +257,37 @@ def test_rows_of_ones_own_are_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("texts", "kept"),
+    [
+        ({}, (None, None)),
+        ({"pause_client": "jane@host", "pause_reason": "moving"}, ("jane@host", "moving")),
+        ({"pause_client": "a/b", "pause_reason": "two\nlines"}, (None, None)),
+        ({"pause_client": 5, "pause_reason": ["x"], "later": 1}, (None, None)),
+    ],
+)
+def test_who_paused_a_group_and_why_is_optional(texts: dict[str, object], kept: tuple[str | None, str | None]) -> None:
+    """Only people read it, so a snapshot without it, or with what is not valid, is used all the same."""
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
+    restored = read(rendered([HEAD, {**GROUP, **texts}, TOPIC, KEY], world), world).world
+    assert restored is not None
+    group = restored.groups["g"]
+    assert (group.paused_by, group.pause_client, group.pause_reason) == ("i", *kept)
+
+
+def test_the_reason_of_a_pause_is_in_a_snapshot_as_long_as_there_is_one() -> None:
+    """A resumed group keeps its sender, and has no reason any more."""
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
+    for offset, (expiry_s, reason) in enumerate(((10, "moving"), (0, None))):
+        value = f"ReleaseGroup/0/1/ops.1/jane@host/g//0/{expiry_s}".encode()
+        world.apply(offset, 5, value)
+        if reason is not None:
+            world.keep_pause_reason(value, reason)
+        text = b"".join(record.value or b"" for record in render(world, TOPIC_ID, "s"))
+        assert (b'"pause_reason":"moving"' in text) == (reason is not None)
+        assert b'"pause_client":"jane@host"' in text
+
+
+@pytest.mark.parametrize(
     "rows",
     [
         [],
