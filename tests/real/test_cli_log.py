@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,11 +23,12 @@ from marshal_dagster.protocol.messages import (
     Heartbeat,
     Message,
     ReleaseGroup,
+    ReleasingPartition,
     coordination_partition,
     render,
 )
 from tests.cli import COMMAND, REPOSITORY, Answer, environ, start
-from tests.conditions import WITHIN_S
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.test_coordination_topic import alter
 from tests.topics import grow
@@ -170,6 +172,49 @@ def test_tail_follows_until_it_is_interrupted(connection: KafkaConnection, kafka
         assert process.stdout.readline().endswith("refused: the partition has a live owner\n")
         process.send_signal(signal.SIGINT)
         assert process.wait(WITHIN_S) == 130
+        assert process.stderr.read() == ""
+
+
+def test_the_exporter_serves_a_log_until_it_is_terminated(
+    connection: KafkaConnection,
+    kafka: str,
+    coordination_topic: str,
+    topic: MakeTopic,
+    fill: Callable[[str, int, int], None],
+) -> None:
+    """It serves owner, lag and retention of a real topic, and follows the log. SIGTERM ends it with exit code 0."""
+    data = topic(2)
+    fill(data, 2, 20)
+    write(connection, coordination_topic, message(ClaimingPartition, data), message(Heartbeat, data, offset=3))
+    environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
+    process = subprocess.Popen(
+        [*COMMAND, "exporter", "--json", "--listen", "0", "--interval", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ(environment),
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        address = json.loads(process.stdout.readline())["listen"]
+
+        def has(line: str) -> Callable[[], bool]:
+            def is_served() -> bool:
+                with urllib.request.urlopen(f"http://{address}/metrics", timeout=WITHIN_S) as answer:
+                    return line in answer.read().decode().splitlines()
+
+            return is_served
+
+        place = f'group="g",topic="{data}"'
+        wait_until(has(f"marshal_topic_lag_records{{{place}}} 17.0"), "the lag is served")
+        assert has(f'marshal_topic_claims{{freshness="fresh",{place}}} 1.0')()
+        assert has(f'marshal_partition_claimed{{group="g",partition="0",topic="{data}"}} 1.0')()
+        assert has(f"marshal_topic_retention_margin_records{{{place}}} 0.0")()
+        write(connection, coordination_topic, message(ReleasingPartition, data, offset=3))
+        wait_until(has(f'marshal_topic_claims{{freshness="fresh",{place}}} 0.0'), "the release is served")
+        process.terminate()
+        assert process.wait(WITHIN_S) == 0
         assert process.stderr.read() == ""
 
 
