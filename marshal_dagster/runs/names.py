@@ -19,6 +19,8 @@ TOPIC_TAG: Final = "marshal/topic"
 """Tag of a run, job or op: the data topic."""
 OUTCOME_TAG: Final = "marshal/outcome"
 """Tag of a run: its outcome (`ExecutionOutcome`)."""
+TIMELINE_TAG: Final = "marshal/timeline"
+"""Tag of a run that repeats a dead run's work: the command that draws what happened before."""
 
 
 ASSET_KEY_TAG: Final = "marshal/asset_key"

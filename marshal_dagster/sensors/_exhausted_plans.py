@@ -133,12 +133,16 @@ _COLUMNS: Final[Sequence[Column[ExhaustedPlan]]] = (
 )
 
 
-def evaluation(key: AssetCheckKey, group: str, plans: Sequence[ExhaustedPlan]) -> AssetCheckEvaluation:
-    """Return the evaluation of the check: failed if there are exhausted plans, with a table of up to 100."""
+def evaluation(key: AssetCheckKey, group: str, plans: Sequence[ExhaustedPlan], timeline: str) -> AssetCheckEvaluation:
+    """Return the evaluation of the check: failed if there are exhausted plans, with a table of up to 100.
+
+    `timeline` is the command that draws what happened.
+    """
     metadata: dict[str, Any] = {"group": group, "partitions_given_up": len(plans)}
     description = "There are no exhausted plans."
     if plans:
         metadata["given_up"] = table(_COLUMNS, plans[:_MOST_SHOWN])
+        metadata["timeline"] = timeline
         description = (
             f"The sensor requests no more runs for {len(plans)} partitions or ranges: an operator must act. The table "
             "shows what to do."

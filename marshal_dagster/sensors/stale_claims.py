@@ -48,7 +48,7 @@ from marshal_dagster.runs.abandoned_work import (
     why_paused,
 )
 from marshal_dagster.runs.announcements import announced_ranges
-from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name
+from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, TIMELINE_TAG, sensor_name
 from marshal_dagster.sensors._cursor import Cursor
 from marshal_dagster.sensors._dropped_ranges import DroppedRangeWatcher, KeysView
 from marshal_dagster.sensors._exhausted_plans import (
@@ -70,12 +70,15 @@ from marshal_dagster.sensors._run_history import (
     previous_runs,
     request_tags,
 )
+from marshal_dagster.timeline.shell_command import timeline_command
 
 if TYPE_CHECKING:
     from marshal_dagster.assets.decorator import DagsterMarshalTranslator
 
 _MOST_REPORTED: Final = 1_000
 _MOST_LOGGED: Final = 1_000
+_TRIED_WITHIN_S: Final = 3_600
+"""The picture of an exhausted plan begins this long ago, because the log of its attempts is not searched."""
 
 
 class Grouping(StrEnum):
@@ -379,7 +382,8 @@ class _Tick:
             self._add_reason(f"{later} partitions of {target.topic!r} wait for the next tick")
         for bundle in bundles[:room]:
             self.requests.append(self._request(target, bundle, previous))
-            self.context.log.info("requesting a run for %s", listed(bundle))
+            drawn = self._timeline_command(target.topic, bundle, previous.now_s)
+            self.context.log.info("requesting a run for %s; `%s` draws what happened", listed(bundle), drawn)
 
     def _bundles(self, wanted: Sequence[AbandonedPartition], previous: PreviousRuns) -> list[list[AbandonedPartition]]:
         """Return the partitions of each run to request.
@@ -441,7 +445,8 @@ class _Tick:
         key = exhausted_plans_check_key(self.group, topic, self.translator)
         state = digest(key, plans)
         if cursor.checked.get(topic) != state:
-            self.events.append(evaluation(key, self.group, plans))
+            drawn = timeline_command(self.group, topic, round((time.time() - _TRIED_WITHIN_S) * 1_000))
+            self.events.append(evaluation(key, self.group, plans, drawn))
             cursor.checked[topic] = state
         if self.on_exhausted_plans is None:
             cursor.alerted.pop(topic, None)
@@ -472,8 +477,16 @@ class _Tick:
             run_key=f"{self.group}/{target.topic}/{what}.{next_key(self.context.instance, name)}",
             job_name=target.job,
             run_config={"ops": {target.op: {"config": config}}},
-            tags=request_tags(self.group, target.topic, STALE_CLAIM, name, previous.now_s),
+            tags={
+                **request_tags(self.group, target.topic, STALE_CLAIM, name, previous.now_s),
+                TIMELINE_TAG: self._timeline_command(target.topic, bundle, previous.now_s),
+            },
         )
+
+    def _timeline_command(self, topic: str, partitions: Sequence[AbandonedPartition], now_s: float) -> str:
+        """Return the command that draws the picture from before the last heartbeat of the owner that died first."""
+        silent_s = max(left.silent_s or 0.0 for left in partitions)
+        return timeline_command(self.group, topic, round((now_s - silent_s) * 1_000))
 
 
 def _as_run_config(left: AbandonedPartition) -> dict[str, object]:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, cast
 
 import dagster as dg
@@ -235,6 +236,10 @@ def test_a_stale_owner_is_asked_for_in_one_run(watch: Watch) -> None:
     assert request.job_name == "redo"
     named = {name: request.tags[name] for name in ("marshal/group", "marshal/topic", "marshal/reason")}
     assert named == {"marshal/group": GROUP, "marshal/topic": TOPIC, "marshal/reason": "stale claim"}
+    command = f"marshal-dagster timeline --group {GROUP} --topic {TOPIC} --since "
+    assert request.tags["marshal/timeline"].startswith(command)
+    since = datetime.fromisoformat(request.tags["marshal/timeline"].removeprefix(command))
+    assert 600 < time.time() - since.timestamp() < 1_200
     config = _config(request)
     assert (config["partitions"], config["max_batches"]) == ([0, 1, 2], 1)
     assert [ExpectedKeyState(**seen) for seen in config["seen"]] == [
@@ -582,6 +587,7 @@ def test_what_is_given_up_fails_a_check_once_and_passes_it_when_it_is_mended(wat
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.ERROR
     table = cast("dg.TableMetadataValue", check.metadata["given_up"])
+    assert str(check.metadata["timeline"].value).startswith(f"marshal-dagster timeline --group {GROUP}")
     (row,) = [record.data for record in table.records]
     assert (row["partition"], row["offset"], row["plan_end"], row["attempts"]) == (0, 0, 10, 2)
     assert row["last_run"] == watch.instance.get_runs(limit=1)[0].run_id
