@@ -1,7 +1,8 @@
 """Short texts in messages: lists and run ids."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 from typing import Final
 
 
@@ -9,6 +10,11 @@ def first_few(items: Sequence[object], most: int, separator: str = ", ") -> str:
     """Join the first `most` of `items`, followed by the number of those left out."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return separator.join(map(str, items[:most])) + more
+
+
+def nearest_first(wanted: str, names: Iterable[str]) -> list[str]:
+    """Return `names` with those first that are most like `wanted`."""
+    return sorted(names, key=lambda name: (-SequenceMatcher(None, wanted.lower(), name.lower()).ratio(), name))
 
 
 def run_text(name: str) -> str:

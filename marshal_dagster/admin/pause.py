@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from marshal_dagster._internal.texts import first_few
+from marshal_dagster._internal.texts import first_few, nearest_first
 from marshal_dagster.admin.go_groups import has_native_settings, require_pause_allowed
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.paused_change import RESUMED_S
@@ -186,7 +186,7 @@ def require_known(world: World, group: str, otherwise: str) -> None:
 
 
 def unknown_group(world: World, group: str) -> str:
-    """Return the message that the log has no record of this group, with the names of those that it has."""
-    names = group_names(world)
+    """Return the message that the log has no record of this group, with those that it has, the most similar first."""
+    names = nearest_first(group, group_names(world))
     shown = first_few(list(map(repr, names)), _SHOWN)
     return f"the log has no group {group!r}{f'; it has {shown}' if names else ' and no other group'}"

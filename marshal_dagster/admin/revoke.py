@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Final
 
+from marshal_dagster._internal.texts import first_few, nearest_first
 from marshal_dagster.admin.log_access import LogUser, require_certain
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.coordination.claimer import Claimer
@@ -11,11 +13,15 @@ from marshal_dagster.coordination.claims import Member, new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import CoordinationLogChangedError
+from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError
 from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 from marshal_dagster.protocol.staleness import Freshness, freshness
 from marshal_dagster.protocol.state import Group, Key, Owner
 from marshal_dagster.protocol.world import World
+
+LEAST_PREFIX: Final = 4
+"""How many characters of an owner's id are enough to name it."""
+_SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,21 +136,34 @@ class ClaimRevoker(LogUser):
 
 
 def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range] | None = None) -> Sequence[HeldClaim]:
-    """Return the claims of the owner `named`, which is an instance id or the run id with which that begins.
+    """Return the claims of the owner `named`.
 
-    `partitions` limits the result to these partitions.
+    Args:
+        named: Its instance id, the run id with which that begins, or the first characters of either, at least four.
+        claims: All claims.
+        partitions: Only the claims of these partitions.
+
+    Raises:
+        ConfigurationError: several owners' ids begin with `named`.
     """
-    return [
-        claim
-        for claim in claims
-        if named in {claim.owner.instance, claim.owner.instance.rpartition(".")[0]}
-        and (partitions is None or any(claim.partition in run for run in partitions))
-    ]
+    claims = list(claims)
+    found = [claim for claim in claims if named in {claim.owner.instance, _run_of(claim)}]
+    if not found and len(named) >= LEAST_PREFIX:
+        found = [claim for claim in claims if claim.owner.instance.startswith(named)]
+        owners = list(dict.fromkeys(map(_run_of, found)))
+        if len(owners) > 1:
+            shown = first_few(list(map(repr, owners)), _SHOWN)
+            raise ConfigurationError(f"the ids of several owners begin with {named!r}: {shown}. Give more characters")
+    return [claim for claim in found if partitions is None or any(claim.partition in run for run in partitions)]
+
+
+def _run_of(claim: HeldClaim) -> str:
+    return claim.owner.instance.rpartition(".")[0] or claim.owner.instance
 
 
 def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
     """Return the message that the owner `named` has no claim in the selected partitions, with all owners."""
-    owners = ", ".join(dict.fromkeys(repr(claim.owner.instance) for claim in held)) or "none"
+    owners = ", ".join(map(repr, nearest_first(named, {claim.owner.instance for claim in held}))) or "none"
     return f"{named!r} has no claim of topic {topic!r} in the selected partitions; the topic's owners: {owners}"
 
 

@@ -20,6 +20,7 @@ _STALE_FOR_MS: Final = 120_000
 """A claim that is stale for longer than this needs an operator, because no sensor and no run has taken it over."""
 _LONG_PAUSE_MS: Final = 86_400_000
 _MOST_SHOWN: Final = 10
+_MOST_LINES: Final = 15
 
 
 def plans_of(view: WorldView) -> list[OpenPlan]:
@@ -36,6 +37,17 @@ def exhausted_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -
     if others := plans[_MOST_SHOWN:]:
         lines.append(f"exhausted: {len(others)} more plans; {retry_commands(others)}")
     return lines
+
+
+def urgent_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[output.Line]:
+    """Return what needs a person, the most urgent first, in 15 lines at most."""
+    lines = [output.styled(line, "bold red") for line in exhausted_lines(view, max_attempts)]
+    lines += [output.styled(line, "yellow") for line in other_lines(view, max_attempts)]
+    if len(lines) <= _MOST_LINES:
+        return lines
+    left = len(lines) - _MOST_LINES + 1
+    more = f"Left out: {left} more that need a person; `marshal-dagster status --json` has all"
+    return [*lines[: _MOST_LINES - 1], output.styled(more, "yellow")]
 
 
 def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[dict[str, Any]]:

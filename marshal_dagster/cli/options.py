@@ -26,6 +26,7 @@ BootstrapServers = Annotated[
     str | None,
     typer.Option(
         "--bootstrap-servers",
+        "--bootstrap-server",
         "-b",
         metavar="HOST:PORT,...",
         help="Brokers to connect to first (default: MARSHAL_BOOTSTRAP_SERVERS). MARSHAL_... variables set the rest.",

@@ -36,7 +36,7 @@ class RevokeOptions(LogOptions):
             "--instance",
             "-i",
             metavar="ID",
-            help="The owner's instance id, or the run id that it begins with.",
+            help="The owner's instance id or run id, or the first characters of it, such as 5b1c0d3e.",
             show_default=False,
         ),
     ]
@@ -53,7 +53,7 @@ class RevokeOptions(LogOptions):
     "alive is fenced: its next heartbeat or commit is refused. In a group that Go consumers share, claims cannot be "
     "revoked. Another instance takes each partition at its offset and releases it; a live Go owner takes it back with "
     "its next heartbeat. The exit code is 1 if not all claims were taken.",
-    "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e --dry-run",
+    "revoke flights flights --instance 5b1c0d3e --dry-run",
     "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e.0f1e2d3c4b5a --partitions 0-3",
 )
 def revoke(options: RevokeOptions) -> ExitCode:

@@ -1,13 +1,6 @@
 """`top`: watch the owners, lag and progress of partitions. It only reads."""
 
-import os
-import select
-import sys
-import termios
-import time
-import tty
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -15,37 +8,39 @@ import typer
 
 from marshal_dagster.admin.texts import utc_to_second
 from marshal_dagster.cli import output, world_tables
-from marshal_dagster.cli.attention import exhausted_json, exhausted_lines
+from marshal_dagster.cli.attention import exhausted_json, urgent_lines
 from marshal_dagster.cli.command import command, command_group
-from marshal_dagster.cli.options import DataLogOptions, MaxAttempts, OnlyGroup, OnlyTopic, finite
+from marshal_dagster.cli.options import DataLogOptions, MaxAttempts, OnlyGroup, OnlyTopic
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.position_rates import PositionRates
+from marshal_dagster.cli.watching import INTERVAL_S, Interval, problem_line, watch_on_screen
 from marshal_dagster.cli.world_reader import WorldReader, open_world_reader
 from marshal_dagster.cli.world_view import (
     GroupOverview,
     KeyOverview,
+    PartitionLag,
     ViewFilter,
     WorldView,
     listed,
     to_json,
 )
 from marshal_dagster.coordination.pause_text import pause_end_text
-from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.protocol.staleness import Freshness
 from marshal_dagster.protocol.state import Owner
 
-_GROUPS: Final = ("group", "#owners", "#partitions", "#held", "#stale", "#lag", "#per second", "paused")
+_GROUPS: Final = ("group", "#owners", "#partitions", "#held", "#stale", "#lag", "#behind", "#/s", "paused")
 _KEYS: Final = (
     "group",
     "partition",
     world_tables.ASSIGNED,
     "owner",
-    "last heartbeat",
+    "heartbeat",
     "#offset",
     "#plan end",
     "#lag",
-    "#per second",
+    "#behind",
+    "#/s",
 )
 _LEAST_ROWS: Final = 3
 _MS: Final = 1_000
@@ -67,18 +62,7 @@ def top(
     *,
     group: OnlyGroup = None,
     topic: OnlyTopic = None,
-    interval: Annotated[
-        float,
-        typer.Option(
-            "--interval",
-            "-i",
-            metavar="SECONDS",
-            callback=finite,
-            min=0.1,
-            max=3_600,
-            help="Time between two readings.",
-        ),
-    ] = 2.0,
+    interval: Interval = INTERVAL_S,
     once: Annotated[bool, typer.Option("--once", help="Show the state once, and exit.")] = False,
     max_attempts: MaxAttempts = DEFAULT_MAX_ATTEMPTS,
     options: DataLogOptions,
@@ -99,15 +83,14 @@ def top(
             title = f"{options.coordination_topic}, every {interval:g} s, q ends"
             first = watched.look()  # an error is reported before the screen is taken
             reader.require_topic(first)
-            with _keyboard() as is_ended, output.screen() as fill:
-                watch(
-                    first,
-                    watched.look,
-                    lambda view, problem: fill(
-                        lambda lines: page(view, watched.rates, title, problem, lines, max_attempts=max_attempts)
-                    ),
-                    lambda: is_ended(interval),
-                )
+            watch_on_screen(
+                first,
+                watched.look,
+                lambda view, problem, lines: page(
+                    view, watched.rates, title, problem, lines, max_attempts=max_attempts
+                ),
+                interval,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,51 +107,6 @@ class TopReader:
         return view
 
 
-def watch(
-    view: WorldView,
-    look: Callable[[], WorldView],
-    show: Callable[[WorldView, str | None], None],
-    wait: Callable[[], bool],
-) -> None:
-    """Show `view`, then call `look` and show its result until `wait` returns true.
-
-    If Kafka cannot be reached, that is shown above the last view. Raises `MarshalError` for any other error.
-    """
-    problem = None
-    while True:
-        show(view, problem)
-        if wait():
-            return
-        try:
-            view, problem = look(), None
-        except UnavailableError as error:
-            problem = str(error)
-
-
-@contextmanager
-def _keyboard() -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits for some seconds, or until `q` is pressed, and returns whether it was."""
-    if not sys.stdin.isatty():
-        yield lambda seconds: _is_ended([], seconds)
-        return
-    keys = sys.stdin.fileno()
-    before = termios.tcgetattr(keys)
-    tty.setcbreak(keys)
-    try:
-        yield lambda seconds: _is_ended([keys], seconds)
-    finally:
-        termios.tcsetattr(keys, termios.TCSADRAIN, before)
-
-
-def _is_ended(keyboards: list[int], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while (left_s := deadline - time.monotonic()) > 0:
-        for keys in select.select(keyboards, [], [], left_s)[0]:
-            if os.read(keys, 1) in {b"q", b"Q", b""}:
-                return True
-    return False
-
-
 def page(
     view: WorldView,
     rates: PositionRates,
@@ -180,9 +118,8 @@ def page(
 ) -> Iterator[str | Line | Table]:
     """Yield the groups, then as many keys as fit into `lines`. If not all fit, the most urgent are shown."""
     head = [output.styled(output.utc(view.at_ms) + (f"  {title}" if title else ""), "bold")]
-    if problem is not None:
-        head.append(output.styled(f"Kafka cannot be reached, so this is an older state: {problem}", "bold red"))
-    head += [output.styled(line, "bold red") for line in exhausted_lines(view, max_attempts)]
+    head += problem_line(problem)
+    head += urgent_lines(view, max_attempts)
     if view.observed:
         head.append(output.styled(f"only observed: coordination partitions {listed(view.observed)}", "yellow"))
     yield from head
@@ -196,7 +133,7 @@ def page(
     shown = keys if len(keys) <= room else sorted(keys, key=lambda key: _urgency(key[1]))[: room - 1]
     yield world_tables.key_table([row for group, key in shown for row in _key_rows(group, key, view, rates)], _KEYS)
     if len(shown) < len(keys):
-        yield f"{len(keys) - len(shown)} more with less lag; --group and --topic show fewer"
+        yield f"Left out: {len(keys) - len(shown)} more with less lag; --group and --topic show fewer"
 
 
 def _urgency(key: KeyOverview) -> tuple[bool, int]:
@@ -217,6 +154,7 @@ def _owners(key: KeyOverview) -> list[Owner]:
 
 def _group_row(group: GroupOverview, rates: PositionRates) -> list[str | Line]:
     lags = [key.lag.records for key in group.keys if key.lag is not None and key.lag.records is not None]
+    ages = [key.lag.age_ms for key in group.keys if key.lag is not None and key.lag.age_ms is not None]
     moved = [rates.per_second(group.name, key.place) for key in group.keys]
     known = [per_second for per_second in moved if per_second is not None]
     stale = sum(map(_is_stale, group.keys))
@@ -232,6 +170,7 @@ def _group_row(group: GroupOverview, rates: PositionRates) -> list[str | Line]:
         str(sum(bool(_owners(key)) for key in group.keys)),
         output.styled(str(stale), "bold red") if stale else "0",
         output.number(sum(lags) if lags else None),
+        world_tables.behind_text(PartitionLag(records=max(ages, default=0), age_ms=max(ages, default=None))),
         _rate_text(sum(known) if known else None),
         paused,
     ]
@@ -239,7 +178,7 @@ def _group_row(group: GroupOverview, rates: PositionRates) -> list[str | Line]:
 
 def _key_rows(group: str, key: KeyOverview, view: WorldView, rates: PositionRates) -> Iterator[world_tables.Row]:
     first, *ranges = world_tables.key_rows(key, view.at_ms)
-    yield {"group": group, **first, "#per second": _rate_text(rates.per_second(group, key.place))}
+    yield {"group": group, **first, "#/s": _rate_text(rates.per_second(group, key.place))}
     yield from ({"group": group, **row} for row in ranges)
 
 

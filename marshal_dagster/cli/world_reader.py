@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from marshal_dagster._internal.texts import nearest_first
 from marshal_dagster.admin.pause import group_names
 from marshal_dagster.cli.assignments import AssignmentCache
 from marshal_dagster.cli.connections import connection_of, data_connection_of, open_reader
@@ -21,13 +22,16 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.kafka.record_times import record_ages
 from marshal_dagster.kafka.topic_names import require_topic_name
+from marshal_dagster.protocol.world import World
 
 _UNKNOWN: Final[Mapping[type[MarshalError], LagUnknownReason]] = {
     TopicNotFoundError: LagUnknownReason.NO_TOPIC,
     AuthorizationError: LagUnknownReason.NOT_ALLOWED,
     UnavailableError: LagUnknownReason.UNAVAILABLE,
 }
+_SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class WorldReader:
         world = self.rationalizer.catch_up()
         at_ms = self.clock.wall_ms()
         data = read_data_topics(self.topics, data_places(world, self.wanted))
+        add_ages(self.topics, data, world, self.wanted, at_ms)
         assigned = self.assignments.of([name for name in group_names(world) if self.wanted.has_group(name)])
         return world_view(world, at_ms=at_ms, data=data, assigned=assigned, wanted=self.wanted)
 
@@ -54,8 +59,13 @@ class WorldReader:
         Raises `AuthorizationError`, `UnavailableError`.
         """
         topic = self.wanted.topic
-        if topic is not None and topic not in data_places(view.world):
+        if topic is None or topic in (known := data_places(view.world)):
+            return
+        try:
             self.topics.describe(topic)
+        except TopicNotFoundError as error:
+            names = ", ".join(map(repr, nearest_first(topic, known)[:_SHOWN]))
+            raise TopicNotFoundError(f"{error}; the log has the topics {names}" if names else str(error)) from None
 
 
 @contextmanager
@@ -90,3 +100,17 @@ def read_data_topics(topics: Topics, places: Mapping[str, set[int]]) -> dict[str
         except tuple(_UNKNOWN) as error:
             found[topic] = DataTopicEnds(unknown=next(why for kind, why in _UNKNOWN.items() if isinstance(error, kind)))
     return found
+
+
+def add_ages(topics: Topics, data: dict[str, DataTopicEnds], world: World, wanted: ViewFilter, at_ms: int) -> None:
+    """Add to each data topic in `data` how old the first unread record of each key is, as far as Kafka answers."""
+    unread: dict[str, set[tuple[int, int]]] = {}
+    for group, (topic, partition), _, key in world.keys():  # noqa: SIM118 - no mapping
+        end = (data[topic].ends or {}).get(partition, 0) if topic in data else 0
+        if wanted.has_group(group) and key.offset is not None and key.offset < end:
+            unread.setdefault(topic, set()).add((partition, key.offset))
+    for topic, places in unread.items():
+        try:
+            data[topic] = replace(data[topic], ages_ms=record_ages(topics, topic, places, at_ms))
+        except tuple(_UNKNOWN):
+            continue

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from marshal_dagster.admin.texts import settings_text, utc_to_second
+from marshal_dagster.admin.texts import owner_text, settings_text, utc_to_second
 from marshal_dagster.cli import output
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.world_view import (
@@ -23,17 +23,10 @@ from marshal_dagster.protocol.state import Owner, Phase
 
 ASSIGNED: Final = "assigned to"
 """The column that is shown only if a coordinator leads a group."""
-_COLUMNS: Final = (
-    "partition",
-    ASSIGNED,
-    "owner",
-    "last heartbeat",
-    "#offset",
-    "#plan end",
-    "#lag",
-    "#epoch",
-    "#generation",
-)
+COLUMNS: Final = ("partition", ASSIGNED, "owner", "heartbeat", "#offset", "#plan end", "#lag", "#behind")
+"""The columns of a group's keys. `behind` is the lag in time."""
+WIDE_COLUMNS: Final = (*COLUMNS, "#epoch", "#generation", "instance")
+_LAG_COLUMNS: Final = frozenset({"#lag", "#behind"})
 _MAY_FOLD: Final = frozenset({"group", "partition", ASSIGNED, "owner"})
 _STYLES: Final[Mapping[Freshness, str]] = {
     Freshness.FRESH: "green",
@@ -47,13 +40,13 @@ Row = Mapping[str, str | Line]
 """The cells of a row by column."""
 
 
-def overview(view: WorldView) -> Iterator[str | Line | Table]:
-    """Yield a few lines about the log, then each group with its keys."""
+def overview(view: WorldView, columns: Sequence[str] = COLUMNS) -> Iterator[str | Line | Table]:
+    """Yield a few lines about the log, then each group with these columns of its keys."""
     yield from _log(view)
     if not view.groups:
         yield view.nothing
     for group in view.groups:
-        yield from _group(group, view.at_ms)
+        yield from _group(group, view.at_ms, columns)
 
 
 def key_rows(key: KeyOverview, at_ms: int | None) -> Iterator[Row]:
@@ -67,6 +60,7 @@ def key_rows(key: KeyOverview, at_ms: int | None) -> Iterator[Row]:
         "#offset": output.number(state.offset),
         "#plan end": _plan_text(state.plan_end, state.plan_attempts),
         "#lag": _lag_text(key.lag or PartitionLag()),
+        "#behind": behind_text(key.lag or PartitionLag()),
         "#generation": str(state.generation),
     }
     for part in key.ranges:
@@ -108,7 +102,7 @@ def _distance(log_time_ms: int, at_ms: int | None) -> str:
     return f" ({output.duration(at_ms - log_time_ms)} {'ago' if log_time_ms <= at_ms else 'ahead of this clock'})"
 
 
-def _group(group: GroupOverview, at_ms: int | None) -> Iterator[str | Line | Table]:
+def _group(group: GroupOverview, at_ms: int | None, columns: Sequence[str]) -> Iterator[str | Line | Table]:
     yield ""
     yield output.styled(f"Group {group.name}", "bold")
     by_default = "" if group.settings_accepted else f" ({NO_SETTINGS})"
@@ -121,8 +115,8 @@ def _group(group: GroupOverview, at_ms: int | None) -> Iterator[str | Line | Tab
         yield output.styled(f"  half written: {difference}", _WARNING)
     if group.keys:
         has_lag = any(key.lag is not None for key in group.keys)
-        columns = [column for column in _COLUMNS if has_lag or column != "#lag"]
-        yield key_table([row for key in group.keys for row in key_rows(key, at_ms)], columns)
+        shown = [column for column in columns if has_lag or column not in _LAG_COLUMNS]
+        yield key_table([row for key in group.keys for row in key_rows(key, at_ms)], shown)
 
 
 def _owner_cells(owner: Owner | None, last_heartbeat: LastHeartbeat | None) -> Row:
@@ -133,8 +127,9 @@ def _owner_cells(owner: Owner | None, last_heartbeat: LastHeartbeat | None) -> R
         text = f"{last_heartbeat.freshness}, {output.duration(last_heartbeat.silent_ms)}"
         heartbeat = output.styled(text, _STYLES[last_heartbeat.freshness])
     return {
-        "owner": f"{owner.instance} ({owner.client})",
-        "last heartbeat": heartbeat,
+        "owner": owner_text(owner),
+        "instance": owner.instance,
+        "heartbeat": heartbeat,
         "#epoch": output.number(owner.epoch),
     }
 
@@ -148,7 +143,14 @@ def _assignee_text(assignee: Assignee | None, at_ms: int | None) -> str:
 
 
 def _plan_text(end: int | None, attempts: int) -> str:
-    return output.NOTHING if end is None else f"{end} ({attempts} attempt{'' if attempts == 1 else 's'})"
+    if end is None:
+        return output.NOTHING
+    return f"{end}, try {attempts + 1}" if attempts else str(end)
+
+
+def behind_text(lag: PartitionLag) -> str:
+    """Return the lag in time: how old the first unread record is."""
+    return output.NOTHING if lag.age_ms is None or not lag.records else output.duration(lag.age_ms)
 
 
 def _lag_text(lag: PartitionLag) -> str | Line:

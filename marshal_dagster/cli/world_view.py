@@ -6,7 +6,7 @@ present ends, and the member that each partition is assigned to. `world_tables` 
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -37,6 +37,8 @@ class DataTopicEnds:
 
     topic_id: str | None = None
     ends: Mapping[int, int] | None = None
+    ages_ms: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """About how old the record at a partition and offset is, in ms, as far as that is known."""
     unknown: LagUnknownReason | None = None
 
 
@@ -47,6 +49,8 @@ class PartitionLag:
     end: int | None = None
     records: int | None = None
     unknown: LagUnknownReason | None = None
+    age_ms: int | None = None
+    """About how old the first unread record is, in ms; 0 if there is none, and None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +262,7 @@ def _added(key: KeyOverview) -> dict[str, Any]:
         "freshness": None if key.last_heartbeat is None else key.last_heartbeat.freshness,
         "data_end": lag.end,
         "lag": lag.records,
+        "lag_ms": lag.age_ms,
         "lag_unknown": lag.unknown,
     }
     if key.assigned is None:
@@ -386,4 +391,5 @@ def _lag(key: Key, partition: int, topic: DataTopicEnds) -> PartitionLag:
         return PartitionLag(end, unknown=LagUnknownReason.NO_OFFSET)
     if key.offset > end:
         return PartitionLag(end, unknown=LagUnknownReason.BEYOND_END)
-    return PartitionLag(end, end - key.offset)
+    age_ms = 0 if key.offset == end else topic.ages_ms.get((partition, key.offset))
+    return PartitionLag(end, end - key.offset, age_ms=age_ms)

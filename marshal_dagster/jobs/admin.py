@@ -110,7 +110,9 @@ class PartitionsConfig(AdminConfig):
 class RevokeConfig(PartitionsConfig):
     """The run config of `build_revoke_job`."""
 
-    instance: str = Field(description="The dead owner: an instance id, or the run id with which it begins.")
+    instance: str = Field(
+        description="The dead owner: its instance id or run id, or the first characters of it, such as 5b1c0d3e."
+    )
 
 
 class PositionsConfig(PartitionsConfig):

@@ -168,3 +168,20 @@ def test_revocations_are_written_as_the_groups_members_write(
     monkeypatch.setattr(revoke, "open_reader", open_reader)
     assert act(capsys, *REVOKE, owner.member.instance, "--yes").code == 0
     assert asked[-1] == HI_MS
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=str)
+def test_the_first_characters_of_an_owner_are_enough(
+    site: Site, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    """They must fit one owner only, and be at least four."""
+    for number, instance in enumerate(("5b1c0d3e-8f6a.1", "5b1c77aa-8f6a.1")):
+        claimer = site.claimer(instance=instance)
+        claimer.ensure_group_settings()
+        claimer.claim([number])
+    ambiguous = act(capsys, *REVOKE, "5b1c", "--yes", *more)
+    assert ambiguous.code == 2
+    assert "several owners begin with '5b1c': '5b1c0d3e-8f6a', '5b1c77aa-8f6a'. Give more" in ambiguous.error
+    assert act(capsys, *REVOKE, "5b1").code == 1
+    assert act(capsys, *REVOKE, "5b1c0", "--yes", *more).code == 0
+    assert (site.owner(0), site.owner(1)) == ("5b1c0d3e-8f6a.1" if more else None, "5b1c77aa-8f6a.1")

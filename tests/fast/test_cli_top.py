@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.cli import attention, output, top, world_reader
+from marshal_dagster.cli import attention, output, top, watching, world_reader
 from marshal_dagster.cli.position_rates import WINDOW_S, PositionRates
 from marshal_dagster.cli.top import TopReader
 from marshal_dagster.cli.world_reader import WorldReader
@@ -63,20 +63,10 @@ def test_it_is_seen_who_works_on_what_and_how_fast(
     answer = act(capsys, "top", "--interval", 4)
     assert (answer.code, answer.err) == (0, "")
     lines = [line.split() for line in answer.out.splitlines()]
-    assert lines[2] == [GROUP, "1", "1", "1", "0", "30", "10.0", "-"]
-    assert lines[5] == [
-        GROUP,
-        "orders/0",
-        owner.member.instance,
-        "(client1)",
-        "fresh,",
-        "4",
-        "s",
-        "70",
-        "-",
-        "30",
-        "10.0",
-    ]
+    assert lines[2] == [GROUP, "1", "1", "1", "0", "30", "391", "d", "6", "h", "10.0", "-"]
+    assert " ".join(lines[5]) == (
+        f"{GROUP} orders/0 {owner.member.instance} (client1) fresh, 4 s 70 - 30 391 d 6 h 10.0"
+    )
 
 
 def test_one_look_as_json_has_what_status_has_and_more(
@@ -147,7 +137,7 @@ def test_of_many_exhausted_plans_ten_have_a_line_of_their_own(site: Site, monkey
 def test_a_log_without_groups_is_watched(site: Site) -> None:
     """The page is shown until the log has groups."""
     assert shown(reader_of(site).look()).splitlines()[1] == "The log has no group."
-    assert shown(reader_of(site, wanted=ViewFilter("other")).look()).splitlines()[1] == "The log has no group 'other'."
+    assert shown(reader_of(site, wanted=ViewFilter("other")).look()).splitlines()[2] == "The log has no group 'other'."
 
 
 def test_a_broker_that_goes_away_is_one_line(site: Site) -> None:
@@ -164,7 +154,7 @@ def test_a_broker_that_goes_away_is_one_line(site: Site) -> None:
             return False
         return True
 
-    top.watch(watched.look(), watched.look, lambda view, problem: pages.append(shown(view, problem=problem)), wait)
+    watching.watch(watched.look(), watched.look, lambda view, problem: pages.append(shown(view, problem=problem)), wait)
     assert ["the broker does not answer" in page for page in pages] == [False, True, True, False]
     assert {page.count("orders/0") for page in pages} == {1}
     assert len({len(page.splitlines()) for page in pages[1:3]}) == 1
@@ -177,7 +167,7 @@ def test_an_error_that_does_not_pass_by_itself_ends_it(site: Site) -> None:
         raise CoordinationLogChangedError("re-created")
 
     with pytest.raises(CoordinationLogChangedError):
-        top.watch(reader_of(site).look(), look, lambda *_: None, lambda: False)
+        watching.watch(reader_of(site).look(), look, lambda *_: None, lambda: False)
 
 
 def test_a_position_that_was_set_is_no_rate(site: Site) -> None:

@@ -1,0 +1,112 @@
+"""`lag`: show how far each group is behind in each partition, in offsets and in time."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from marshal_dagster.admin.pause import group_names, unknown_group
+from marshal_dagster.cli import output, world_tables
+from marshal_dagster.cli.command import command, command_group
+from marshal_dagster.cli.options import DataLogOptions, OnlyGroup, OnlyTopic
+from marshal_dagster.cli.output import Line, Table
+from marshal_dagster.cli.watching import INTERVAL_S, Interval, Watch, problem_line, watch_on_screen
+from marshal_dagster.cli.world_reader import open_world_reader
+from marshal_dagster.cli.world_view import GroupOverview, KeyOverview, PartitionLag, ViewFilter, WorldView
+
+_COLUMNS: Final = ("group", "partition", "#position", "#end", "#lag", "#behind", "owner", "heartbeat")
+_LEAST_ROWS: Final = 3
+
+app = command_group("Show how far groups are behind.")
+
+
+@command(
+    app,
+    "lag",
+    "Show how far groups are behind. For each group, topic and partition it shows the position, the end of the "
+    "partition, the number of unread offsets, how old the first of them is, and the owner. The largest lag comes "
+    "first. The age is found by timestamps, without reading a record, and may be 15 % too small.",
+    "lag",
+    "lag --group flights --watch",
+)
+def lag(
+    *,
+    group: OnlyGroup = None,
+    topic: OnlyTopic = None,
+    watch: Watch = False,
+    interval: Interval = INTERVAL_S,
+    options: DataLogOptions,
+) -> None:
+    """Read the log and the data topics' ends, and show the lag. Raises `MarshalError`."""
+    with open_world_reader(options, ViewFilter(group, topic), "marshal-dagster-lag") as reader:
+        view = reader.look()
+        reader.require_topic(view)
+        if watch and not options.as_json and output.is_terminal():
+            watch_on_screen(view, reader.look, _page, interval)
+            return
+    if options.as_json:
+        output.write_json({"at_ms": view.at_ms, "partitions": list(_json(view))})
+    else:
+        output.show(*_page(view))
+    if group is not None and group not in group_names(view.world):
+        output.write_note(unknown_group(view.world, group))
+
+
+def _page(view: WorldView, problem: str | None = None, lines: int | None = None) -> Iterator[str | Line | Table]:
+    """Yield a line for each group, then the partitions with the largest lag that fit into `lines`."""
+    head = [*problem_line(problem), *map(_summary, view.groups)]
+    yield from head
+    if not view.groups:
+        yield view.nothing
+        return
+    keys = sorted(((group.name, key) for group in view.groups for key in group.keys), key=_urgency)
+    room = len(keys) if lines is None else max(_LEAST_ROWS, lines - len(head) - 3)
+    shown = keys if len(keys) <= room else keys[: room - 1]
+    yield ""
+    yield Table(_COLUMNS, [_row(name, key, view.at_ms) for name, key in shown], may_fold={"group", "partition"})
+    if len(shown) < len(keys):
+        yield f"Left out: {len(keys) - len(shown)} more with less lag; --group and --topic show fewer"
+
+
+def _urgency(named: tuple[str, KeyOverview]) -> tuple[int, str, tuple[str, int]]:
+    """Return the sort key of a key: the largest lag first."""
+    name, key = named
+    return -((key.lag or PartitionLag()).records or 0), name, key.place
+
+
+def _summary(group: GroupOverview) -> Line:
+    lags = [key.lag for key in group.keys if key.lag is not None]
+    behind = [lag for lag in lags if lag.records]
+    oldest = max((lag.age_ms for lag in behind if lag.age_ms is not None), default=None)
+    text = f"Group {group.name}: {sum(lag.records or 0 for lag in behind)} unread"
+    text += f" in {len(behind)} of {len(lags)} partitions" if behind else ""
+    text += f", behind by {output.duration(oldest)}" if oldest else ""
+    unknown = sum(lag.unknown is not None for lag in lags)
+    return output.styled(text + (f"; the lag of {unknown} is not known" if unknown else ""), "bold")
+
+
+def _row(group: str, key: KeyOverview, at_ms: int | None) -> list[str | Line]:
+    cells, *_ = world_tables.key_rows(key, at_ms)
+    row: dict[str, str | Line] = {
+        **cells,
+        "group": group,
+        "#position": cells["#offset"],
+        "#end": output.number((key.lag or PartitionLag()).end),
+    }
+    return [row.get(column, output.NOTHING) for column in _COLUMNS]
+
+
+def _json(view: WorldView) -> Iterator[dict[str, Any]]:
+    for group in view.groups:
+        for key in group.keys:
+            owner, lag = key.key.owner, key.lag or PartitionLag()
+            yield {
+                "group": group.name,
+                "topic": key.place[0],
+                "partition": key.place[1],
+                "position": key.key.offset,
+                "end": lag.end,
+                "lag": lag.records,
+                "lag_ms": lag.age_ms,
+                "lag_unknown": lag.unknown,
+                "owner_instance": owner and owner.instance,
+                "owner_client": owner and owner.client,
+            }

@@ -1,0 +1,110 @@
+"""`lag`, and how old unread records are, on an in-memory log and a fake data topic."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from marshal_dagster._internal.texts import nearest_first
+from marshal_dagster.cli import lag, output, world_reader
+from marshal_dagster.cli.watching import problem_line
+from marshal_dagster.kafka.record_times import record_ages
+from tests.admin_fixtures import END, FakeTopics, act, at_work_on, site_now
+from tests.members import GROUP, TOPIC, Site
+
+MINUTE_MS = 60_000
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A group with two owned partitions, one of which is at its end."""
+    site = site_now()
+    site.owner_of(0, at=30)
+    site.owner_of(1, at=END)
+    at_work_on(site, monkeypatch, world_reader, topics=FakeTopics())
+    monkeypatch.setattr(world_reader, "SystemClock", lambda: site.clock)
+    return site
+
+
+@pytest.mark.usefixtures("site")
+def test_the_lag_is_shown_in_offsets_and_in_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """A group has a line of its own; the partition with the largest lag comes first."""
+    answer = act(capsys, "lag")
+    assert (answer.code, answer.err) == (0, "")
+    lines = [" ".join(line.split()) for line in answer.out.splitlines()]
+    assert lines[0].startswith(f"Group {GROUP}: {END - 30} unread in 1 of 2 partitions, behind by ")
+    assert lines[3].startswith(f"{GROUP} {TOPIC}/0 30 {END} {END - 30} ")
+    assert lines[3].endswith(" run1.0 (client1) fresh, 0 s")
+    assert lines[4].startswith(f"{GROUP} {TOPIC}/1 {END} {END} 0 - run2.0 (client2)")
+
+
+@pytest.mark.usefixtures("site")
+def test_the_lag_as_json_has_a_row_for_each_partition(capsys: pytest.CaptureFixture[str]) -> None:
+    """The age of the first unread record is in milliseconds; it is 0 where nothing is unread."""
+    first, second = act(capsys, "lag", "--json").json["partitions"]
+    assert (first["position"], first["end"], first["lag"], first["owner_instance"]) == (30, END, END - 30, "run1.0")
+    assert first["lag_ms"] > 0
+    assert (second["lag"], second["lag_ms"], second["lag_unknown"]) == (0, 0, None)
+
+
+@pytest.mark.usefixtures("site")
+def test_an_unknown_group_or_topic_is_reported_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    """The most similar name comes first."""
+    assert f"the log has no group 'elt'; it has '{GROUP}'" in act(capsys, "lag", "--group", "elt").err
+    answer = act(capsys, "lag", "--topic", "ordres")
+    assert (answer.code, f"the log has the topics '{TOPIC}'" in answer.error) == (5, True)
+
+
+@pytest.mark.usefixtures("site")
+def test_a_small_screen_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --watch the largest lags are shown, as many as fit."""
+    pages: list[list[str]] = []
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(
+        lag, "watch_on_screen", lambda view, _, page, __: pages.append(list(map(str, page(view, "gone", 5))))
+    )
+    from marshal_dagster.cli.main import run
+
+    assert run(["lag", "--watch", "-b", "somewhere:1"]) == 0
+    (page,) = pages
+    assert page[0] == str(problem_line("gone")[0])
+    assert [TOPIC in part for part in page].count(True) >= 1
+
+
+class Timed:
+    """A topic whose records have these timestamps, by partition."""
+
+    def __init__(self, **timestamps_ms: list[int]) -> None:
+        """Set the timestamps of partition p0, p1, and so on."""
+        self.timestamps_ms = {int(name[1:]): times for name, times in timestamps_ms.items()}
+        self.calls = 0
+
+    def offsets_at(self, _: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
+        """Return the first offset with that timestamp or a later one."""
+        self.calls += 1
+        found = {}
+        for number in partitions:
+            later = [offset for offset, time_ms in enumerate(self.timestamps_ms[number]) if time_ms >= at_ms]
+            if later:
+                found[number] = later[0]
+        return found
+
+
+@pytest.mark.parametrize("age_ms", [1_000, 45_000, 10 * MINUTE_MS, 26 * 60 * MINUTE_MS, 90 * 24 * 60 * MINUTE_MS])
+def test_the_age_of_a_record_is_found_without_reading_it(age_ms: int) -> None:
+    """It is at most a sixth too small, and takes a few look-ups."""
+    now_ms = 10**13
+    topics = Timed(p0=[now_ms - 2 * age_ms, now_ms - age_ms, now_ms - 1], p1=[now_ms - 3])
+    found = record_ages(topics, "t", {(0, 1), (1, 0)}, now_ms)  # type: ignore[arg-type]
+    assert age_ms / 1.16 <= found[0, 1] <= age_ms
+    assert found[1, 0] == 0
+    assert topics.calls < 20
+
+
+def test_the_nearest_name_comes_first() -> None:
+    """A typing error, a swapped letter and another case all find the right one."""
+    names = ["orders", "flights", "flight-delays", "payments"]
+    assert [nearest_first(wanted, names)[0] for wanted in ("ordres", "FLIGHTS", "fligt-delay")] == [
+        "orders",
+        "flights",
+        "flight-delays",
+    ]
