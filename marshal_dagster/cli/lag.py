@@ -1,4 +1,4 @@
-"""`lag`: show how far each group is behind in each partition, in offsets and in time."""
+"""`lag`: show the lag of each group in each partition, in offsets and in time."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -12,16 +12,16 @@ from marshal_dagster.cli.watching import INTERVAL_S, Interval, Watch, problem_li
 from marshal_dagster.cli.world_reader import open_world_reader
 from marshal_dagster.cli.world_view import GroupOverview, KeyOverview, PartitionLag, ViewFilter, WorldView
 
-_COLUMNS: Final = ("group", "partition", "#position", "#end", "#lag", "#behind", "owner", "heartbeat")
+_COLUMNS: Final = ("group", "partition", "#position", "#end", "#lag", "#lag time", "owner", "heartbeat")
 _LEAST_ROWS: Final = 3
 
-app = command_group("Show how far groups are behind.")
+app = command_group("Show the lag of groups.")
 
 
 @command(
     app,
     "lag",
-    "Show how far groups are behind. For each group, topic and partition it shows the position, the end of the "
+    "Show the lag of groups. For each group, topic and partition it shows the position, the end of the "
     "partition, the number of unread offsets, how old the first of them is, and the owner. The largest lag comes "
     "first. The age is found by timestamps, without reading a record, and may be 15 % too small.",
     "lag",
@@ -74,11 +74,11 @@ def _urgency(named: tuple[str, KeyOverview]) -> tuple[int, str, tuple[str, int]]
 
 def _summary(group: GroupOverview) -> Line:
     lags = [key.lag for key in group.keys if key.lag is not None]
-    behind = [lag for lag in lags if lag.records]
-    oldest = max((lag.age_ms for lag in behind if lag.age_ms is not None), default=None)
-    text = f"Group {group.name}: {sum(lag.records or 0 for lag in behind)} unread"
-    text += f" in {len(behind)} of {len(lags)} partitions" if behind else ""
-    text += f", behind by {output.duration(oldest)}" if oldest else ""
+    lagging = [lag for lag in lags if lag.records]
+    oldest = max((lag.age_ms for lag in lagging if lag.age_ms is not None), default=None)
+    text = f"Group {group.name}: {sum(lag.records or 0 for lag in lagging)} unread"
+    text += f" in {len(lagging)} of {len(lags)} partitions" if lagging else ""
+    text += f", the oldest for {output.duration(oldest)}" if oldest else ""
     unknown = sum(lag.unknown is not None for lag in lags)
     return output.styled(text + (f"; the lag of {unknown} is not known" if unknown else ""), "bold")
 

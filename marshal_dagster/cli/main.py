@@ -23,7 +23,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "doctor": "Check what a deployment needs.",
     "status": "Show the world state, by group and key.",
     "top": "Watch the owners, lag and progress of partitions.",
-    "lag": "Show how far groups are behind.",
+    "lag": "Show the lag of groups.",
     "tail": "Show the records of the coordination log.",
     "replay": "Show the world state that a stored log leads to.",
     "timeline": "Draw a timeline of claims, plans and commits.",

@@ -29,7 +29,7 @@ from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.protocol.staleness import Freshness
 from marshal_dagster.protocol.state import Owner
 
-_GROUPS: Final = ("group", "#owners", "#partitions", "#held", "#stale", "#lag", "#behind", "#/s", "paused")
+_GROUPS: Final = ("group", "#owners", "#partitions", "#held", "#stale", "#lag", "#lag time", "#/s", "paused")
 _KEYS: Final = (
     "group",
     "partition",
@@ -39,7 +39,7 @@ _KEYS: Final = (
     "#offset",
     "#plan end",
     "#lag",
-    "#behind",
+    "#lag time",
     "#/s",
 )
 _LEAST_ROWS: Final = 3
@@ -170,7 +170,7 @@ def _group_row(group: GroupOverview, rates: PositionRates) -> list[str | Line]:
         str(sum(bool(_owners(key)) for key in group.keys)),
         output.styled(str(stale), "bold red") if stale else "0",
         output.number(sum(lags) if lags else None),
-        world_tables.behind_text(PartitionLag(records=max(ages, default=0), age_ms=max(ages, default=None))),
+        world_tables.lag_time_text(PartitionLag(records=max(ages, default=0), age_ms=max(ages, default=None))),
         _rate_text(sum(known) if known else None),
         paused,
     ]

@@ -23,10 +23,10 @@ from marshal_dagster.protocol.state import Owner, Phase
 
 ASSIGNED: Final = "assigned to"
 """The column that is shown only if a coordinator leads a group."""
-COLUMNS: Final = ("partition", ASSIGNED, "owner", "heartbeat", "#offset", "#plan end", "#lag", "#behind")
-"""The columns of a group's keys. `behind` is the lag in time."""
+COLUMNS: Final = ("partition", ASSIGNED, "owner", "heartbeat", "#offset", "#plan end", "#lag", "#lag time")
+"""The columns of a group's keys. `lag time` is the age of the first unread record."""
 WIDE_COLUMNS: Final = (*COLUMNS, "#epoch", "#generation", "instance")
-_LAG_COLUMNS: Final = frozenset({"#lag", "#behind"})
+_LAG_COLUMNS: Final = frozenset({"#lag", "#lag time"})
 _MAY_FOLD: Final = frozenset({"group", "partition", ASSIGNED, "owner"})
 _STYLES: Final[Mapping[Freshness, str]] = {
     Freshness.FRESH: "green",
@@ -60,7 +60,7 @@ def key_rows(key: KeyOverview, at_ms: int | None) -> Iterator[Row]:
         "#offset": output.number(state.offset),
         "#plan end": _plan_text(state.plan_end, state.plan_attempts),
         "#lag": _lag_text(key.lag or PartitionLag()),
-        "#behind": behind_text(key.lag or PartitionLag()),
+        "#lag time": lag_time_text(key.lag or PartitionLag()),
         "#generation": str(state.generation),
     }
     for part in key.ranges:
@@ -148,7 +148,7 @@ def _plan_text(end: int | None, attempts: int) -> str:
     return f"{end}, try {attempts + 1}" if attempts else str(end)
 
 
-def behind_text(lag: PartitionLag) -> str:
+def lag_time_text(lag: PartitionLag) -> str:
     """Return the lag in time: how old the first unread record is."""
     return output.NOTHING if lag.age_ms is None or not lag.records else output.duration(lag.age_ms)
 
