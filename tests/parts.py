@@ -81,6 +81,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "quick_dagster",
         "run_in_memory",
         "telemetry",
+        "testing_example",
     ),
     "operators": ("admin*", "cli_*", "exporter*", "import_positions", "observability", "prometheus", "timeline*"),
     "outbox": ("cli_outbox", "dagster_outbox", "election*", "elector", "fault_*", "outbox*"),

@@ -141,7 +141,7 @@ def run_in_memory(
     claimed: Claimed,
     records: Mapping[str, Iterable[AnyRecord]] | None = None,
     *,
-    crash_at: CrashPoint | str | Sequence[CrashPoint | str] = (),
+    crash_at: CrashPoint | str | Sequence[CrashPoint | str] | None = None,
     attempts: int | None = None,
     partitions: int = 1,
     kafka: MemoryKafka | None = None,
@@ -217,10 +217,10 @@ def run_in_memory(
 
 
 def _crash_points(
-    crash_at: CrashPoint | str | Sequence[CrashPoint | str], attempts: int | None
+    crash_at: CrashPoint | str | Sequence[CrashPoint | str] | None, attempts: int | None
 ) -> list[CrashPoint | None]:
     """Return the crash point of each attempt."""
-    given = [crash_at] if isinstance(crash_at, str) else list(crash_at)
+    given = [crash_at] if isinstance(crash_at, str) else list(crash_at or ())
     unknown = [point for point in given if point not in set(CrashPoint)]
     if unknown:
         raise ConfigurationError(f"crash_at is {unknown[0]!r}; the crash points are {', '.join(CrashPoint)}")

@@ -83,6 +83,14 @@ def test_the_page_of_plain_python_shows_the_example() -> None:
     assert sorted(blocks) == sorted(path.read_text() for path in example.glob("*.py"))
 
 
+def test_the_page_of_tests_shows_the_example() -> None:
+    """The page contains the code location and its tests unchanged."""
+    page = (DOCS / "test-your-job.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    example = Path(__file__).parents[2] / "examples" / "testing"
+    assert sorted(blocks) == sorted(path.read_text() for path in example.glob("*.py"))
+
+
 def test_the_page_of_assets_shows_the_check_of_freshness() -> None:
     """The page contains the check unchanged."""
     path = Path(__file__).parents[2] / "examples" / "freshness" / "up_to_date.py"
