@@ -52,13 +52,16 @@ def test_what_a_worker_left_running_is_stopped() -> None:
     ("test", "scope"),
     [
         ("tests/real/test_admin.py::test_pause[1]", "tests/real/test_admin.py"),
-        ("tests/real/test_sink_kafka.py::TestKills::test_one", "tests/real/test_sink_kafka.py"),
+        ("tests/real/test_sink_kafka.py::TestKills::test_one", "sink_kafka"),
+        ("tests/real/test_sink_kafka_tasks.py::test_a_task", "sink_kafka"),
+        ("tests/real/test_sink_hadoop.py::test_checkpoints", "HDFS"),
+        ("tests/real/test_takeover_sinks.py::test_a_member", "HDFS"),
         ("tests/real/faults/test_faults.py::test_a_group", "tests/real/faults"),
         ("tests/real/faults/test_outbox_faults.py::test_an_outbox", "tests/real/faults"),
         ("tests/fast/test_docs.py::test_page", "tests/fast/test_docs.py"),
     ],
 )
-def test_files_of_a_folder_run_in_one_worker(test: str, scope: str) -> None:
-    """Files of a folder within `tests/real` share services. Every other file may run in any worker."""
+def test_files_with_the_same_services_run_in_one_worker(test: str, scope: str) -> None:
+    """These are the files of a folder within `tests/real`, of a sink, and of HDFS."""
     scheduling = FolderScheduling.__new__(FolderScheduling)
     assert scheduling._split_scope(test) == scope

@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parent
 LONG = {f"test_{name}.py" for name in ("outbox_end_to_end", "security", "sink_delta", "sink_formats", "sink_hadoop")}
 LONG |= {f"test_{name}.py" for name in ("sink_kafka", "spark_cluster", "spark_connect", "takeover_sinks")}
 """Files that take a minute or more each and that sort late by name. Those of a folder run first too."""
+WITH_HDFS = {"test_sink_hadoop.py", "test_takeover_sinks.py"}
 
 
 def pytest_configure() -> None:
@@ -49,11 +50,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class FolderScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types
-    """Gives each file to one worker, and the files of a folder within `tests/real`, which share services, too."""
+    """Gives the files that need the same services to one worker (`group_of`)."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = Path(str(super()._split_scope(nodeid)))
-        return str(file.parent if file.parent.parent.name == FOLDER.name else file)
+        return group_of(Path(str(super()._split_scope(nodeid))))
+
+
+def group_of(file: Path) -> str:
+    """Return the name of the files that one worker runs, because each worker starts its own services.
+
+    These are the files of a folder within `tests/real`, and those of a sink, whose names begin alike. What Spark does
+    for the first time in a session costs several times as much as what follows.
+    """
+    if file.parent.parent.name == FOLDER.name:
+        return str(file.parent)
+    if file.name in WITH_HDFS:
+        return "HDFS"
+    words = file.stem.split("_")
+    return "_".join(words[1:3]) if words[1] == "sink" else str(file)
 
 
 @pytest.hookimpl(optionalhook=True)
