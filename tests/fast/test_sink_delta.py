@@ -22,6 +22,7 @@ from marshal_dagster.sinks.delta import sink as delta_sink
 from marshal_dagster.sinks.delta.commit import Commit
 from marshal_dagster.sinks.delta.place import DeltaPlace, delta_place
 from marshal_dagster.sinks.delta.table import DeltaTable, alone_on_this_machine
+from marshal_dagster.sinks.delta.transaction import TableState, rows_of_one_partition
 from marshal_dagster.sinks.sink import Intervals
 from marshal_dagster.sinks.upsert_keys import Keys
 from tests.sink_conformance import shared
@@ -60,8 +61,40 @@ class FakeRows:
         return intervals(self.rows) if self.has_offsets else {}
 
 
+@dataclass(frozen=True)
+class FakeWritten:
+    """Rows that are not committed yet."""
+
+    table: "FakeTable"
+    rows: FakeRows
+    taken: Sequence[ClaimedRange]
+    written: Commit
+
+    @property
+    def counts(self) -> dict[int | None, int]:
+        """Rows by partition."""
+        return self.rows.counts
+
+    def commit(self) -> TableState:
+        """Commit, or raise if another commit has the number."""
+        self.table.commit(self.rows, self.taken, self.written, {})
+        if self.written.attempt not in {commit.attempt for commit in self.table.commits()}:
+            raise OSError("another commit was first")
+        return TableState(self.written.number, self.table.id)
+
+    def is_current(self) -> bool:
+        """Return whether the table has the id of the commit."""
+        return self.table.id == self.written.table_id
+
+    def discard(self) -> None:
+        """Do nothing."""
+
+
 class FakeTable:
     """A table in a SQLite file."""
+
+    writes_first = False
+    """Whether rows are written before they are committed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -76,8 +109,21 @@ class FakeTable:
     def reuse(self, known: object) -> None:
         """Do nothing: nothing is remembered."""
 
-    def known(self, attempt: str) -> None:
+    def known(self, commit: Commit, state: TableState | None = None) -> None:
         """Return that nothing is remembered."""
+
+    def known_unchanged(self, newest: Commit) -> None:
+        """Return that nothing is remembered."""
+
+    def written(
+        self, frame: "DataFrame", done: Sequence[int], taken: Sequence[ClaimedRange], before: Commit, commit: Commit
+    ) -> "FakeWritten | None":
+        """Write the rows without a commit, if this table can."""
+        newest = next(self.commits(), Commit())
+        if not self.writes_first or newest.number != before.number or self.table_id() != commit.table_id:
+            return None
+        with self.evaluated(frame, done) as rows:
+            return FakeWritten(self, rows, taken, commit)
 
     def refresh(self) -> None:
         """Do nothing: nothing is remembered."""
@@ -214,6 +260,20 @@ class DeltaTarget(Target):
             return database.execute('SELECT partition, "offset", value FROM result').fetchall()
 
 
+class WritingFirst(FakeTable):
+    """A table whose rows are written before they are committed."""
+
+    writes_first = True
+
+
+class WritingFirstTarget(DeltaTarget):
+    """A separate table, whose rows are written before they are committed."""
+
+    def sink(self) -> DeltaSink:
+        """Return the sink of another process."""
+        return FakeSink(self.table.path, WritingFirst(self.table.path))
+
+
 class UpsertTarget(DeltaTarget):
     """A separate table, in which each message has a key of its own."""
 
@@ -234,6 +294,12 @@ def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
     case.check(target)
 
 
+@pytest.mark.parametrize("case", ALL_CASES)
+def test_the_sink_conforms_if_rows_are_written_first(case: Case, tmp_path: Path) -> None:
+    """Each case passes too if rows that replace none are written before they are committed."""
+    case.check(WritingFirstTarget(tmp_path))
+
+
 @pytest.mark.parametrize("case", [case for case in ALL_CASES if case.id != "random_histories"])
 def test_the_sink_conforms_with_one_row_for_each_key(case: Case, tmp_path: Path) -> None:
     """A table with one row for each key is written in the same steps; groups cannot share it."""
@@ -249,9 +315,10 @@ def test_another_group(check: Callable[[Target], None], target: DeltaTarget) -> 
 class Told(FakeTable):
     """A table whose response to a commit is replaced."""
 
-    def __init__(self, path: Path, told: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, path: Path, told: Callable[[Callable[[], None]], None], *, writes_first: bool = False) -> None:
         super().__init__(path)
         self._told = told
+        self.writes_first = writes_first
 
     def commit(
         self, rows: FakeRows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
@@ -260,36 +327,45 @@ class Told(FakeTable):
         self._told(lambda: FakeTable.commit(self, rows, taken, commit, replaced))
 
 
-def write(target: DeltaTarget, told: Callable[[Callable[[], None]], None], wanted: ClaimedRange) -> Any:  # noqa: ANN401
+def write(
+    target: DeltaTarget,
+    told: Callable[[Callable[[], None]], None],
+    wanted: ClaimedRange,
+    *,
+    writes_first: bool = False,
+) -> Any:  # noqa: ANN401
     """Write through a table that responds like this."""
-    sink = FakeSink(target.table.path, Told(target.table.path, told))
+    sink = FakeSink(target.table.path, Told(target.table.path, told, writes_first=writes_first))
     return sink.write(target.frame(rows_of("a", wanted)), [wanted], never)
 
 
-def test_a_commit_whose_answer_was_lost_counts(target: DeltaTarget) -> None:
+@pytest.mark.parametrize("writes_first", [False, True])
+def test_a_commit_whose_answer_was_lost_counts(target: DeltaTarget, *, writes_first: bool) -> None:
     """The result of a commit is read from the table."""
 
     def lost(commit: Callable[[], None]) -> None:
         commit()
         raise OSError("connection lost")
 
-    assert write(target, lost, part(0, 0, 3)).taken == (part(0, 0, 3),)
+    assert write(target, lost, part(0, 0, 3), writes_first=writes_first).taken == (part(0, 0, 3),)
     assert target.found() == rows_of("a", part(0, 0, 3))
 
 
-def test_a_commit_that_fails_is_an_error(target: DeltaTarget) -> None:
+@pytest.mark.parametrize("writes_first", [False, True])
+def test_a_commit_that_fails_is_an_error(target: DeltaTarget, *, writes_first: bool) -> None:
     """If no other commit has the number, the error of Delta is raised."""
 
     def fails(_: Callable[[], None]) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        write(target, fails, part(0, 0, 3))
+        write(target, fails, part(0, 0, 3), writes_first=writes_first)
     assert target.found() == []
     assert deliver(target, "b", part(0, 0, 3)).taken
 
 
-def test_one_that_was_too_late_judges_anew(target: DeltaTarget) -> None:
+@pytest.mark.parametrize("writes_first", [False, True])
+def test_one_that_was_too_late_judges_anew(target: DeltaTarget, *, writes_first: bool) -> None:
     """If another commit has the number, Delta raises an error or writes nothing. The range is then checked again."""
     for number, raises in enumerate((True, False)):
         mine = part(number, 0, 3)
@@ -306,7 +382,7 @@ def test_one_that_was_too_late_judges_anew(target: DeltaTarget) -> None:
                 return
             commit()
 
-        assert write(target, late, mine).taken == (mine,)
+        assert write(target, late, mine, writes_first=writes_first).taken == (mine,)
         assert len(tries) == 2
 
 
@@ -437,10 +513,14 @@ class RememberedTable(FakeTable):
         self.remembered = None
 
 
+@pytest.mark.parametrize("writes_first", [False, True])
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_table_that_is_created_again_while_a_batch_is_computed(target: DeltaTarget, number: int) -> None:
+def test_a_table_that_is_created_again_while_a_batch_is_computed(
+    target: DeltaTarget, number: int, *, writes_first: bool
+) -> None:
     """The commit has the new table's id. Otherwise each later batch would be refused."""
     table = RememberedTable(target.table.path)
+    table.writes_first = writes_first
     sink, wanted = FakeSink(table.path, table), part(0, 3 * number, 3 * number + 3)
     if number:
         deliver(target, "a", part(0, 0, 3), sink=sink)
@@ -606,6 +686,14 @@ def test_a_session_without_delta_is_told_so() -> None:
         sink.verdicts([part(0, 0, 3)])
 
 
+def test_upserts_need_a_second_session() -> None:
+    """Spark Connect has none."""
+    session = cast("Any", type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"}))()
+    sink = DeltaSink("/out", session=lambda: session, mode="upsert", keys=["id"])
+    with pytest.raises(ConfigurationError, match=r"needs a second session.*Use a session without Spark Connect"):
+        sink.verdicts([part(0, 0, 3)])
+
+
 class RecordingSession:
     """A session whose tables have no rows until one is added; it records the statements."""
 
@@ -721,7 +809,7 @@ def test_details_are_read_again_after_another_writers_commit() -> None:
         ([], True),
     ):
         table = ListedTable(history)
-        table.reuse(first.known("b"))
+        table.reuse(first.known(commits[2]))
         assert [commit.number for commit in table.commits()] == [
             commit.number for commit in map(Commit.from_metadata, history) if commit is not None
         ]
@@ -730,4 +818,23 @@ def test_details_are_read_again_after_another_writers_commit() -> None:
         assert table.read.count("HISTORY") == (1 if history else 2)
         assert [commit.number for commit in table.commits()][:1] == [3] * bool([*filter(None, history)])
         assert table.read.count("HISTORY") == (2 if history else 3)
-    assert ListedTable(own).known("b") is None
+    assert ListedTable(own).known(commits[2]) is None
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "nulls", "found"),
+    [(3, 3, 0, (3, 5)), (3, 4, 0, None), (3, 3, 1, None), (None, None, 0, None)],
+)
+def test_rows_are_counted_by_deltas_statistics(
+    lowest: int | None, highest: int | None, nulls: int, found: tuple[int, int] | None
+) -> None:
+    """Only if they show that all rows of the file are of one partition."""
+    values = {"minValues": lowest, "maxValues": highest, "nullCount": nulls}
+    statistics = {"numRecords": 5, **{name: {"partition": value} for name, value in values.items()}}
+    assert rows_of_one_partition(json.dumps({"add": {"path": "a", "stats": json.dumps(statistics)}})) == found
+
+
+@pytest.mark.parametrize("added", [{}, {"stats": None}, {"stats": '{"numRecords": 5}'}])
+def test_files_without_statistics_are_read(added: Mapping[str, Any]) -> None:
+    """A table can be without statistics, or without those of the column."""
+    assert rows_of_one_partition(json.dumps({"add": {"path": "a", **added}})) is None

@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -20,9 +20,9 @@ from marshal_dagster.sinks import DeltaSink
 from marshal_dagster.sinks.conformance import CASES, Case, Target
 from marshal_dagster.sinks.conformance.target import COLUMNS, deliver, intervals, never, part, rows_of
 from marshal_dagster.sinks.delta.commit import APPLICATION, Commit
-from marshal_dagster.sinks.delta.table import alone_on_this_machine
+from marshal_dagster.sinks.delta.table import DeltaTable, alone_on_this_machine
 from tests.conditions import WITHIN_S, wait_until
-from tests.session_settings import WITHOUT_STATISTICS, session_settings
+from tests.session_settings import RESERVED_WORDS, WITHOUT_STATISTICS, session_settings
 from tests.sink_conformance import shared
 from tests.sink_kit import a_renamed_group_takes_over
 from tests.sink_outputs import DELTA_STEPS, TYPES
@@ -263,17 +263,45 @@ def test_a_string_that_a_partitioned_table_loses_is_refused(target: DeltaTarget,
 
 
 def test_names_that_sql_reads_otherwise(target: DeltaTarget) -> None:
-    """A group with quotes is found under both ways that Spark reads literals, and a column name may have a dot."""
+    """A group with quotes is found under both ways that Spark reads literals, and a column name may have a dot.
+
+    Names of columns may be reserved words.
+    """
     spark, group = target._session(), "o'h\\x"
-    spark.conf.set("spark.sql.parser.escapedStringLiterals", "true")
-    try:
+    with session_settings(spark, {"spark.sql.parser.escapedStringLiterals": "true", **RESERVED_WORDS}):
         for value, generation in (("old", 0), ("new", 20)):
             wanted = part(0, 0, 2, group=group, generation=generation, epoch=generation + 1)
             frame = target.frame([(0, 0, value), (0, 1, value)]).withColumn("a.b", f.lit(1))
             target.sink().write(frame, [wanted], lambda: {0: [(0, 2)]})
-    finally:
-        spark.conf.unset("spark.sql.parser.escapedStringLiterals")
     assert target.found() == [(0, 0, "new"), (0, 1, "new")]
+
+
+@pytest.mark.parametrize("settings", [{}, WITHOUT_STATISTICS], ids=["statistics", "read"])
+def test_rows_are_written_without_a_cache(
+    target_with_statistics: DeltaTarget, monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]
+) -> None:
+    """Files are written first, and are deleted if they are not committed. Rows are counted by Delta or by reading."""
+    target = target_with_statistics
+    deliver(target, "a", part(0, 0, 3), part(1, 0, 2))
+    evaluated = DeltaTable.evaluated
+    monkeypatch.delattr(DeltaTable, "evaluated")
+    batch = [part(0, 3, 6), part(1, 2, 4), part(2, 0, 0)]
+    with session_settings(target._session(), settings):
+        assert deliver(target, "b", *batch).rows == {0: 3, 1: 2, 2: 0}
+        files = set(target.path.glob("*.parquet"))
+        following, later = part(0, 6, 8), rows_of("c", part(0, 6, 8))
+
+        def lost() -> None:
+            assert set(target.path.glob("*.parquet")) > files
+            raise ConnectionError
+
+        with pytest.raises(ConnectionError):
+            target.sink().write(target.frame(later), [following], never, lost)
+        monkeypatch.setattr(DeltaTable, "evaluated", evaluated, raising=False)
+        with pytest.raises(SinkRejectedError, match="rows of partition 7"):
+            target.sink().write(target.frame([*later, (7, 0, "c")]), [following], never)
+    assert set(target.path.glob("*.parquet")) == files
+    assert target.found() == sorted(rows_of("a", part(0, 0, 3), part(1, 0, 2)) + rows_of("b", *batch))
 
 
 class NamedTable(DeltaTarget):

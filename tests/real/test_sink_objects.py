@@ -1,4 +1,4 @@
-"""The file sink on S3: moto's server, whose conditional requests are real, and Spark with Hadoop's S3A."""
+"""Sinks of files and of Delta tables on S3: moto's server, whose conditional requests are real, and Hadoop's S3A."""
 
 import itertools
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.idempotence import Verdict
-from marshal_dagster.sinks import FileSink
+from marshal_dagster.sinks import DeltaSink, FileSink
 from marshal_dagster.sinks.conformance import Case
 from tests.object_outputs import ObjectOutput, S3Objects
 from tests.real.moto_server import BUCKET, running_moto
-from tests.session_settings import QUICK_PLANS, session_settings
+from tests.session_settings import QUICK_PLANS, WITHOUT_STATISTICS, session_settings
 from tests.sink_conformance import deliver, never, part, rows_of
 from tests.sink_kit import SHORT_CASES, OutputTarget
 from tests.sink_process import EACH, KILLED, write_and_die
@@ -115,3 +115,29 @@ def test_spark_that_reaches_another_store(spark: "SparkSession", moto: str) -> N
         frame = spark.createDataFrame([(0, 0, "a")], "partition int, offset long, value string")
         with pytest.raises(ConfigurationError, match=r"Spark does not find s3a://.*the same endpoint"):
             sink.write(frame, [part(0, 0, 1)], never)
+
+
+def test_a_delta_table(spark: "SparkSession", moto: str) -> None:
+    """It is refused without a log store. With Delta's store for one driver, one process writes, repeats and replaces.
+
+    Delta uses that store for S3 by default, and a second process could overwrite its commit.
+    """
+    place = uri().replace("s3:", "s3a:").partition("%")[0]
+    frame = spark.createDataFrame([(0, 0, "a"), (0, 1, "a"), (1, 5, "b")], "partition int, offset long, value string")
+    ranges = [part(0, 0, 2), part(1, 0, 6)]
+    with session_settings(spark, {**S3A, **QUICK_PLANS, **WITHOUT_STATISTICS, "fs.s3a.endpoint": moto}):
+        with pytest.raises(ConfigurationError, match=r"Set spark.delta.logStore.s3a.impl"):
+            DeltaSink(place).verdicts(ranges)
+        with session_settings(spark, {"spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore"}):
+            assert DeltaSink(place).write(frame, ranges, never).rows == {0: 2, 1: 1}
+            following = part(0, 2, 4)
+            rows = spark.createDataFrame([(0, 3, "c")], frame.schema)
+            assert DeltaSink(place).write(rows, [following], never).taken == (following,)
+            assert set(DeltaSink(place).write(frame, [*ranges], never).skipped) == set(ranges)
+            newer = part(0, 1, 4, generation=20, epoch=21)
+            replacing = spark.createDataFrame([(0, 1, "new"), (0, 3, "new")], frame.schema)
+            assert DeltaSink(place).write(replacing, [newer], lambda: {0: [(1, 4)]}).taken == (newer,)
+            with pytest.raises(SinkRejectedError, match="fencing token"):
+                DeltaSink(place).verdicts([part(0, 4, 6, generation=20, epoch=20)])
+            found = spark.read.format("delta").load(place).select("partition", "offset", "value").collect()
+    assert sorted(map(tuple, found)) == [(0, 0, "a"), (0, 1, "new"), (0, 3, "new"), (1, 5, "b")]

@@ -19,7 +19,7 @@ from marshal_dagster.sinks.delta import report
 from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition
 from marshal_dagster.sinks.delta.merge import KEY_COLUMN
 from marshal_dagster.sinks.delta.place import delta_place
-from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows, KnownDetail
+from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows, KnownDetail, WrittenRows
 from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.report import SinkReport, VacuumResult
 from marshal_dagster.sinks.sink import (
@@ -195,10 +195,14 @@ class DeltaSink(Steps):
         wanted = _open(_judge(newest, ranges))
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
-        self._refuse_unreplaceable(table, wanted, newest)
+        over_older = self._refuse_unreplaceable(table, wanted, newest)
+        done = [range_.partition for range_ in ranges if range_ not in wanted]
         if self._keys is not None:
             table.prepare_merge(frame, self._keys)
-        done = [range_.partition for range_ in ranges if range_ not in wanted]
+        elif not over_older:
+            counts = self._append(table, newest, wanted, partial(table.written, frame, done), before_commit)
+            if counts is not None:
+                return _result(ranges, wanted, counts)
         with table.evaluated(frame, done) as rows:
             refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], wanted)
             if rows.rejected is not None:
@@ -206,11 +210,7 @@ class DeltaSink(Steps):
             self._reached("evaluated")
             before_commit()
             taken = self._take(table, newest, wanted, rows, checked_after_read(offsets_read, before_commit))
-        return WriteResult(
-            taken=taken,
-            skipped=tuple(range_ for range_ in ranges if range_ not in taken),
-            rows={range_.partition: rows.counts.get(range_.partition, 0) for range_ in taken},
-        )
+        return _result(ranges, taken, rows.counts)
 
     def describe(self) -> SinkReport:
         """Return the position of each partition, by the sink's newest commit.
@@ -257,6 +257,48 @@ class DeltaSink(Steps):
         hint = f"Old files are removed by Delta itself: run VACUUM {self._place.sql} with Spark"
         return VacuumResult(f"table {self._place}", 0, merged=0, obsolete=0, moved_rows=None, hint=hint)
 
+    def _append(
+        self,
+        table: DeltaTable,
+        newest: Commit,
+        wanted: tuple[ClaimedRange, ...],
+        write: Callable[[Sequence[ClaimedRange], Commit, Commit], WrittenRows | None],
+        before_commit: BeforeCommit,
+    ) -> Mapping[int | None, int] | None:
+        """Write rows that replace none into the table's files, and commit them if nothing has changed meanwhile.
+
+        Returns:
+            The number of rows by partition, or None if nothing was written. Then the rows must be evaluated first.
+        """
+        self._refuse_other_mode(table, newest)
+        commit = newest.then(secrets.token_hex(16), wanted, table.table_id(), self._keys)
+        written = write(wanted, newest, commit)
+        if written is None:
+            return None
+        if written.counts.keys() - {range_.partition for range_ in wanted}:
+            written.discard()
+            return None
+        self._reached("evaluated")
+        try:
+            before_commit()
+        except Exception:
+            written.discard()
+            raise
+        if not written.is_current():
+            written.discard()
+            return None
+        self._reached("judged")
+        state, failure = None, None
+        try:
+            state = written.commit()
+        except Exception as error:  # noqa: BLE001 - a conflict, a lost response and a full disk look alike
+            failure = error
+        if state is None and not self._has_commit(table, commit, failure):
+            return None
+        self._known = table.known(commit, state)
+        self._reached("committed")
+        return written.counts
+
     def _take(
         self,
         table: DeltaTable,
@@ -288,7 +330,7 @@ class DeltaSink(Steps):
             replaced = self._replaced(table, over_older, read or {})
             self._reached("judged")
             if self._commit(table, rows, taken, commit, replaced):
-                self._known = table.known(commit.attempt)
+                self._known = table.known(commit)
                 self._reached("committed")
                 return taken
 
@@ -325,6 +367,15 @@ class DeltaSink(Steps):
             table.commit(rows, taken, commit, replaced)
         except Exception as error:  # noqa: BLE001 - a conflict, a lost response and a full disk look alike
             failure = error
+        return self._has_commit(table, commit, failure)
+
+    def _has_commit(self, table: DeltaTable, commit: Commit, failure: Exception | None) -> bool:
+        """Return whether the table has the commit, or false if another commit has its number.
+
+        Raises:
+            Exception: `failure`, if no commit has the number.
+            SinkRejectedError: If the table's history has lost a commit with the number.
+        """
         for other in table.commits():
             if other.number == commit.number:
                 return other.attempt == commit.attempt
@@ -409,6 +460,7 @@ class DeltaSink(Steps):
         self._refuse_forgetful(table)
         newest = _newest(table)
         self._refuse_other_table(table, newest)
+        self._known = table.known_unchanged(newest) or self._known
         return newest
 
     def _refuse_other_table(self, table: DeltaTable, newest: Commit) -> None:
@@ -441,6 +493,16 @@ class DeltaSink(Steps):
     def _table(self) -> DeltaTable:
         """Return the table; tests override this."""
         return DeltaTable(self._session(), self._place, self._options)
+
+
+def _result(
+    ranges: Sequence[ClaimedRange], taken: tuple[ClaimedRange, ...], counts: Mapping[int | None, int]
+) -> WriteResult:
+    return WriteResult(
+        taken=taken,
+        skipped=tuple(range_ for range_ in ranges if range_ not in taken),
+        rows={range_.partition: counts.get(range_.partition, 0) for range_ in taken},
+    )
 
 
 def _newest(table: DeltaTable) -> Commit:

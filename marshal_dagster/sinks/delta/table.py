@@ -1,6 +1,7 @@
-"""Reads and writes a Delta table with Spark's public API (SQL and the DataFrame writer), without calls to the JVM.
+"""Reads and writes a Delta table with Spark's public API (SQL and the DataFrame writer), also over Spark Connect.
 
-`delta.sink` decides what to commit and uses this module to do so. It works over Spark Connect too.
+`delta.sink` decides what to commit and uses this module to do so. Where the session has a JVM, `delta.transaction`
+writes rows that replace nothing.
 """
 
 import re
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marshal_dagster._internal.file_lock import locked
 from marshal_dagster.errors import ConfigurationError
@@ -29,6 +30,7 @@ from marshal_dagster.sinks.delta.merge import (
     repeated_keys,
 )
 from marshal_dagster.sinks.delta.place import DeltaPlace
+from marshal_dagster.sinks.delta.transaction import DeltaLog, TableState, Transaction, open_log
 from marshal_dagster.sinks.rejected_rows import RejectedRow, row_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 from marshal_dagster.sinks.upsert_keys import Keys
@@ -41,6 +43,8 @@ from marshal_dagster.spark.reader import HIGHEST_OFFSET, offsets_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+
+    Detail = Row | dict[str, Any]
 
 _COMMITS_AT_FIRST = 20
 _MARSHAL_FIELDS = {
@@ -124,10 +128,35 @@ class KeptRows:
 
 @dataclass(frozen=True, slots=True)
 class KnownDetail:
-    """The details of a table, and the attempt of one of its commits that was made before they were read."""
+    """The details of a table, and a commit of the sink that was made before they were read."""
 
-    detail: "Row"
-    attempt: str
+    detail: "Detail"
+    commit: Commit
+    state: TableState | None
+    """The version of the table whose newest commit of the sink is `commit`, None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """Rows in files of the table that are not committed yet."""
+
+    counts: Mapping[int | None, int]
+    """The number of rows, by partition."""
+    transaction: Transaction
+    location: str
+
+    def commit(self) -> TableState:
+        """Commit the rows, and return the table's new version. If another commit has the number already, raise."""
+        with alone_on_this_machine(self.location):
+            return self.transaction.commit()
+
+    def is_current(self) -> bool:
+        """Return whether the table is still the one for which the rows were written."""
+        return self.transaction.is_current()
+
+    def discard(self) -> None:
+        """Delete the files."""
+        self.transaction.discard()
 
 
 class DeltaTable:
@@ -138,33 +167,64 @@ class DeltaTable:
         self._place = place
         self._options = options
         self._is_found = False
-        self._known_detail: Row | None = None
+        self._known_detail: Detail | None = None
         self._newest: list[str | None] | None = None
         """The newest commits, read ahead for the next call of `commits`."""
+        self._known_commit: Commit | None = None
+        """The newest commit, known for the next call of `commits`."""
+        self._state: TableState | None = None
+        """The version of the table before its commits were read."""
+        self._opened: DeltaLog | None = None
 
     def reuse(self, known: KnownDetail | None) -> None:
         """Use these details if the table's history shows that they still hold.
 
-        They do if it has the commit of `known.attempt`, and all later commits are those of sinks. To read the details
-        Delta reads the whole state of the table, which takes longer than a small batch.
+        They do if it has the commit `known.commit`, and all later commits are those of sinks. To read the details
+        Delta reads the whole state of the table, which takes longer than a small batch. If the table's version is still
+        the same, its history is not read either.
         """
+        log = self._log()
+        self._state = None if log is None else log.state()
+        self._is_found = self._is_found or self._state is not None
         if known is None:
+            return
+        if known.state is not None and known.state == self._state:
+            self._known_detail, self._known_commit = known.detail, known.commit
             return
         self._newest = self._history(f" LIMIT {_COMMITS_AT_FIRST}")
         for metadata in self._newest:
             commit = Commit.from_metadata(metadata)
             if commit is None:
                 return
-            if commit.attempt == known.attempt:
+            if commit.attempt == known.commit.attempt:
                 self._known_detail = known.detail
                 return
 
-    def known(self, attempt: str) -> KnownDetail | None:
-        """Return the details for a later `reuse`, None if there are none. The table has the commit of `attempt`."""
-        return None if self._known_detail is None else KnownDetail(self._known_detail, attempt)
+    def known(self, commit: Commit, state: TableState | None = None) -> KnownDetail | None:
+        """Return the details for a later `reuse`, None if there are none.
+
+        Args:
+            commit: A commit of the sink, which was made before the details were read.
+            state: The version of the table whose newest commit of the sink it is, None if unknown.
+        """
+        return None if self._known_detail is None else KnownDetail(self._known_detail, commit, state)
+
+    def known_unchanged(self, newest: Commit) -> KnownDetail | None:
+        """Return the details and the newest commit, None if the table may have changed since `reuse` was called."""
+        log = self._log()
+        is_unchanged = log is not None and self._state is not None and log.state() == self._state
+        return self.known(newest, self._state) if is_unchanged else None
 
     def commits(self) -> Iterator[Commit]:
         """Yield the sink's commits, newest first; nothing if there is no table."""
+        known, self._known_commit = self._known_commit, None
+        if known is not None:
+            yield known
+        for commit in self._commits_in_history():
+            if known is None or commit.number < known.number:
+                yield commit
+
+    def _commits_in_history(self) -> Iterator[Commit]:
         seen = 0
         for limit in (f" LIMIT {_COMMITS_AT_FIRST}", ""):
             history, self._newest = self._newest or self._history(limit), None
@@ -175,6 +235,44 @@ class DeltaTable:
             seen = len(history)
             if seen < _COMMITS_AT_FIRST:
                 return
+
+    def written(
+        self, frame: "DataFrame", done: Sequence[int], taken: Sequence[ClaimedRange], before: Commit, commit: Commit
+    ) -> WrittenRows | None:
+        """Write the rows into files of the table, except those of the partitions `done`, without a commit.
+
+        Rows that belong to no range are written and counted too.
+
+        Args:
+            frame: The rows, which replace no stored ones.
+            done: Partitions without a range in `taken`.
+            taken: The ranges.
+            before: The sink's newest commit in the table.
+            commit: The commit that follows it.
+
+        Returns:
+            None if this session cannot do it, the table does not exist, or `before` is not its newest commit any more.
+        """
+        self._newest, self._known_commit = None, None
+        log = self._log() if self._exists() and not self._partition_strings(frame) else None
+        transaction = None if log is None else log.begin()
+        if transaction is None or transaction.state.table_id != commit.table_id:
+            return None
+        if transaction.number() != before.number:
+            return None
+        rows = self._with_ranges(without_partitions(frame, done), taken, commit.attempt)
+        transaction.write(rows, self._options, commit.number, commit.to_metadata())
+        counts = transaction.counts()
+        if counts is None:
+            transaction.discard()
+            return None
+        return WrittenRows(counts, transaction, self._location())
+
+    def _log(self) -> DeltaLog | None:
+        """Return Delta's log of the table, None if this session cannot read it or a named table does not exist."""
+        if self._opened is None:
+            self._opened = open_log(self._spark, self._place, self._options)
+        return self._opened
 
     @contextmanager
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[KeptRows]:
@@ -238,7 +336,7 @@ class DeltaTable:
             SinkRejectedError: If rows replace each other, and no order decides between two of them.
         """
         self._newest = None
-        written = self._with_ranges(rows.frame, taken, commit.attempt)
+        written = self._with_ranges(rows.frame, taken, commit.attempt).where(f"{MARSHAL_COLUMN}.`end` IS NOT NULL")
         alias = "" if commit.keys is None else "t."
         gone = [
             _rows_at(range_, only_older=True, offsets=offsets, alias=alias)
@@ -324,7 +422,7 @@ class DeltaTable:
         return repeated_keys(self.frame(), keys)
 
     def _with_ranges(self, frame: "DataFrame", taken: Sequence[ClaimedRange], attempt: str) -> "DataFrame":
-        """Return the rows of the ranges, with the column `marshal`.
+        """Return the rows with the column `marshal`, whose `end` is null for rows of no range.
 
         The values are looked up by the partition. A join would be a Spark job of its own.
         """
@@ -337,7 +435,7 @@ class DeltaTable:
             for name, kind in _MARSHAL_FIELDS.items()
         ]
         marshal = f.struct(*fields, f.lit(attempt).alias("attempt"))
-        return frame.where(f.expr(f"{varying['end']} IS NOT NULL")).withColumn(MARSHAL_COLUMN, marshal)
+        return frame.withColumn(MARSHAL_COLUMN, marshal)
 
     def frame(self) -> "DataFrame":
         """Return the rows of the table, which must exist."""
@@ -432,11 +530,14 @@ class DeltaTable:
     def refresh(self) -> None:
         """Forget what was read of the table, because it may have been created again."""
         self._is_found, self._known_detail, self._newest = False, None, None
+        self._known_commit, self._opened = None, None
 
-    def _detail(self) -> "Row | None":
+    def _detail(self) -> "Detail | None":
         """Return the table's details, or None if there is no table. They are read once."""
         if self._known_detail is None:
-            self._known_detail = next(iter(self._described(_DETAIL)), None)
+            log = self._log()
+            found = None if log is None else log.detail()
+            self._known_detail = found or next(iter(self._described(_DETAIL)), None)
         return self._known_detail
 
     def _history(self, limit: str) -> list[str | None]:
@@ -531,7 +632,7 @@ def _local_folder(path: str) -> Path | None:
 
 def _by_partition(values: Mapping[int, int]) -> str:
     """Return an expression of Spark SQL for the value of a row's partition; null for partitions without a value."""
-    lowest, highest, at = min(values), max(values), f"CAST({PARTITION_COLUMN} AS INT)"
+    lowest, highest, at = min(values), max(values), f"CAST({quoted(PARTITION_COLUMN)} AS INT)"
     if highest - lowest < _DENSE * len(values):
         found = (f"{values[partition]}L" if partition in values else "NULL" for partition in range(lowest, highest + 1))
         return f"get(array({', '.join(found)}), {at} - {lowest})"
@@ -544,10 +645,10 @@ def _rows_at(wanted: ClaimedRange, *, only_older: bool, offsets: Intervals | Non
     With `only_older` the condition selects only rows of generations older than the range's. Each column's name
     follows `alias`.
     """
-    marshal, offset = f"{alias}{MARSHAL_COLUMN}", f"{alias}{OFFSET_COLUMN}"
+    marshal, offset = f"{alias}{MARSHAL_COLUMN}", f"{alias}{quoted(OFFSET_COLUMN)}"
     own = {"group": wanted.group, "topic": wanted.topic, "data_topic_id": wanted.data_topic_id}
     parts = [
-        f"{alias}{PARTITION_COLUMN} = {wanted.partition}",
+        f"{alias}{quoted(PARTITION_COLUMN)} = {wanted.partition}",
         *(f"{marshal}.`{name}` = {_text(value)}" for name, value in own.items()),
     ]
     if only_older:
