@@ -10,6 +10,8 @@ from benchmarks import machine
 
 PAGE: Final = (machine.TOP / "docs" / "choosing-a-sink.md").read_text()
 MEASURED: Final = {
+    "`FileSink`": "file_sink",
+    "`DeltaSink`": "delta_sink",
     "`PostgresSink`": "postgres_sink",
     '`PostgresSink`, `mode="upsert"`': "postgres_upsert",
     "`MariaDBSink`": "mariadb_sink",

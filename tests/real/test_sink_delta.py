@@ -265,7 +265,7 @@ def test_a_string_that_a_partitioned_table_loses_is_refused(target: DeltaTarget,
 def test_names_that_sql_reads_otherwise(target: DeltaTarget) -> None:
     """A group with quotes is found under both ways that Spark reads literals, and a column name may have a dot.
 
-    Names of columns may be reserved words.
+    Columns may have reserved names.
     """
     spark, group = target._session(), "o'h\\x"
     with session_settings(spark, {"spark.sql.parser.escapedStringLiterals": "true", **RESERVED_WORDS}):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _VERSIONS: Final = ("3.3", "4.0")
 """The versions of Delta Lake whose classes are known."""
 _CATALOG: Final = "spark_catalog"
+_DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _MAPPED: Final = "delta.columnMapping.mode"
 _MANY_FILES: Final = 500
 """The most files whose statistics are read one by one. Each takes a call of the JVM, some 0.3 ms."""
@@ -124,6 +125,8 @@ def _named_log(spark: "SparkSession", name: Sequence[str]) -> DeltaLog | None:
     jvm, session = _jvm(spark), spark._jsparkSession  # noqa: SLF001 - there is no public name
     *catalog, schema, table = name
     if (catalog or [spark.catalog.currentCatalog()])[0].lower() != _CATALOG:
+        return None
+    if spark.conf.get(f"spark.sql.catalog.{_CATALOG}", None) != _DELTA_CATALOG:
         return None
     identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(table, jvm.scala.Option.apply(schema))
     try:
