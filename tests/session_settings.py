@@ -19,8 +19,6 @@ WITHOUT_STATISTICS = {
     "spark.databricks.delta.stats.skipping": "false",
 }
 """Delta does not look for files that a query can leave out, which saves it a Spark job for each query."""
-RESERVED_WORDS = {"spark.sql.ansi.enabled": "true", "spark.sql.ansi.enforceReservedKeywords": "true"}
-"""Spark rejects names such as `offset`, `end` and `group` in SQL unless they are quoted."""
 QUICK_HDFS = {"spark.hadoop.dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10"}
 """HDFS closes a file once a DataNode has reported its block. Without this setting a client asks again after 400 ms."""
 

@@ -667,6 +667,16 @@ def test_a_table_on_s3_needs_a_log_store_for_many_writers(
         table.check_session()
 
 
+@pytest.mark.parametrize("is_ansi", ["true", "false"])
+def test_reserved_names_are_refused(monkeypatch: pytest.MonkeyPatch, is_ansi: str) -> None:
+    """Delta itself cannot read the statistics of the column `offset` then. Without ANSI the setting has no effect."""
+    session = S3Session(spark_sql_ansi_enabled=is_ansi, spark_sql_ansi_enforceReservedKeywords="true")
+    table = DeltaTable(cast("Any", session), DeltaPlace("/out"), {})
+    monkeypatch.setattr(table, "_detail", lambda: None)
+    with pytest.raises(ConfigurationError, match="Set it to false") if is_ansi == "true" else nullcontext():
+        table.check_session()
+
+
 def test_the_table_is_asked_in_a_session() -> None:
     """Without a Spark session, the error advises to start one."""
     sink = DeltaSink("/out", session=None)

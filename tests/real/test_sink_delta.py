@@ -22,7 +22,7 @@ from marshal_dagster.sinks.conformance.target import COLUMNS, deliver, intervals
 from marshal_dagster.sinks.delta.commit import APPLICATION, Commit
 from marshal_dagster.sinks.delta.table import DeltaTable, alone_on_this_machine
 from tests.conditions import WITHIN_S, wait_until
-from tests.session_settings import RESERVED_WORDS, WITHOUT_STATISTICS, session_settings
+from tests.session_settings import WITHOUT_STATISTICS, session_settings
 from tests.sink_conformance import shared
 from tests.sink_kit import a_renamed_group_takes_over
 from tests.sink_outputs import DELTA_STEPS, TYPES
@@ -263,12 +263,9 @@ def test_a_string_that_a_partitioned_table_loses_is_refused(target: DeltaTarget,
 
 
 def test_names_that_sql_reads_otherwise(target: DeltaTarget) -> None:
-    """A group with quotes is found under both ways that Spark reads literals, and a column name may have a dot.
-
-    Columns may have reserved names.
-    """
+    """A group with quotes is found under both ways that Spark reads literals, and a column name may have a dot."""
     spark, group = target._session(), "o'h\\x"
-    with session_settings(spark, {"spark.sql.parser.escapedStringLiterals": "true", **RESERVED_WORDS}):
+    with session_settings(spark, {"spark.sql.parser.escapedStringLiterals": "true"}):
         for value, generation in (("old", 0), ("new", 20)):
             wanted = part(0, 0, 2, group=group, generation=generation, epoch=generation + 1)
             frame = target.frame([(0, 0, value), (0, 1, value)]).withColumn("a.b", f.lit(1))

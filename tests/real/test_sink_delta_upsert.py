@@ -13,7 +13,7 @@ from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks import DeltaSink
 from marshal_dagster.sinks.conformance import CASES, Case, Row, Target
 from marshal_dagster.sinks.conformance.target import COLUMNS, part
-from tests.session_settings import QUICK_PLANS, RESERVED_WORDS, WITHOUT_STATISTICS, session_settings
+from tests.session_settings import QUICK_PLANS, WITHOUT_STATISTICS, session_settings
 from tests.sink_outputs import DELTA_STEPS, TYPES, hook
 from tests.spark_frames import local_frame
 from tests.upserts import FIELDS, KeyedRow, UpsertTarget, check_history
@@ -61,7 +61,7 @@ def named(spark: "SparkSession") -> Iterator[DeltaUpserts]:
     """A table by its name that does not exist yet, in a schema of its own."""
     schema = f"named_{secrets.token_hex(4)}"
     spark.sql(f"CREATE SCHEMA {schema}")
-    with session_settings(spark, WITHOUT_STATISTICS | QUICK_PLANS | RESERVED_WORDS):
+    with session_settings(spark, WITHOUT_STATISTICS | QUICK_PLANS):
         yield DeltaUpserts(spark, table=f"{schema}.Customers")
     spark.sql(f"DROP SCHEMA {schema} CASCADE")
 

@@ -153,9 +153,7 @@ class Merge:
             .join(stored.alias("t"), f.expr(self._same_key()))
             .where(f.expr(f"NOT coalesce({decided}, false)"))
             .selectExpr(
-                *(f"s.{quoted(name)}" for name in (PARTITION_COLUMN, OFFSET_COLUMN)),
-                f"t.{MARSHAL_COLUMN}.topic",
-                f"t.{quoted(PARTITION_COLUMN)} AS other",
+                f"s.{PARTITION_COLUMN}", f"s.{OFFSET_COLUMN}", f"t.{MARSHAL_COLUMN}.topic", "t.partition AS other"
             )
             .orderBy(PARTITION_COLUMN, OFFSET_COLUMN)
             .head()
@@ -181,16 +179,15 @@ class Merge:
             return f"{one}.{name} {operator} {other}.{name}"
 
         generation, topic = f"{MARSHAL_COLUMN}.generation", f"{MARSHAL_COLUMN}.topic"
-        partition, offset = quoted(PARTITION_COLUMN), quoted(OFFSET_COLUMN)
         is_same_group = both(f"{MARSHAL_COLUMN}.`group`", "=")
         newer = (
-            f"{both(partition, '=')} AND (({is_same_group} AND {both(generation, '>')}) OR "
-            f"((NOT {is_same_group} OR {both(generation, '=')}) AND {both(offset, '>')}))"
+            f"{both(PARTITION_COLUMN, '=')} AND (({is_same_group} AND {both(generation, '>')}) OR "
+            f"((NOT {is_same_group} OR {both(generation, '=')}) AND {both(OFFSET_COLUMN, '>')}))"
         )
         if self.keys.order_by is None:
             is_same_data = both(f"{MARSHAL_COLUMN}.data_topic_id", "=")
             return f"({both(topic, '=')} AND ({is_same_group} OR {is_same_data}) AND {newer})"
-        newer_message = f"{both(topic, '>')} OR ({both(topic, '=')} AND ({both(partition, '>')} OR ({newer})))"
+        newer_message = f"{both(topic, '>')} OR ({both(topic, '=')} AND ({both(PARTITION_COLUMN, '>')} OR ({newer})))"
         order, is_foreign = quoted(self.keys.order_by), f"t.{MARSHAL_COLUMN} IS NULL"
         if one == "s":
             return (

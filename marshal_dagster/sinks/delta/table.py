@@ -71,6 +71,8 @@ _SCHEMA_AND_TABLE = 2
 _WITHOUT_NAMED_OVERWRITE = "3."
 """Spark 3.5 refuses to overwrite a part of a named Delta table, so it is given the folder."""
 _MERGE_SCHEMA = "mergeschema"
+_RESERVED_NAMES = ("spark.sql.ansi.enabled", "spark.sql.ansi.enforceReservedKeywords")
+"""Settings with which Delta fails to read the statistics of a column with a reserved name."""
 _S3 = ("s3", "s3a", "s3n")
 _MANY_WRITERS = (
     "spark.delta.logStore.{}.impl",
@@ -478,6 +480,11 @@ class DeltaTable:
         if self._place.name:
             self._check_catalog()
         self._check_store()
+        if all(self._spark.conf.get(name, "false").lower() == "true" for name in _RESERVED_NAMES):
+            raise ConfigurationError(
+                f"table {self._place}: with {_RESERVED_NAMES[1]} Delta Lake cannot query a table with the column "
+                f"{OFFSET_COLUMN}. Set it to false in this session"
+            )
 
     def _check_store(self) -> None:
         """Raise `ConfigurationError` if two writers can commit to the table at once because of its storage.
@@ -632,7 +639,7 @@ def _local_folder(path: str) -> Path | None:
 
 def _by_partition(values: Mapping[int, int]) -> str:
     """Return an expression of Spark SQL for the value of a row's partition; null for partitions without a value."""
-    lowest, highest, at = min(values), max(values), f"CAST({quoted(PARTITION_COLUMN)} AS INT)"
+    lowest, highest, at = min(values), max(values), f"CAST({PARTITION_COLUMN} AS INT)"
     if highest - lowest < _DENSE * len(values):
         found = (f"{values[partition]}L" if partition in values else "NULL" for partition in range(lowest, highest + 1))
         return f"get(array({', '.join(found)}), {at} - {lowest})"
@@ -645,10 +652,10 @@ def _rows_at(wanted: ClaimedRange, *, only_older: bool, offsets: Intervals | Non
     With `only_older` the condition selects only rows of generations older than the range's. Each column's name
     follows `alias`.
     """
-    marshal, offset = f"{alias}{MARSHAL_COLUMN}", f"{alias}{quoted(OFFSET_COLUMN)}"
+    marshal, offset = f"{alias}{MARSHAL_COLUMN}", f"{alias}{OFFSET_COLUMN}"
     own = {"group": wanted.group, "topic": wanted.topic, "data_topic_id": wanted.data_topic_id}
     parts = [
-        f"{alias}{quoted(PARTITION_COLUMN)} = {wanted.partition}",
+        f"{alias}{PARTITION_COLUMN} = {wanted.partition}",
         *(f"{marshal}.`{name}` = {_text(value)}" for name, value in own.items()),
     ]
     if only_older:
