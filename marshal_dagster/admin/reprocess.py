@@ -80,7 +80,7 @@ class WindowPlans:
 
 
 def plans_finder(
-    partition: int | None,
+    partitions: Sequence[range] | None,
     start: int | None,
     end: int | None,
     from_datetime: str | None,
@@ -88,18 +88,18 @@ def plans_finder(
     *,
     prefix: str = "",
 ) -> "Callable[[RangeReprocessor], WindowPlans] | None":
-    """Return the function that plans what an operator selects: offsets of a partition, or a window of time.
+    """Return the function that plans what an operator selects: offsets of partitions, or a window of time.
 
     Returns None unless the arguments select exactly one of these two. `prefix` is as in `TimeWindow.between`. Raises
     `ConfigurationError` for an invalid window.
     """
     if start is None and end is None and from_datetime is not None and to_datetime is not None:
         window = TimeWindow.between(from_datetime, to_datetime, prefix)
-        chosen = None if partition is None else [range(partition, partition + 1)]
-        return lambda work: work.look_at_window(window, chosen)
-    if partition is None or start is None or end is None or from_datetime is not None or to_datetime is not None:
+        return lambda work: work.look_at_window(window, partitions)
+    if partitions is None or start is None or end is None or from_datetime is not None or to_datetime is not None:
         return None
-    return lambda work: WindowPlans([work.look(partition, start, end)], {})
+    numbers = sorted({number for some in partitions for number in some})
+    return lambda work: WindowPlans([work.look(number, start, end) for number in numbers], {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,11 +154,16 @@ def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range]
         if len(owners) > 1:
             shown = first_few(list(map(repr, owners)), _SHOWN)
             raise ConfigurationError(f"the ids of several owners begin with {named!r}: {shown}. Give more characters")
-    return [claim for claim in found if partitions is None or any(claim.partition in run for run in partitions)]
+    return held_in(found, partitions)
 
 
 def _run_of(claim: HeldClaim) -> str:
     return claim.owner.instance.rpartition(".")[0] or claim.owner.instance
+
+
+def held_in(claims: Iterable[HeldClaim], partitions: Sequence[range] | None = None) -> Sequence[HeldClaim]:
+    """Return the claims of all owners in these partitions; by default in all."""
+    return [claim for claim in claims if partitions is None or any(claim.partition in run for run in partitions)]
 
 
 def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str:

@@ -73,7 +73,8 @@ def reprocess(
 ) -> ExitCode:
     """Show the ranges, ask for confirmation, and wait until they are processed. Raises `MarshalError`."""
     within_s = duration_s(within, "--within")
-    find = plans_finder(partition, start, end, from_datetime, to_datetime, prefix="--")
+    chosen = None if partition is None else [range(partition, partition + 1)]
+    find = plans_finder(chosen, start, end, from_datetime, to_datetime, prefix="--")
     if find is None:
         raise ConfigurationError(
             "give either --partition, --from and --to (offsets), or --from-datetime and --to-datetime"

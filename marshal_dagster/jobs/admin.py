@@ -3,11 +3,14 @@
 They do the same as the commands of `marshal-dagster`, through `marshal_dagster.admin`. Group and coordination topic are
 those of a `ClaimerResource`. The metadata of a run shows the state before and after. The jobs need WRITE on the
 coordination topic.
+
+Their launchpads open with a dry run, whose metadata shows what would change. Resources have no part in it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final, TypedDict, Unpack
 
 from dagster import (
@@ -31,7 +34,7 @@ from marshal_dagster.admin.position_spec import TargetOptions, partitions_of
 from marshal_dagster.admin.reprocess import plans_finder
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.admin.retry_plans import PlanRetrier
-from marshal_dagster.admin.revoke import ClaimRevoker, held_by, holds_nothing_text
+from marshal_dagster.admin.revoke import ClaimRevoker, held_by, held_in, holds_nothing_text
 from marshal_dagster.admin.times import duration_s, instant_ms
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, MarshalError
@@ -41,12 +44,13 @@ from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.resources.claimer import claimer_of
 from marshal_dagster.runs.log_forwarding import logs_to_run
-from marshal_dagster.runs.names import GROUP_TAG, tag_run
+from marshal_dagster.runs.names import GROUP_TAG, sensor_name, tag_run
 
 _SECOND_MS: Final = 1_000
 _WAIT_S: Final = 300.0
 _LONGEST_WAIT_S: Final = 30 * 86_400.0
 _WAIT_TEXT: Final = "Seconds to wait for members to release their partitions."
+_PARTITIONS_TEXT: Final = "Partitions of the topic, such as '0-3,7' (default: all)."
 _SINK_TEXT: Final = (
     "The group's sink as module:name. The job then checks that the sink can replace rows that it already has."
 )
@@ -99,7 +103,7 @@ class PartitionsConfig(AdminConfig):
     """The data topic and its partitions that a job acts on."""
 
     topic: str = Field(description="The data topic.")
-    partitions: str | None = Field(default=None, description="Partitions of the topic, such as '0,2-4' (default: all).")
+    partitions: str | None = Field(default=None, description=_PARTITIONS_TEXT)
 
     def chosen(self) -> tuple[range, ...] | None:
         """Return the chosen partitions, or None for all. Raises `ConfigurationError`."""
@@ -111,7 +115,8 @@ class RevokeConfig(PartitionsConfig):
     """The run config of `build_revoke_job`."""
 
     instance: str = Field(
-        description="The dead owner: its instance id or run id, or the first characters of it, such as 5b1c0d3e."
+        description="The dead owner: its instance id or run id, or the first characters of it, such as 5b1c0d3e. If it "
+        "is empty, a dry run shows the claims of all owners."
     )
 
 
@@ -179,13 +184,16 @@ class ReprocessConfig(AdminConfig):
 
 
 class ReprocessRangeConfig(ReprocessConfig):
-    """The run config of `build_reprocess_range_job`: a range of offsets of one partition, or a window of time.
+    """The run config of `build_reprocess_range_job`: a range of offsets, or a window of time.
 
-    Set either `partition`, `start` and `end`, or `from_datetime` and `to_datetime`.
+    Set either `partitions`, `start` and `end`, or `from_datetime` and `to_datetime`.
     """
 
     topic: str = Field(description="The data topic.")
-    partition: int | None = Field(default=None, ge=0, description="The partition (with a window of time: default all).")
+    partitions: str | None = Field(
+        default=None,
+        description="Partitions of the topic, such as '0-3,7' (default: all; needed with start and end).",
+    )
     start: int | None = Field(default=None, ge=0, description="The first offset to repeat.")
     end: int | None = Field(
         default=None,
@@ -218,8 +226,12 @@ class RetryConfig(PartitionsConfig):
 class AdminJobOptions(TypedDict, total=False):
     """Keyword arguments of all these factories."""
 
+    group: str
+    """The claimer's group, for the job's name and description; a claimer of another group fails the run."""
+    topic: str
+    """The data topic with which the launchpad opens (default: none, so the operator names it)."""
     name: str
-    """The name of the job (default: see each factory)."""
+    """The name of the job (default: see each factory; with `group` it begins with the group)."""
     claimer_key: str
     """The key of the `ClaimerResource`, which determines group and coordination topic (default: `claimer`)."""
     executor_def: ExecutorDefinition
@@ -236,7 +248,7 @@ def build_pause_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     `go_consumers_stopped` confirms that they are stopped.
 
     Args:
-        **options: See `AdminJobOptions`. The default name is `pause_group`.
+        **options: See `AdminJobOptions`. The default name is `pause_group`, or `<group>_pause_group`.
 
     Returns:
         The job. Its run config is `PauseConfig`.
@@ -246,15 +258,14 @@ def build_pause_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
         defs = Definitions(jobs=[build_pause_job(), build_resume_job()], resources={"claimer": claimer})
         ```
     """
-    shown = {"duration": "1h", "dry_run": False}
-    return _job("pause_group", "Pauses the group.", PauseConfig, _pause, options, shown=shown)
+    return _job("pause_group", "Pauses {group}.", PauseConfig, _pause, options, shown={"duration": "1h"})
 
 
 def build_resume_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     """Build a job that ends a pause of the claimer's group, no matter which operator or member began it.
 
     Args:
-        **options: See `AdminJobOptions`. The default name is `resume_group`.
+        **options: See `AdminJobOptions`. The default name is `resume_group`, or `<group>_resume_group`.
 
     Returns:
         The job. Its run config is `ResumeConfig`.
@@ -264,7 +275,7 @@ def build_resume_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
         job = build_resume_job(claimer_key="shops_claimer")
         ```
     """
-    return _job("resume_group", "Ends the group's pause.", ResumeConfig, _resume, options)
+    return _job("resume_group", "Ends the pause of {group}.", ResumeConfig, _resume, options)
 
 
 def build_set_position_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
@@ -278,7 +289,7 @@ def build_set_position_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     nor revokes. There `go_consumers_stopped` must confirm that all consumers of the group are stopped.
 
     Args:
-        **options: See `AdminJobOptions`. The default name is `set_position`.
+        **options: See `AdminJobOptions`. The default name is `set_position`, or `<group>_set_position`.
 
     Returns:
         The job. Its run config is `SetPositionConfig`.
@@ -292,7 +303,7 @@ def build_set_position_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
             config: {topic: orders, to_offset: "0=1200,1=900"}
         ```
     """
-    about = "Sets the position at which the group continues in a data topic."
+    about = "Sets the position at which {group} continues in a data topic."
     return _job("set_position", about, SetPositionConfig, _set_position, options)
 
 
@@ -303,7 +314,7 @@ def build_import_positions_job(**options: Unpack[AdminJobOptions]) -> JobDefinit
     group already has positions. Otherwise it sets them like the job of `build_set_position_job`.
 
     Args:
-        **options: See `AdminJobOptions`. The default name is `adopt_positions`.
+        **options: See `AdminJobOptions`. The default name is `adopt_positions`, or `<group>_adopt_positions`.
 
     Returns:
         The job. Its run config is `ImportPositionsConfig`.
@@ -317,7 +328,7 @@ def build_import_positions_job(**options: Unpack[AdminJobOptions]) -> JobDefinit
             config: {topic: orders, consumer_group: old-consumer}
         ```
     """
-    about = "Imports the group's first positions from a consumer group or a checkpoint."
+    about = "Imports the first positions of {group} from a consumer group or a checkpoint."
     return _job("adopt_positions", about, ImportPositionsConfig, _import_positions, options)
 
 
@@ -328,7 +339,7 @@ def build_settings_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     before, if any. It revokes the claims of runs that have ended according to Dagster.
 
     Args:
-        **options: See `AdminJobOptions`. The default name is `set_settings`.
+        **options: See `AdminJobOptions`. The default name is `set_settings`, or `<group>_set_settings`.
 
     Returns:
         The job. Its run config is `SettingsConfig`.
@@ -339,7 +350,7 @@ def build_settings_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
         job = build_settings_job()
         ```
     """
-    about = "Changes the group's settings to those of its claimer."
+    about = "Changes the settings of {group} to those of its claimer."
     return _job("set_settings", about, SettingsConfig, _set_settings, options)
 
 
@@ -356,7 +367,7 @@ def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefiniti
     over such windows, see `build_reprocess_asset`.
 
     Args:
-        **options: See `AdminJobOptions`. The default name is `reprocess_range`.
+        **options: See `AdminJobOptions`. The default name is `reprocess_range`, or `<group>_reprocess_range`.
 
     Returns:
         The job. Its run config is `ReprocessRangeConfig`.
@@ -367,7 +378,7 @@ def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefiniti
         ```yaml
         ops:
           reprocess_range_op:
-            config: {topic: orders, partition: 0, start: 1200, end: 1500}
+            config: {topic: orders, partitions: "0", start: 1200, end: 1500}
         ```
 
         Or, for one hour in all partitions:
@@ -381,7 +392,7 @@ def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefiniti
               to_datetime: "2026-01-31T19:00:00Z"
         ```
     """
-    about = "Makes the group's own runs process a range of offsets, or a window of time, again."
+    about = "Makes the runs of {group} process a range of offsets, or a window of time, again."
     return _job("reprocess_range", about, ReprocessRangeConfig, _reprocess_range, options)
 
 
@@ -393,7 +404,7 @@ def build_retry_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     before, if any. The run fails if there is no exhausted plan.
 
     Args:
-        **options: See `AdminJobOptions`. The default name is `retry_plans`.
+        **options: See `AdminJobOptions`. The default name is `retry_plans`, or `<group>_retry_plans`.
 
     Returns:
         The job. Its run config is `RetryConfig`.
@@ -407,7 +418,7 @@ def build_retry_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
             config: {topic: orders, partitions: "0,2-4"}
         ```
     """
-    return _job("retry_plans", "Retries plans that failed too many times.", RetryConfig, _retry, options)
+    return _job("retry_plans", "Retries plans of {group} that failed too many times.", RetryConfig, _retry, options)
 
 
 def build_revoke_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
@@ -421,7 +432,7 @@ def build_revoke_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     without an operator.
 
     Args:
-        **options: See `AdminJobOptions`. The default name is `revoke_claims`.
+        **options: See `AdminJobOptions`. The default name is `revoke_claims`, or `<group>_revoke_claims`.
 
     Returns:
         The job. Its run config is `RevokeConfig`.
@@ -435,7 +446,8 @@ def build_revoke_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
             config: {topic: orders, instance: 8d3f1c9e-2f54-4a5e-9f6c-1c8e5b7a9d10}
         ```
     """
-    return _job("revoke_claims", "Revokes the claims of a dead owner.", RevokeConfig, _revoke, options)
+    about = "Revokes the claims of a dead owner in {group}."
+    return _job("revoke_claims", about, RevokeConfig, _revoke, options, shown={"instance": ""})
 
 
 def _job(
@@ -445,16 +457,22 @@ def _job(
     act: Callable[[AdminAction, Any], TableMetadataValue],
     options: AdminJobOptions,
     *,
-    shown: Mapping[str, object] | None = None,
+    shown: Mapping[str, object] = MappingProxyType({}),
 ) -> JobDefinition:
     """Return a job that calls `act`, which returns the table of the state before and after.
 
-    `shown` is the config that the launchpad shows at first (default: the fields that have a default).
+    Its launchpad opens with a dry run, the topic, and the fields `shown`.
     """
-    name, claimer_key = options.get("name", default_name), options.get("claimer_key", "claimer")
+    group, claimer_key = options.get("group"), options.get("claimer_key", "claimer")
+    name = options.get("name") or (default_name if group is None else sensor_name(group, default_name))
 
     def run(context: OpExecutionContext, config: config_class) -> None:  # type: ignore[valid-type]
         claimer = claimer_of(context.resources, claimer_key)
+        if group not in {None, claimer.group}:
+            raise ConfigurationError(
+                f"job {name!r} is for group {group!r}, but its resource {claimer_key!r} claims for group "
+                f"{claimer.group!r}: pass the claimer_key of the group's claimer"
+            )
         tag_run(context, {GROUP_TAG: claimer.group})
         with logs_to_run(context):
             table = act(AdminAction(context, claimer), config)
@@ -468,7 +486,11 @@ def _job(
     def do() -> None:
         work()
 
-    config: Any = None if shown is None else {"ops": {work.name: {"config": dict(shown)}}}
+    opens_with = {"dry_run": True, **shown}
+    if "topic" in config_class.model_fields:
+        opens_with = {"dry_run": True, "topic": options.get("topic", ""), **shown}
+    config = {"ops": {work.name: {"config": opens_with}}}
+    about = about.format(group="the group" if group is None else f"group {group!r}")
     executor_def, tags = options.get("executor_def", in_process_executor), dict(options.get("tags") or {})
     return job(name=name, description=about, config=config, executor_def=executor_def, tags=tags)(do)
 
@@ -589,10 +611,11 @@ def _move(
 
 def _reprocess_range(action: AdminAction, config: ReprocessRangeConfig) -> TableMetadataValue:
     require_topic_name("topic", config.topic)
-    find = plans_finder(config.partition, config.start, config.end, config.from_datetime, config.to_datetime)
+    chosen = None if config.partitions is None else partitions_of(config.partitions, "partitions")
+    find = plans_finder(chosen, config.start, config.end, config.from_datetime, config.to_datetime)
     if find is None:
         raise ConfigurationError(
-            f"topic {config.topic!r}: the run config must have either partition, start and end, or from_datetime and "
+            f"topic {config.topic!r}: the run config must have either partitions, start and end, or from_datetime and "
             "to_datetime"
         )
     action.require_allowed(config)
@@ -623,7 +646,10 @@ def _revoke(action: AdminAction, config: RevokeConfig) -> TableMetadataValue:
     action.require_allowed(config)
     with closing(ClaimRevoker(claimer.open_log, claimer.group, config.topic, action.client)) as work:
         held = work.look()
-        claims = held_by(config.instance, held, chosen)
+        is_preview_of_all = config.dry_run and not config.instance
+        claims = held_in(held, chosen) if is_preview_of_all else held_by(config.instance, held, chosen)
+        if is_preview_of_all:
+            action.context.log.info("all claims are shown, because the run config has no instance: name a dead owner")
         if not claims:
             raise Failure(holds_nothing_text(config.instance, config.topic, held), allow_retries=False)
         taken = [] if config.dry_run else work.carry_out(claims)

@@ -211,11 +211,77 @@ def test_a_pause_beyond_the_calendar_is_ended(stand: Stand, until_s: int) -> Non
     assert stand.is_paused() == {False}
 
 
-def test_the_launchpad_of_a_pause_opens_with_its_length() -> None:
-    """A job that is launched with the launchpad's initial config pauses the group for an hour."""
-    assert build_pause_job(name="pause").run_config == {
-        "ops": {"pause_op": {"config": {"duration": "1h", "dry_run": False}}}
+OPENS_WITH: dict[str, dict[str, Any]] = {
+    "pause_group": {"duration": "1h"},
+    "set_position": {"topic": TOPIC},
+    "adopt_positions": {"topic": TOPIC},
+    "reprocess_range": {"topic": TOPIC},
+    "retry_plans": {"topic": TOPIC},
+    "revoke_claims": {"topic": TOPIC, "instance": ""},
+}
+"""What a launchpad shows besides `dry_run`, if the job was built with a topic."""
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_launchpad_opens_with_a_dry_run(stand: Stand, name: str) -> None:
+    """The config as it opens is valid, begins with `dry_run: true`, and has nothing of resources."""
+    claimer = stand.claimer()
+    for options in ({}, {"topic": TOPIC, "group": GROUP}):
+        job = JOBS[name][0](**options)  # type: ignore[arg-type] # options of any job
+        definitions = dg.Definitions(jobs=[job], resources={"claimer": claimer})
+        resolved = definitions.resolve_job_def(job.name)
+        opened = resolved.run_config
+        assert opened is not None
+        assert dg.validate_run_config(resolved, opened)
+        shown_fields = opened["ops"][f"{job.name}_op"]["config"]
+        expected = OPENS_WITH.get(name, {})
+        assert list(opened) == ["ops"]
+        assert next(iter(shown_fields)) == "dry_run"
+        topic = {"topic": options.get("topic", "")} if "topic" in expected else {}
+        assert shown_fields == {**expected, "dry_run": True, **topic}
+        schema: Any = resolved.run_config_schema.run_config_schema_type
+        resources = schema.fields["resources"]
+        assert not resources.is_required
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_opens_changes_nothing(stand: Stand, name: str) -> None:
+    """A run with the launchpad's initial config writes nothing; it shows a preview, or what the config still needs."""
+    before = stand.site.values()
+    result = JOBS[name][0](topic=TOPIC).execute_in_process(
+        resources={"claimer": stand.claimer()}, instance=stand.instance, raise_on_error=False
+    )
+    assert stand.site.values() == before
+    needs = {
+        "adopt_positions": "give either a consumer group or a checkpoint",
+        "set_position": "give one of to_offset, to_datetime",
+        "reprocess_range": "partitions, start and end",
+        "retry_plans": "no exhausted plan",
+        "revoke_claims": "the topic's owners: none",
     }
+    if name in needs:
+        assert needs[name] in error_of(result)
+    else:
+        assert shown(result)
+
+
+def test_several_partitions_are_reprocessed(stand: Stand) -> None:
+    """All jobs name partitions in one form."""
+    again = {"topic": TOPIC, "partitions": "0-1", "start": 30, "end": 40, "dry_run": True}
+    assert [row["partition"] for row in shown(stand.run("reprocess_range", **again))] == [0, 1]
+    configs: list[Any] = [config for _, config in JOBS.values()]
+    forms = [config.model_fields["partitions"] for config in configs if "partitions" in config.model_fields]
+    assert {field.annotation for field in forms} == {str | None}
+    assert all("'0-3,7'" in (field.description or "") for field in forms)
+
+
+def test_the_group_is_in_name_and_description(stand: Stand) -> None:
+    """An operator of several groups sees whose job it is, and a job of another group's claimer fails."""
+    job = build_pause_job(group="my-shops")
+    assert (job.name, job.description) == ("my_shops_pause_group", "Pauses group 'my-shops'.")
+    assert build_pause_job().description == "Pauses the group."
+    with pytest.raises(ConfigurationError, match=f"for group 'my-shops', but .* for group '{GROUP}'"):
+        job.execute_in_process(resources={"claimer": stand.claimer()}, instance=stand.instance)
 
 
 def test_an_operators_run_is_tagged_with_the_group(stand: Stand) -> None:
@@ -291,7 +357,7 @@ def test_positions_are_set_from_the_launchpad(stand: Stand) -> None:
     ("name", "config"),
     [
         ("set_position", {"topic": TOPIC, "to_offset": "0=30"}),
-        ("reprocess_range", {"topic": TOPIC, "partition": 0, "start": 30, "end": 50}),
+        ("reprocess_range", {"topic": TOPIC, "partitions": "0", "start": 30, "end": 50}),
     ],
 )
 def test_a_sink_that_is_named_in_the_config_is_asked(
@@ -447,7 +513,7 @@ def test_an_adoption_that_cannot_be_fails_the_run(stand: Stand, config: dict[str
 
 def test_a_range_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group's members process the range again; the metadata show the old position and where the group continues."""
-    again = {"topic": TOPIC, "partition": 0, "start": 30, "end": 40}
+    again = {"topic": TOPIC, "partitions": "0", "start": 30, "end": 40}
     (row,) = shown(stand.run("reprocess_range", **again, dry_run=True))
     assert (row["before"], row["reached"], row["after"]) == (50, None, None)
 
@@ -474,12 +540,12 @@ def test_a_window_of_time_is_done_again_from_the_launchpad(stand: Stand, monkeyp
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"partition": 0, "start": 30}, {**WINDOW, "end": 3}, {"partition": 0, "start": 3, "end": 5, **WINDOW}],
+    [{}, {"partitions": "0", "start": 30}, {**WINDOW, "end": 3}, {"partitions": "0", "start": 3, "end": 5, **WINDOW}],
 )
 def test_a_config_that_selects_nothing_fails_in_one_line(stand: Stand, config: dict[str, Any]) -> None:
     """Offsets and times together, or parts of them, are refused."""
     said = error_of(stand.run("reprocess_range", topic=TOPIC, **config))
-    assert "must have either partition, start and end, or from_datetime and to_datetime" in said
+    assert "must have either partitions, start and end, or from_datetime and to_datetime" in said
 
 
 @pytest.mark.parametrize("last", ["1970-01-01-00:00", "1970-01-01-00:01"])
@@ -535,7 +601,7 @@ def at_minutes(_: FakeTopics, __: str, partitions: Sequence[int], at_ms: int) ->
 @pytest.mark.thorough
 def test_a_range_that_is_not_done_in_time_fails_the_run(stand: Stand) -> None:
     """The group continues at its old position."""
-    result = stand.run("reprocess_range", topic=TOPIC, partition=0, start=30, end=40, within_s=0.1)
+    result = stand.run("reprocess_range", topic=TOPIC, partitions="0", start=30, end=40, within_s=0.1)
     data = failure(result).step_failure_data.user_failure_data
     assert data is not None
     assert data.description == (
@@ -580,6 +646,19 @@ def test_what_the_dead_hold_is_revoked_from_the_launchpad(stand: Stand) -> None:
     ]
     assert [stand.site.owner(number) for number in (0, 1)] == [dead.member.instance, None]
     assert stand.intervals[-1] == HI_MS
+
+
+def test_a_dry_run_without_an_owner_shows_all_claims(stand: Stand) -> None:
+    """The launchpad of a revocation opens with such a dry run, so that the operator finds the owner."""
+    owners = [stand.site.owner_of(number, at=50).member.instance for number in (0, 1)]
+    table = shown(stand.run("revoke_claims", topic=TOPIC, instance="", dry_run=True))
+    assert [(row["partition"], row["instance"], row["revoked"]) for row in table] == [
+        (0, owners[0], False),
+        (1, owners[1], False),
+    ]
+    (row,) = shown(stand.run("revoke_claims", topic=TOPIC, instance="", partitions="1-2", dry_run=True))
+    assert row["partition"] == 1
+    assert "has no claim" in error_of(stand.run("revoke_claims", topic=TOPIC, instance=""))
 
 
 def test_a_revocation_of_nothing_fails_the_run(stand: Stand) -> None:

@@ -57,7 +57,7 @@ def test_recover_names_no_settings_that_no_member_has(interval: str) -> None:
     "config",
     [
         lambda number: RetryConfig(topic="t", wait_s=number),
-        lambda number: ReprocessRangeConfig(topic="t", partition=0, start=0, end=1, within_s=number),
+        lambda number: ReprocessRangeConfig(topic="t", partitions="0", start=0, end=1, within_s=number),
     ],
 )
 def test_the_config_of_a_job_is_refused(config: Callable[[float], object], number: float) -> None:

@@ -32,6 +32,15 @@ def open_launchpad(page: Page, job: str, setting: str) -> None:
     expect(page.get_by_text("No errors")).to_be_visible()
 
 
+def replace_in_launchpad(page: Page, old: str, new: str) -> None:
+    """Replace a value in the launchpad's editor."""
+    editor = page.locator(".CodeMirror")
+    editor.get_by_text(old, exact=True).first.dblclick()
+    page.keyboard.type(new)
+    expect(editor.get_by_text(new, exact=True).first).to_be_visible()
+    expect(page.get_by_text("No errors")).to_be_visible()
+
+
 def launch(page: Page) -> None:
     """Launch the run in the launchpad, and wait on its page until it has succeeded."""
     page.get_by_role("button", name="Launch Run").click()

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from demo import flights
 from tests.conditions import wait_until
-from tests.ui.pages import DEMO, launch, open_launchpad
+from tests.ui.pages import DEMO, launch, open_launchpad, replace_in_launchpad
 from tests.ui.site import BATCHES, FLIGHTS, MAX_RECORDS
 
 if TYPE_CHECKING:
@@ -92,11 +92,18 @@ def wait_for_reason(page: Page, reason: str) -> str:
 
 
 def test_a_group_is_paused_and_resumed_by_clicking(page: Page, flights_run: str, shoot: "Shoot") -> None:  # noqa: ARG001 - its run comes first
-    """The jobs start from the launchpad without changes and show their results. Skipped ticks show the reason."""
+    """A launchpad opens with a dry run, which shows a preview. With `dry_run: false` the job acts; ticks show why."""
     wait_for_reason(page, "nothing to redo")
     shoot("tick")
     open_launchpad(page, "pause_flights", "duration: 1h")
+    expect(page.locator(".CodeMirror").get_by_text("resources")).to_have_count(0)
     shoot("launchpad")
+    launch(page)
+    expect(page.get_by_role("row", name="dry_run true", exact=True)).to_be_visible()
+    expect(page.get_by_role("cell", name=re.compile("^paused until 2"))).to_be_visible()
+    shoot("preview")
+    open_launchpad(page, "pause_flights", "duration: 1h")
+    replace_in_launchpad(page, "true", "false")
     launch(page)
     expect(page.get_by_role("row", name="group flights-by-carrier", exact=True)).to_be_visible()
     expect(page.get_by_role("cell", name="not paused", exact=True)).to_be_visible()
@@ -105,7 +112,8 @@ def test_a_group_is_paused_and_resumed_by_clicking(page: Page, flights_run: str,
     told = wait_for_reason(page, "group 'flights-by-carrier' is paused by")
     assert "s more: no runs" in told
     shoot("tick-paused")
-    open_launchpad(page, "resume_flights", "dry_run: false")
+    open_launchpad(page, "resume_flights", "dry_run: true")
+    replace_in_launchpad(page, "true", "false")
     launch(page)
     wait_for_reason(page, "nothing to redo")
 
