@@ -178,7 +178,7 @@ def run_in_memory(
             and is then replaced. Without one the mode is effectively once with a sink, otherwise at least once.
         config: The run config of the op or asset.
         partition_key: The Dagster partition, for an asset with `per_partition`.
-        spark: The Spark session (default: a local one, which the first batch starts).
+        spark: The Spark session (default: the active one of the process, or a local one that the first batch starts).
         instance: The Dagster instance (default: an ephemeral one).
         raise_on_error: Whether to raise the error of a run that fails without a simulated crash.
 

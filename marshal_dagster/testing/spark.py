@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class SparkInMemory:
-    """A resource with the session of the test, or with a small local one that the first batch starts."""
+    """A resource with the session of the test or process, or with a small local one that the first batch starts."""
 
     spark_config: ClassVar[Mapping[str, str]] = {
         "spark.app.name": "marshal-dagster in memory",
@@ -31,8 +31,13 @@ class SparkInMemory:
         if self._session is None:
             from pyspark.sql import SparkSession
 
-            builder = SparkSession.builder
-            for name, value in self.spark_config.items():
-                builder = builder.config(name, value)
-            self._session = builder.getOrCreate()
+            self._session = SparkSession.getActiveSession() or self._start()
         return self._session
+
+    def _start(self) -> "SparkSession":
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder
+        for name, value in self.spark_config.items():
+            builder = builder.config(name, value)
+        return builder.getOrCreate()
