@@ -70,3 +70,11 @@ def add_row(results: Path, row: Mapping[str, Any]) -> None:
     results.parent.mkdir(parents=True, exist_ok=True)
     with results.open("a") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def write_rows(results: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a results file again, at once."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    new = results.with_suffix(".new")
+    new.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    new.replace(results)

@@ -78,11 +78,11 @@ INTERNAL: Final = {
     "sinks.database.dialect.TransactionConflictError": "A database sink catches it and begins again.",
     "sinks.database.dialect.ValueRejectedError": "A database sink catches it and names the row.",
     "sinks.database.pg_binary.OutOfRangeError": "A task catches it and reports that the row is doubtful.",
-    "sinks.database.task_rows._DoubtfulRowError": "A task reports it, and the driver writes the batch.",
+    "sinks.database.batch_copy.DoubtfulRowError": "A task reports it, or the driver catches it and copies lines.",
     "sinks.files.storage.PublishOutcomeUnknownError": (
         "An `OSError` with which the file sink recognises that a file may still be published."
     ),
-    "sinks.kafka.tasks._UnorderedError": "A task catches it and reports that the rows of its range must be sorted.",
+    "sinks.kafka.arrow_rows.UnorderedError": "A task catches it and reports that the rows of its range must be sorted.",
     "sinks.files.parquet_footer.NotParquetError": "A `ValueError` of the file sink's own check of what it has written.",
 }
 """Exception classes of the library that are not public, with the reason, by module and name within the package."""

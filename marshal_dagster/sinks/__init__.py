@@ -18,6 +18,7 @@
 - `kafka.notes`: the notes that each transaction to an output topic writes.
 - `kafka.records`: conversion of DataFrame rows to Kafka records.
 - `kafka.tasks`, `database.task_rows`: writing from Spark's tasks, to Kafka and to PostgreSQL.
+- `kafka.arrow_rows`, `database.batch_copy`: Arrow batches as Kafka records and as COPY, in tasks and the driver.
 - `source_headers`: headers for output topics that are written at least once.
 
 At module level this package imports the standard library, `marshal_dagster.errors`, `marshal_dagster.protocol` and

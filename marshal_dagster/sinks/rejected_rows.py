@@ -1,6 +1,5 @@
 """Rows that an output cannot store: finds the first one, also during the write, and names its message and column."""
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -57,15 +56,15 @@ class RowCheck:
     _problems: Sequence[tuple[str, str]]
 
     def first(self, found: Iterable[tuple[int | None, "Row | None"]]) -> RejectedRow | None:
-        """Return the rejected row of the lowest partition, or None.
+        """Return the first rejected row of the lowest partition, or None.
 
         Args:
-            found: Partition and lowest `problem` of its rows, None for a partition without problems.
+            found: Partition and lowest `problem` of some of its rows, None for rows without problems.
         """
         rows = [(partition, *problem) for partition, problem in found if partition is not None and problem is not None]
         if not rows:
             return None
-        partition, offset, number = min(rows, key=operator.itemgetter(0))
+        partition, offset, number = min(rows, key=lambda row: (row[0], row[1] is not None, row[1] or 0, row[2]))
         return RejectedRow(partition, offset, *self._problems[number])
 
 

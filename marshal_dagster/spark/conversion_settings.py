@@ -72,6 +72,13 @@ def check_settings(spark: "SparkSession | None", needed: Settings, what: str) ->
             )
 
 
+def settings_of(spark: "SparkSession") -> Mapping[str, str]:
+    """Return the settings that a session has been given, without those whose values Spark hides."""
+    if (settings := getattr(spark.conf, "getAll", None)) is not None:  # from Spark 4.0 on
+        return dict(settings)
+    return {row["key"]: row["value"] for row in spark.sql("SET").collect() if "(redacted)" not in row["value"]}
+
+
 def _value_of(spark: "SparkSession", name: str, default: str) -> str:
     """Return the value of a setting, also if it was set by an older name of the setting."""
     try:

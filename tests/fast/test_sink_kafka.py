@@ -3,13 +3,14 @@
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, cast
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
     ArrayType,
@@ -30,6 +31,7 @@ from marshal_dagster.kafka.transactions import (
     RecordRejectedError,
     Transaction,
     TransactionStillOpenError,
+    UnnamedRecord,
 )
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition
@@ -38,7 +40,7 @@ from marshal_dagster.sinks.conformance import Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
 from marshal_dagster.sinks.kafka.notes import PositionNote
 from marshal_dagster.sinks.kafka.range_write import Place, Step
-from marshal_dagster.sinks.kafka.records import Record, check_record_columns
+from marshal_dagster.sinks.kafka.records import FrameRecords, Record, check_record_columns
 from tests.kafka_outputs import FakeKafkaSink, FakeRecords
 from tests.sink_conformance import shared
 from tests.sink_kit import ALL_CASES, GROUP_CHECKS, following
@@ -131,6 +133,14 @@ class FakeTransaction:
                 "INSERT INTO records (number, topic, key, value) VALUES (?, ?, ?, ?)", (self.number, topic, key, value)
             )
 
+    def send_many(self, topic: str, records: Iterable[UnnamedRecord]) -> int:
+        """Append records, and return their number."""
+        sent = 0
+        for value, key, *_ in records:
+            self.send(topic, value, key)
+            sent += 1
+        return sent
+
     def flush(self) -> None:
         """Do nothing, because records are appended at once."""
 
@@ -178,6 +188,41 @@ class FakeSink(FakeKafkaSink):
         return cast("Transaction", FakeTransaction(self.broker, self._key(wanted)))
 
 
+class BatchRecords(FrameRecords):
+    """Rows that this process sends as Arrow batches of two rows each."""
+
+    rows: Any
+
+    @classmethod
+    def of_rows(cls, fake: FakeRecords) -> "BatchRecords":
+        """Return the records of rows."""
+        return cls(fake.counts, None, 0, {}, cast("Any", fake), has_whole_partitions=True, _size=0)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.rows)
+
+    def of(self, partition: int) -> "BatchRecords":
+        """Return the records of one source partition."""
+        return self.of_rows(FakeRecords([row for row in self.rows.rows if row["partition"] == partition]))
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the records as batches."""
+        schema = pa.schema({"partition": pa.int64(), "offset": pa.int64(), "value": pa.binary(), "key": pa.binary()})
+        rows = [(record.source_partition, record.source_offset, record.value, record.key) for record in self]
+        for start in range(0, len(rows), 2):
+            columns = zip(*rows[start : start + 2], strict=True)
+            yield pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=schema)
+
+
+class BatchSink(FakeSink):
+    """A sink of this broker that gets Arrow batches, as this process sends them."""
+
+    @contextmanager
+    def _evaluated(self, frame: Any, done: Sequence[int]) -> Iterator[Any]:  # noqa: ANN401
+        with super()._evaluated(frame, done) as records:
+            yield BatchRecords.of_rows(records)
+
+
 class KafkaTarget(Target):
     """A separate broker."""
 
@@ -212,6 +257,48 @@ def test_the_sink_conforms(case: Case, target: KafkaTarget, monkeypatch: pytest.
     """Each case of the kit passes, also if a writer dies or stalls at any line of the sink."""
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     case.check(target)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", [case for case in ALL_CASES if case.id in {"first_batch", "death_at_any_step"}])
+def test_a_process_that_sends_arrow_batches_conforms(case: Case, tmp_path: Path) -> None:
+    """The batches of several ranges follow each other, and a range may begin within a batch."""
+    case.check(KafkaTarget(tmp_path, BatchSink))
+
+
+def test_rows_of_ranges_that_are_not_written_are_skipped(tmp_path: Path) -> None:
+    """Another writer takes two of four ranges before this one has fenced them."""
+    target = KafkaTarget(tmp_path, BatchSink)
+    ranges = [part(partition, 0, 3) for partition in range(4)]
+    sink = target.sink()
+
+    def overtake(step: str) -> None:
+        if step == "evaluated":
+            deliver(target, "a", ranges[0], ranges[2])
+
+    sink._reached = overtake  # type: ignore[method-assign]
+    assert deliver(target, "b", *ranges, sink=sink).taken == (ranges[1], ranges[3])
+    assert sorted(target.rows()) == rows_of("a", ranges[0]) + rows_of("b", ranges[1]) + rows_of("a", ranges[2]) + (
+        rows_of("b", ranges[3])
+    )
+
+
+def test_a_rejected_record_of_a_batch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The range is sent again, one record after the other. The ranges before it are written, those after it are not."""
+    send = FakeTransaction.send
+
+    def reject(self: FakeTransaction, topic: str, value: bytes, key: bytes, *, name: str = "", **_: object) -> None:
+        if key == b"1/1":
+            raise RecordRejectedError(name, "too large", is_too_large=True, is_sure=bool(name))
+        send(self, topic, value, key)
+
+    monkeypatch.setattr(FakeTransaction, "send", reject)
+    target = KafkaTarget(tmp_path, BatchSink)
+    with pytest.raises(
+        SinkRejectedError, match=r"^t/1 offset 1 of group .* rejects the record made from it: too large"
+    ):
+        deliver(target, "a", *(part(partition, 0, 3) for partition in range(3)))
+    assert target.rows() == rows_of("a", part(0, 0, 3))
 
 
 @pytest.mark.parametrize("check", GROUP_CHECKS)
@@ -297,8 +384,10 @@ def test_a_wrong_sink_is_caught(
     """Each mistake fails a case of the kit."""
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     (wanted,) = (param.values[0] for param in ALL_CASES if param.id == case)
+    target = KafkaTarget(tmp_path, kind)
+    target.most_steps = 60  # with half of them a mistake may stay unnoticed
     with pytest.raises((AssertionError, SinkRejectedError)):
-        wanted.check(KafkaTarget(tmp_path, kind))  # type: ignore[attr-defined]
+        wanted.check(target)  # type: ignore[attr-defined]
 
 
 # Cases that the kit does not have

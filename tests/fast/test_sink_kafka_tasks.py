@@ -11,9 +11,10 @@ import pytest
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.kafka.transactions import ProducerFencedError, RecordRejectedError, UnnamedRecord
 from marshal_dagster.sinks.conformance.target import part
+from marshal_dagster.sinks.kafka.arrow_rows import ArrowRows, UnorderedError
 from marshal_dagster.sinks.kafka.range_write import Step
 from marshal_dagster.sinks.kafka.records import FrameRecords
-from marshal_dagster.sinks.kafka.tasks import _ArrowRows, _Outcome, _RangeTask, _run, _run_all, _UnorderedError
+from marshal_dagster.sinks.kafka.tasks import _Outcome, _RangeTask, _run, _run_all
 
 SCHEMA = pa.schema(
     [
@@ -47,7 +48,7 @@ def batch(*rows: Sequence[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in full], SCHEMA)
 
 
-def sent(rows: _ArrowRows, partition: int) -> list[UnnamedRecord]:
+def sent(rows: ArrowRows, partition: int) -> list[UnnamedRecord]:
     """Return the records of a partition."""
     transaction: Any = Transaction()
     assert rows.send(transaction, "t", part(partition, 0, 1)) == len(transaction.records)
@@ -56,7 +57,7 @@ def sent(rows: _ArrowRows, partition: int) -> list[UnnamedRecord]:
 
 def test_batches_are_cut_where_a_range_ends() -> None:
     """A range may take several batches, and a batch may have several ranges. Empty batches are passed over."""
-    rows = _ArrowRows(
+    rows = ArrowRows(
         [
             batch(),
             batch((0, 0, b"a"), (0, 1, b"b")),
@@ -75,19 +76,19 @@ def test_batches_are_cut_where_a_range_ends() -> None:
     assert sent(rows, 9) == []
 
 
-def _next(rows: _ArrowRows) -> int | None:
+def _next(rows: ArrowRows) -> int | None:
     return rows.partition
 
 
 def test_a_batch_without_rows_is_none() -> None:
     """A task without rows has nothing to do."""
-    assert _ArrowRows([]).partition is None
-    assert _ArrowRows([batch(), batch()]).partition is None
+    assert ArrowRows([]).partition is None
+    assert ArrowRows([batch(), batch()]).partition is None
 
 
 def test_nulls_are_the_clients_own_values() -> None:
     """A record without partition and time gets those of the client. Headers stay apart from those of other records."""
-    rows = _ArrowRows(
+    rows = ArrowRows(
         [
             batch(
                 (0, 0, b"a", b"k", [{"key": "h", "value": b"1"}, {"key": "h", "value": None}], 5, 2),
@@ -109,11 +110,11 @@ def test_nulls_are_the_clients_own_values() -> None:
 def test_columns_that_the_frame_lacks_are_null() -> None:
     """Spark passes only the columns of the user's frame."""
     full = batch((0, 0, b"a", b"k", [], 5, 2), (0, 1, b"b", b"l", None, 6, 1))
-    assert sent(_ArrowRows([full.select(["partition", "value"])]), 0) == [
+    assert sent(ArrowRows([full.select(["partition", "value"])]), 0) == [
         (b"a", None, -1, 0, None),
         (b"b", None, -1, 0, None),
     ]
-    assert sent(_ArrowRows([full.select(["partition", "offset", "value", "key", "output_partition"])]), 0) == [
+    assert sent(ArrowRows([full.select(["partition", "offset", "value", "key", "output_partition"])]), 0) == [
         (b"a", b"k", 2, 0, None),
         (b"b", b"l", 1, 0, None),
     ]
@@ -132,11 +133,11 @@ UNORDERED = {
 def test_rows_whose_order_is_checked(case: str) -> None:
     """Rows of one range must follow each other, with rising offsets; the rows of a message stay together."""
     wanted, transaction = part(0, 0, 9), Transaction()
-    with pytest.raises(_UnorderedError):
-        _ArrowRows(UNORDERED[case], {wanted: 2}).send(transaction, "t", wanted)  # type: ignore[arg-type]
-    rows = _ArrowRows([batch((0, 3, b"a"), (0, 3, b"b")), batch((0, 3, b"c"), (0, 7, b"d"))], {wanted: 4})
+    with pytest.raises(UnorderedError):
+        ArrowRows(UNORDERED[case], {wanted: 2}).send(transaction, "t", wanted)  # type: ignore[arg-type]
+    rows = ArrowRows([batch((0, 3, b"a"), (0, 3, b"b")), batch((0, 3, b"c"), (0, 7, b"d"))], {wanted: 4})
     assert rows.send(transaction, "t", wanted) == 4  # type: ignore[arg-type]
-    without = _ArrowRows([batch((0, 3, b"a"), (0, 1, b"b")).drop_columns(["offset"])], {wanted: 2})
+    without = ArrowRows([batch((0, 3, b"a"), (0, 1, b"b")).drop_columns(["offset"])], {wanted: 2})
     assert without.send(transaction, "t", wanted) == 2  # type: ignore[arg-type]
 
 
@@ -152,7 +153,7 @@ def test_rows_whose_order_is_checked(case: str) -> None:
 def test_what_the_client_would_change_is_refused(row: Sequence[Any]) -> None:
     """The driver then finds the record and names it."""
     with pytest.raises(RecordRejectedError):
-        sent(_ArrowRows([batch((0, 0, b"fine", None, None, 7, 0)), batch((0, 0, b"fine"), row)]), 0)
+        sent(ArrowRows([batch((0, 0, b"fine", None, None, 7, 0)), batch((0, 0, b"fine"), row)]), 0)
 
 
 class RangeSink:
@@ -163,7 +164,7 @@ class RangeSink:
     def __init__(self, note: object = None, error: Exception | None = None) -> None:
         self.note, self.error = note, error
 
-    def _write(self, _place: object, wanted: Any, _count: int, rows: _ArrowRows, *_: object, attempt: str) -> Step:  # noqa: ANN401
+    def _write(self, _place: object, wanted: Any, _count: int, rows: ArrowRows, *_: object, attempt: str) -> Step:  # noqa: ANN401
         self.attempt = attempt
         if self.error is not None:
             raise self.error
@@ -335,7 +336,7 @@ class SkippingSink(RangeSink):
         super().__init__()
         self.transaction = Transaction()
 
-    def _write(self, _place: object, wanted: Any, _count: int, rows: _ArrowRows, *_: object, **__: object) -> Any:  # noqa: ANN401
+    def _write(self, _place: object, wanted: Any, _count: int, rows: ArrowRows, *_: object, **__: object) -> Any:  # noqa: ANN401
         if wanted == A:
             return None
         rows.send(self.transaction, "t", wanted)  # type: ignore[arg-type]

@@ -1,10 +1,11 @@
 """The search for the first row that a table rejects."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from marshal_dagster.sinks.rejected_rows import first_rejected
+from marshal_dagster.sinks.rejected_rows import RowCheck, first_rejected
 
 
 class Table:
@@ -44,3 +45,19 @@ def test_the_first_row_is_found_also_if_it_repeats_a_value(seed: int) -> None:
 def test_no_rows_have_no_rejected_one() -> None:
     """Nothing is moved then."""
     assert first_rejected(0, Table([], set()).error_of) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "row"),
+    [
+        ([(1, (3, 0)), (0, None), (0, (7, 1)), (0, (5, 1)), (0, (5, 0))], (0, 5, "a")),
+        ([(0, (5, 1)), (0, (None, 1))], (0, None, "b")),
+        ([(None, (5, 1)), (2, (0, 1))], (2, 0, "b")),
+    ],
+)
+def test_the_first_row_of_the_lowest_partition_is_named(found: Any, row: tuple[Any, ...]) -> None:  # noqa: ANN401
+    """Several tasks may have rows of a partition. Rows without a partition are refused for that reason."""
+    problem: Any = None
+    rejected = RowCheck(problem, [("a", "reason"), ("b", "reason")]).first(found)
+    assert rejected is not None
+    assert (rejected.partition, rejected.offset, rejected.column) == row

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 from marshal_dagster.sinks.conformance.target import part
+from tests.soak_results import read_rows
+from tests.task_races.__main__ import add_seed
 from tests.task_races.checks import Place, Verdict, headers_of, judge, value_of
 
 EXPECTED = {0: [(0, 0), (1, 0), (1, 1)], 1: [(0, 0)]}
@@ -67,3 +70,14 @@ def test_a_wrong_output_is_found(
     verdict = found(change(CORRECT))
     assert (verdict.lost, verdict.twice) == (lost, twice)
     assert verdict.violations
+
+
+def test_seeds_that_follow_each_other_are_one_row(tmp_path: Path) -> None:
+    """A seed of other code, or one that does not follow, begins a row of its own."""
+    results = tmp_path / "races.jsonl"
+    sums = dict.fromkeys(("records", "runs", "killed", "resumed", "lost", "twice", "violations"), 2)
+    for code, seed in (("a", 0), ("a", 1), ("a", 2), ("b", 3), ("b", 5)):
+        add_seed(results, {"code": code, "first": seed, "seeds": 1, **sums, "seconds": 0.5})
+    rows = read_rows(results)
+    assert [(row["code"], row["first"], row["seeds"]) for row in rows] == [("a", 0, 3), ("b", 3, 1), ("b", 5, 1)]
+    assert [(row["records"], row["seconds"]) for row in rows] == [(6, 1.5), (2, 0.5), (2, 0.5)]

@@ -11,6 +11,9 @@ from psycopg import sql
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks import PostgresSink
+from marshal_dagster.sinks.database import frame_lines
+from marshal_dagster.sinks.database.pg_copy import evaluated
+from marshal_dagster.spark.local_batches import local_batches
 from tests.session_settings import session_settings
 from tests.sink_conformance import never, part
 from tests.sink_outputs import TABLE, own_schema
@@ -220,3 +223,42 @@ def test_a_value_that_postgres_refuses_is_named(spark: "SparkSession", postgres:
         connection.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN text TYPE varchar(9)").format(table))
     with pytest.raises(SinkRejectedError, match=r"partition 0, offset 7777, column 'text': value too long"):
         sink.write(rows, [part(0, 0, 10_000)], never)
+
+
+def test_a_large_partition_passes_through_this_process_in_pieces(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are then in the order of their messages. The frame may have columns of any names."""
+    monkeypatch.setattr(frame_lines, "_LARGE_BYTES", 50_000)
+    monkeypatch.setattr(frame_lines, "_BYTES_AT_ONCE", 20_000)
+    pieces = []
+
+    def noted(frame: "DataFrame", most_rows: int, *, at_once: bool) -> Any:  # noqa: ANN401 - batches
+        pieces.append(frame.rdd.getNumPartitions())
+        return local_batches(frame, most_rows, at_once=at_once)
+
+    monkeypatch.setattr(frame_lines, "local_batches", noted)
+    rows = spark.range(6_000, numPartitions=2).selectExpr(
+        "int(id % 3) AS partition", "id AS offset", "id AS Marshal_Sequence"
+    )
+    with evaluated(rows, []) as lines:
+        found = [(partition, *map(int, line.split("\t"))) for partition, line in lines]
+    assert found == [(each, each, id_, id_) for each in range(3) for id_ in range(each, 6_000, 3)]
+    with evaluated(rows.where("offset < 2000"), [1]) as lines:
+        assert [partition for partition, _ in lines] == [number % 3 for number in range(2_000) if number % 3 != 1]
+    assert pieces == [9, 2]
+
+
+def test_tasks_that_pass_batches_know_the_settings_of_the_session(spark: "SparkSession") -> None:
+    """Rows that were lost are computed again as they were: `u` is the day of the week only by the older rules."""
+    rows = spark.range(2, numPartitions=2).selectExpr(
+        "date_format(timestamp_seconds(43200 + id), if(id >= 0, 'u', 'y')) AS day", "id"
+    )
+    for at_once in (True, False):
+        with session_settings(spark, {"spark.sql.legacy.timeParserPolicy": "LEGACY"}):
+            batches = local_batches(rows, 10, at_once=at_once)
+            assert batches is not None
+            assert [row for batch in batches for row in batch.to_pylist()] == [
+                {"day": "4", "id": 0},
+                {"day": "4", "id": 1},
+            ]

@@ -13,9 +13,10 @@ from pyspark.sql import types as t
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks import MariaDBSink, PostgresSink
-from marshal_dagster.sinks.database import task_rows
+from marshal_dagster.sinks.database import frame_lines, task_rows
 from marshal_dagster.sinks.database.column_types import table_columns
 from marshal_dagster.sinks.database.pg_binary import binary_form
+from marshal_dagster.sinks.database.staged_rows import CopiedRows
 from marshal_dagster.sinks.rejected_rows import RowCheck
 from tests.sink_conformance import never, part
 from tests.sink_outputs import MariaDBOutput, own_schema
@@ -265,8 +266,9 @@ def refuses_each(sink: PostgresSink | MariaDBSink, frame: "DataFrame", columns: 
 
     wrong = []
     dialect: Any = sink._dialect
-    with patch.object(RowCheck, "first", note), dialect.evaluated(frame, []) as rows:
-        lines: dict[int, str] = dict(rows)
+    without_arrow = patch.object(frame_lines, "local_batches", lambda *_, **__: None)
+    with patch.object(RowCheck, "first", note), without_arrow, dialect.evaluated(frame, []) as rows:
+        lines: dict[int, str] = dict(rows)  # also those that Spark has found, which may not be UTF-8
     for number, column in enumerate(columns):
         if number in problems:
             continue  # Spark has found it, before anything is written
@@ -275,7 +277,8 @@ def refuses_each(sink: PostgresSink | MariaDBSink, frame: "DataFrame", columns: 
         def evaluated(*_: object, number: int = number) -> Iterator[OneLine]:
             yield OneLine(number, lines[number])
 
-        with patch.object(sink, "_evaluated", evaluated):
+        # As lines, which name the row. `undoubted` has the batches.
+        with patch.object(sink, "_evaluated", evaluated), patch.object(CopiedRows, "_copy_batches", lambda *_: None):
             try:
                 sink.write(frame, [part(number, 0, 100)], never)
             except SinkRejectedError as error:

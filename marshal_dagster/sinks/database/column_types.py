@@ -3,11 +3,12 @@
 `postgres` uses it before a batch is processed.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.sinks.database.dialect import RENAMED
 from marshal_dagster.sinks.database.pg_copy import postgres_type
 from marshal_dagster.sinks.sink import quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
@@ -197,3 +198,12 @@ def with_exact_floats(frame: "DataFrame", there: Mapping[str, TableColumn]) -> "
         return frame
     columns = [(name, f.col(quoted(name))) for name in frame.columns]
     return frame.select(*(column.cast("double").alias(name) if name in doubles else column for name, column in columns))
+
+
+def limited_columns(columns: Iterable[str], there: Mapping[str, TableColumn]) -> dict[int, TableColumn]:
+    """Return the columns that may change spaces at the end of a string, by their place among `columns`."""
+    return {
+        index: column
+        for index, name in enumerate(columns)
+        if (column := there.get(RENAMED.get(name, name))) and column.type in {"varchar", "bpchar"}
+    }

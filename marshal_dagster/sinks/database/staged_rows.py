@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.database.column_types import TableColumn
+from marshal_dagster.sinks.database.batch_copy import BatchCopy, DoubtfulRowError, value_errors
+from marshal_dagster.sinks.database.column_types import TableColumn, limited_columns
 from marshal_dagster.sinks.database.dialect import (
     RENAMED,
     Dialect,
@@ -166,25 +167,49 @@ class CopiedRows(PostgresRows):
             error_text: Returns an error's text in one line without the password.
             ids: The id of each range's entry in `marshal_taken_ranges`, by partition.
             columns: The frame's columns.
-            lines: The rows as lines of COPY text.
+            lines: The rows, also as lines of COPY text.
             there: The output's columns, by name.
         """
         super().__init__(dialect, error_text, ids, columns)
-        self._lines = lines
+        self._lines, self._there = lines, there
         self._limited = limited_columns(columns, there)
 
     def stage(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
         """Copy all rows to the temporary table, whose columns have the output's types.
 
+        They are copied as Arrow batches. If PostgreSQL may reject a row, they are copied as lines, which name it.
+
         Raises:
             SinkRejectedError: If PostgreSQL rejects a row, or the number of rows has changed since they were counted.
         """
-        lines = self._lines
         self._dialect.execute(
             connection,
             "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
             columns=self._names(),
         )
+        copied = self._copy_batches(connection)
+        if copied is None:
+            copied = self._copy_lines(connection, wanted)
+        if copied != (expected := sum(self._lines.counts.values())):
+            raise changed_result(f"table {self._output}", expected, copied)
+
+    def _copy_batches(self, connection: "Connection") -> int | None:
+        """Copy the rows as Arrow batches. Return their number, or None if they are to be copied as lines."""
+        rows = self._lines.rows
+        copied = BatchCopy.of(rows, self._ids, self._there)
+        batches = self._lines.batches(copied.rows(rows, self._there))
+        if batches is None:
+            return None
+        try:
+            with connection.transaction(), connection.cursor() as cursor:
+                counts, _ = copied.copy(cursor, ("pg_temp", "marshal_rows"), batches, is_new=False)
+        except DoubtfulRowError:
+            return None
+        return sum(counts.values())
+
+    def _copy_lines(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> int:
+        """Copy the rows as lines, and return their number. Raises `SinkRejectedError` for the row that is rejected."""
+        lines = self._lines
         prefixes = {partition: f"{taken}\t" for partition, taken in self._ids.items()}
         kept = self._with_all_spaces(lines, wanted) if self._limited else lines
         text = (f"{prefixes[partition]}{line}\n" for partition, line in kept)
@@ -199,8 +224,7 @@ class CopiedRows(PostgresRows):
                     raise
                 # Not chained: psycopg's error can contain the row.
                 raise rejected.error(f"table {self._output}", wanted) from None
-            if cursor.rowcount != (expected := sum(lines.counts.values())):
-                raise changed_result(f"table {self._output}", expected, cursor.rowcount)
+            return cursor.rowcount
 
     def _with_all_spaces(self, lines: FrameLines, wanted: Sequence[ClaimedRange]) -> Iterator[tuple[int, str]]:
         """Yield the lines. Raise `SinkRejectedError` for a string at whose end a column would change the spaces.
@@ -242,26 +266,9 @@ class CopiedRows(PostgresRows):
         )
 
 
-def limited_columns(columns: Iterable[str], there: Mapping[str, TableColumn]) -> dict[int, TableColumn]:
-    """Return the columns that may change spaces at the end of a string, by their place among `columns`."""
-    return {
-        index: column
-        for index, name in enumerate(columns)
-        if (column := there.get(RENAMED.get(name, name))) and column.type in {"varchar", "bpchar"}
-    }
-
-
 def _copy_statement(columns: Iterable[str]) -> "Composed":
     """Return the COPY statement for the temporary table; it has no parameters, so percent signs are not doubled."""
     from psycopg import sql
 
     names = sql.SQL(", ").join(map(sql.Identifier, column_names(columns)))
     return sql.SQL("COPY pg_temp.marshal_rows ({}) FROM STDIN").format(names)
-
-
-def value_errors() -> "tuple[type[psycopg.Error], ...]":
-    """Return the exceptions with which PostgreSQL or a trigger rejects a value."""
-    import psycopg
-    from psycopg import errors
-
-    return psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException

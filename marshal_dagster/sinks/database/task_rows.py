@@ -21,32 +21,18 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol
 from marshal_dagster.errors import MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import without_partitions
+from marshal_dagster.sinks.database.batch_copy import BatchCopy, DoubtfulRowError
 from marshal_dagster.sinks.database.column_types import TableColumn, table_columns, with_exact_floats
-from marshal_dagster.sinks.database.dialect import Dialect, Fragment, column_names
-from marshal_dagster.sinks.database.pg_binary import (
-    HEADER,
-    TRAILER,
-    BinaryForm,
-    OutOfRangeError,
-    binary_form,
-    binary_rows,
-    is_native,
-)
-from marshal_dagster.sinks.database.pg_copy import column_text
+from marshal_dagster.sinks.database.dialect import Dialect, Fragment
 from marshal_dagster.sinks.database.postgres_rights import check_may_create_tables
-from marshal_dagster.sinks.database.staged_rows import PostgresRows, limited_columns, value_errors
-from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
-from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
+from marshal_dagster.sinks.database.staged_rows import PostgresRows
+from marshal_dagster.sinks.rejected_rows import RejectedRow
 from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches, sparing_next_tasks
-from marshal_dagster.spark.lazy_pyspark import functions as f
-from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
 
 if TYPE_CHECKING:
-    from psycopg.sql import Composed
-    from pyarrow import Array, Buffer, RecordBatch
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructField
+    from pyarrow import RecordBatch
+    from pyspark.sql import DataFrame
 
     from marshal_dagster._internal.postgres import Connection
 
@@ -236,54 +222,11 @@ def _copy(
     dialect: StagingDialect, attempt: str, frame: "DataFrame", ids: Mapping[int, int], there: Mapping[str, TableColumn]
 ) -> list[tuple[str, int | None, int, bool, str | None]]:
     """Run the tasks. Return their numbers, and the number of rows of each partition that each has copied."""
-    spark, fields = frame.sparkSession, frame.schema.fields
-    forms = _forms(fields, there)
-    has_offset = f.col(OFFSET_COLUMN).isNotNull() if OFFSET_COLUMN in frame.columns else f.lit(False)  # noqa: FBT003
-    rows = frame.select(
-        f.col(PARTITION_COLUMN).cast("bigint").alias("partition"),
-        has_offset.alias("has_offset"),
-        _is_doubtful(frame, there).alias("is_doubtful"),
-        *(
-            _field(column, forms[number + 1] if forms else None).alias(f"field_{number}")
-            for number, column in enumerate(fields)
-        ),
-    )
+    spark, copied = frame.sparkSession, BatchCopy.of(frame, ids, there)
     with task_secret(spark, pickle.dumps(dialect)) as secret, limited_batches(spark, _ROWS_AT_ONCE):
-        task = _CopyTask(secret, attempt, tuple(column_names(frame.columns)), dict(ids), forms)
-        found = rows.coalesce(_MOST_TABLES).mapInArrow(task, _RESULTS).collect()
+        task = _CopyTask(secret, attempt, copied)
+        found = copied.rows(frame, there).coalesce(_MOST_TABLES).mapInArrow(task, _RESULTS).collect()
     return [tuple(row) for row in found]
-
-
-def _forms(fields: Sequence["StructField"], there: Mapping[str, TableColumn]) -> tuple[BinaryForm, ...] | None:
-    """Return the binary forms of the columns, the range's first; None if one is not known, and rows are sent as CSV."""
-    columns = [there[name] for name in column_names(field.name for field in fields)]
-    types = [t.LongType(), *(field.dataType for field in fields)]
-    forms = [binary_form(data_type, column) for data_type, column in zip(types, columns, strict=True)]
-    return None if None in forms else tuple(form for form in forms if form is not None)
-
-
-def _field(column: "StructField", form: BinaryForm | None) -> "Column":
-    """Return a column as it is, if it can be rendered so, else as the text that PostgreSQL parses."""
-    as_it_is = isinstance(column.dataType, t.IntegralType) if form is None else is_native(column.dataType, form)
-    return f.col(quoted(column.name)) if as_it_is else column_text(column.name, column.dataType)
-
-
-def _is_doubtful(frame: "DataFrame", there: Mapping[str, TableColumn]) -> "Column":
-    """Return the condition that a string of a row would be changed without an error.
-
-    PostgreSQL itself rejects bytes that are not UTF-8, and NUL characters. Spark would replace them when it renders
-    JSON. A column with a limited length may lose spaces at the end.
-    """
-    nested = [
-        column for column in frame.schema.fields if isinstance(column.dataType, t.ArrayType | t.MapType | t.StructType)
-    ]
-    is_doubtful = f.lit(False)  # noqa: FBT003
-    if nested:
-        is_doubtful = text_check(t.StructType(nested), refuse_nul=True).problem.isNotNull()
-    for index in limited_columns(frame.columns, there):
-        text = f.col(quoted(frame.columns[index])).cast("string")
-        is_doubtful = is_doubtful | f.coalesce(text.endswith(" "), f.lit(False))  # noqa: FBT003
-    return is_doubtful
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,12 +235,7 @@ class _CopyTask:
 
     dialect: TaskSecret
     attempt: str
-    columns: Sequence[str]
-    """The columns, the range's first."""
-    ids: Mapping[int, int]
-    """The id of each range, by partition."""
-    forms: Sequence[BinaryForm] | None
-    """The binary forms of the columns, or None for CSV."""
+    copied: BatchCopy
 
     def __call__(self, batches: Iterable["RecordBatch"]) -> Iterator["RecordBatch"]:
         filled = (batch for batch in batches if len(batch))
@@ -309,7 +247,7 @@ class _CopyTask:
         try:
             with sparing_next_tasks():
                 counts, have_offsets = self._copy(dialect, task, chain([first], filled))
-        except _DoubtfulRowError:
+        except DoubtfulRowError:
             yield _result(task, None, 0, have_offsets=False, error=_DOUBTFUL)
         except MarshalError as error:
             yield _result(task, None, 0, have_offsets=False, error=error_as_text(error))
@@ -321,29 +259,12 @@ class _CopyTask:
         self, dialect: StagingDialect, task: str, batches: Iterable["RecordBatch"]
     ) -> tuple[Counter[int | None], bool]:
         """Copy all rows in one transaction. Return their number by partition, and whether all have offsets."""
-        counts: Counter[int | None] = Counter()
-        have_offsets = True
-        wrong_values: tuple[type[Exception], ...] = (OutOfRangeError, *value_errors())
+        table = f"{self.attempt}_{task}"
         with dialect.transaction(lambda _: None) as connection, connection.cursor() as cursor:
             for name, value in (("statement_timeout", "0"), ("synchronous_commit", "off")):
                 cursor.execute("SELECT set_config(%s, %s, true)", (name, value))
-            self._create(dialect, connection, f"{self.attempt}_{task}")
-            try:
-                with cursor.copy(self._statement(dialect, f"{self.attempt}_{task}")) as copy:
-                    copy.write(HEADER if self.forms else b"")
-                    for batch in batches:
-                        partition, has_offset, is_doubtful, *fields = batch.columns
-                        if is_doubtful.true_count:
-                            raise _DoubtfulRowError
-                        have_offsets = have_offsets and has_offset.true_count == len(batch)
-                        for entry in partition.value_counts():
-                            counts[entry["values"].as_py()] += entry["counts"].as_py()
-                        for piece in self._rendered([self._ranges(partition), *fields]):
-                            copy.write(piece)
-                    copy.write(TRAILER if self.forms else b"")
-            except wrong_values:
-                raise _DoubtfulRowError from None
-        return counts, have_offsets
+            self._create(dialect, connection, table)
+            return self.copied.copy(cursor, (dialect.schema, table), batches, is_new=True)
 
     def _create(self, dialect: StagingDialect, connection: "Connection", table: str) -> None:
         staging = Fragment(dialect.quoted(dialect.schema, table))
@@ -352,7 +273,7 @@ class _CopyTask:
             "CREATE UNLOGGED TABLE {staging} WITH (autovacuum_enabled = false) "
             "AS SELECT {names} FROM {rows} WITH NO DATA",
             staging=staging,
-            names=Fragment(", ".join(map(dialect.quoted, self.columns))),
+            names=Fragment(", ".join(map(dialect.quoted, self.copied.columns))),
         )
         dialect.execute(connection, f"COMMENT ON TABLE {{staging}} IS '{_COMMENT}'", staging=staging)
         given = connection.execute(_GIVEN_BY_DEFAULT, (dialect.schema, table)).fetchall()
@@ -360,49 +281,12 @@ class _CopyTask:
             roles = Fragment(", ".join(role.replace("%", "%%") for (role,) in given))
             dialect.execute(connection, "REVOKE ALL ON {staging} FROM {roles}", staging=staging, roles=roles)
 
-    def _statement(self, dialect: StagingDialect, table: str) -> "Composed":
-        """Return the COPY statement. PostgreSQL may store the rows as frozen, because the table is new."""
-        from psycopg import sql
-
-        names = sql.SQL(", ").join(map(sql.Identifier, self.columns))
-        return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {}, FREEZE)").format(
-            sql.Identifier(dialect.schema, table), names, sql.SQL("binary" if self.forms else "csv")
-        )
-
-    def _ranges(self, partitions: "Array") -> "Array":
-        """Return the ids of the rows' ranges, null for a partition that the batch has not read."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        ids = pa.array(list(self.ids.values()), pa.int64())
-        return ids.take(pc.index_in(partitions, value_set=pa.array(list(self.ids), pa.int64())))
-
-    def _rendered(self, columns: Sequence["Array"]) -> "Iterable[Buffer]":
-        import pyarrow as pa
-
-        rows = pa.RecordBatch.from_arrays(columns, self.columns)
-        return [_csv(rows)] if self.forms is None else binary_rows(rows, self.forms)
-
 
 def _staging_lost(output: str) -> UnavailableError:
     return UnavailableError(
         f"table {output}: the staging table of this batch was dropped or emptied, because the database was restarted "
         "or has ended the run's connection, so nothing was written. The next attempt of the batch writes the rows"
     )
-
-
-class _DoubtfulRowError(Exception):
-    """A row that the table may reject or change."""
-
-
-def _csv(fields: "RecordBatch") -> "Buffer":
-    """Return rows as CSV. All strings are quoted, so that an empty one is not null."""
-    import pyarrow as pa
-    import pyarrow.csv
-
-    text = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(fields, text, pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed"))
-    return text.getvalue()
 
 
 def _result(

@@ -3,7 +3,7 @@
 Rows of a key are in the total order that `database.upsert` describes. `delta.table` executes the statement.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -14,6 +14,7 @@ from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Comm
 from marshal_dagster.sinks.rejected_rows import RejectedRow
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.sinks.upsert_keys import WITHOUT_ORDER, Keys
+from marshal_dagster.spark.conversion_settings import settings_of
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 
@@ -213,8 +214,8 @@ def commit_session(spark: "SparkSession", commit: Commit) -> "SparkSession":
 
     session = spark.newSession()
     session.catalog.setCurrentCatalog(spark.catalog.currentCatalog())
-    present = _settings(session)
-    for name, value in _settings(spark).items():
+    present = settings_of(session)
+    for name, value in settings_of(spark).items():
         if present.get(name) == value:
             continue
         try:
@@ -226,12 +227,6 @@ def commit_session(spark: "SparkSession", commit: Commit) -> "SparkSession":
         session.conf.set(name, value)
     session.conf.set(_CASE_SENSITIVE, "false")  # Delta ignores case, whatever the run's session does
     return session
-
-
-def _settings(spark: "SparkSession") -> Mapping[str, str]:
-    if (settings := getattr(spark.conf, "getAll", None)) is not None:  # from Spark 4.0 on
-        return dict(settings)
-    return {row["key"]: row["value"] for row in spark.sql("SET").collect() if "(redacted)" not in row["value"]}
 
 
 def _order(keys: Keys) -> list[str]:

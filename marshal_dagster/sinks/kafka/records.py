@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
-from marshal_dagster.sinks.caching import persisted, without_partitions
+from marshal_dagster.sinks.caching import COUNTING, in_order, numbered, persisted, without_partitions
 from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
 from marshal_dagster.spark.column_names import check_names
 from marshal_dagster.spark.interrupts import changed_settings
 from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.local_batches import local_batches
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch
     from pyspark.sql import Column, DataFrame, Row, SparkSession
     from pyspark.sql.types import StructType
 
@@ -41,13 +43,7 @@ _TASK_RANGES: Final = 4
 """The maximum number of ranges of a task with few rows."""
 _LARGE: Final = (2_000, 16_000, 128_000)
 """The sizes in bytes above which the rows are summed up."""
-_COUNTING: Final = {
-    "spark.sql.inMemoryColumnarStorage.compressed": "false",  # the columns are hardly smaller, and take longer
-    "spark.sql.adaptive.enabled": "false",  # with it Spark runs three jobs instead of one
-    "spark.sql.shuffle.partitions": "1",
-}
-"""The settings of the session while the rows are evaluated and counted; the user's own plan was made before."""
-_SEQUENCE, _HELD_BY = "marshal_sequence", "marshal_held_by"
+_HELD_BY: Final = "marshal_held_by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +118,11 @@ class FrameRecords:
 
     def __iter__(self) -> Iterator[Record]:
         """Yield all records by source partition and offset; this process holds about 8 MB of them at a time."""
-        pieces = max(1, math.ceil(self._size / _BYTES_AT_ONCE))
-        numbered, order = self._numbered()
-        spread = numbered.repartitionByRange(pieces, *order) if pieces > 1 else numbered.coalesce(1)
-        nulls = [f.lit(None).alias(name) for name in _RECORD if name not in spread.columns]
-        ordered = spread.sortWithinPartitions(*order).select("*", *nulls).select(*_RECORD)
-        rows: Iterable[Row] = ordered.toLocalIterator(prefetchPartitions=True) if pieces > 1 else ordered.collect()
+        pieces = self._in_order()
+        nulls = [f.lit(None).alias(name) for name in _RECORD if name not in pieces.columns]
+        ordered = pieces.select("*", *nulls).select(*_RECORD)
+        at_once = self._pieces == 1
+        rows: Iterable[Row] = ordered.collect() if at_once else ordered.toLocalIterator(prefetchPartitions=True)
         for partition, offset, value, key, headers, timestamp_ms, output_partition in rows:
             yield Record(
                 partition,
@@ -138,6 +133,10 @@ class FrameRecords:
                 timestamp_ms,
                 output_partition,
             )
+
+    def batches(self) -> "Iterator[RecordBatch] | None":
+        """Return all rows as Arrow batches, in the order of the records, or None if Spark cannot pass them."""
+        return local_batches(self._in_order(), self.batch_rows(_BYTES_AT_ONCE), at_once=self._pieces == 1)
 
     @property
     def session(self) -> "SparkSession":
@@ -174,14 +173,16 @@ class FrameRecords:
             partition: salts[index % len(salts)] for index, partition in enumerate(sorted(map(_number, self.counts)))
         }
         entries = [f.lit(value).cast("bigint") for entry in numbers.items() for value in entry]
-        numbered, order = self._numbered()
-        spread = numbered.repartition(tasks, f.create_map(*entries)[f.col(PARTITION_COLUMN)])
-        return spread.sortWithinPartitions(*order).drop(_SEQUENCE)
+        rows, order = numbered(self.rows)
+        spread = rows.repartition(tasks, f.create_map(*entries)[f.col(PARTITION_COLUMN)])
+        return spread.sortWithinPartitions(*order).drop(order[-1])
 
-    def _numbered(self) -> "tuple[DataFrame, list[str]]":
-        """Return the rows with a number that keeps those of a message in their order, and the columns to sort by."""
-        order = [name for name in (PARTITION_COLUMN, OFFSET_COLUMN) if name in self.rows.columns]
-        return self.rows.withColumn(_SEQUENCE, f.monotonically_increasing_id()), [*order, _SEQUENCE]
+    @property
+    def _pieces(self) -> int:
+        return max(1, math.ceil(self._size / _BYTES_AT_ONCE))
+
+    def _in_order(self) -> "DataFrame":
+        return in_order(self.rows, self._pieces)
 
 
 def _number(partition: int | None) -> int:
@@ -213,7 +214,7 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
                 f.count("*"), f.sum(size), f.min(texts.problem), f.max(size), f.min(_HELD_BY), f.max(_HELD_BY), *larger
             )
         )
-        with changed_settings(rows.sparkSession, _COUNTING):
+        with changed_settings(rows.sparkSession, COUNTING):
             totals = counted.collect()
         yield FrameRecords(
             counts={row[0]: row[1] for row in totals},

@@ -18,7 +18,7 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.errors import (
@@ -57,6 +57,7 @@ from marshal_dagster.spark.column_names import is_case_sensitive
 from marshal_dagster.spark.executor_check import check_executors
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch
     from pyspark.sql import DataFrame, SparkSession
 
     from marshal_dagster.kafka.admin_client import Topics
@@ -103,6 +104,14 @@ class NewGeneration(StrEnum):
     """Append the new records after the old ones, which stay in the topic."""
 
 
+class _RepeatableQueue(RecordQueue, Protocol):
+    """A queue whose records can be sent again."""
+
+    def again(self, wanted: ClaimedRange) -> RecordQueue:
+        """Return a queue with the records of a range, whose errors name a record."""
+        ...
+
+
 class _Queue:
     """The records of one `write` call, in ascending order of their source partitions."""
 
@@ -132,7 +141,7 @@ class _Queue:
             sent += 1
         return sent
 
-    def again(self) -> "_Queue":
+    def again(self, _: ClaimedRange) -> "_Queue":
         """Return a new queue that starts at the first record again."""
         return _Queue(self._records)
 
@@ -143,6 +152,32 @@ class _Queue:
             if self._next is None:
                 return iter(())
         return self._next[1] if self._next[0] == partition else iter(())
+
+
+class _BatchQueue:
+    """The rows of one `write` call as Arrow batches, in ascending order of their source partitions."""
+
+    def __init__(self, batches: "Iterator[RecordBatch]", records: FrameRecords) -> None:
+        from marshal_dagster.sinks.kafka.arrow_rows import ArrowRows
+
+        self._rows, self._records = ArrowRows(batches), records
+
+    def send(self, transaction: "Transaction", topic: str, wanted: ClaimedRange) -> int:
+        """Send the records of a range, and return their number. An error does not name the record."""
+        while (partition := self._rows.partition) is not None and partition < wanted.partition:
+            self._rows.skip(partition)
+        return self._rows.send(transaction, topic, wanted)
+
+    def again(self, wanted: ClaimedRange) -> _Queue:
+        """Return a queue with the records of a range, whose errors name a record."""
+        return _Queue(self._records.of(wanted.partition))
+
+
+def _queue_of(records: Iterable[Record]) -> _RepeatableQueue:
+    """Return the records as this process sends them: as Arrow batches, if Spark can pass these."""
+    if isinstance(records, FrameRecords) and (batches := records.batches()) is not None:
+        return _BatchQueue(batches, records)
+    return _Queue(records)
 
 
 class KafkaSink(Steps):
@@ -439,7 +474,7 @@ class KafkaSink(Steps):
         This process notes the ranges without records, and writes those again of which the brokers reject a record.
         """
         if spark is None:
-            queue = _Queue(records)
+            queue = _queue_of(records)
             return {range_: self._take(place, range_, counts[range_], queue, before_commit) for range_ in counts}
         from marshal_dagster.sinks.kafka.tasks import write_in_tasks
 
@@ -459,7 +494,7 @@ class KafkaSink(Steps):
         return f"{note}. Records of an older generation remain before the new records of: {listed}"
 
     def _take(
-        self, place: Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
+        self, place: Place, wanted: ClaimedRange, count: int, queue: "_RepeatableQueue", before_commit: BeforeCommit
     ) -> Step | None:
         """Write the records of a range in one transaction; return None if another writer has taken it meanwhile.
 
@@ -481,7 +516,7 @@ class KafkaSink(Steps):
                     wanted,
                     wanted.group,
                 )
-                step = self._write(place, wanted, count, queue.again(), before_commit, sends_alone=True)
+                step = self._write(place, wanted, count, queue.again(wanted), before_commit, sends_alone=True)
         except ProducerFencedError as fenced:
             raise self._fenced_error(wanted, fenced.took_s) from None
         except RecordRejectedError as refused:

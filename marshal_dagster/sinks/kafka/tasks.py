@@ -8,41 +8,32 @@ between adds nothing: the next owner writes the same range, and whichever writer
 
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.kafka.transactions import (
-    Header,
     ProducerFencedError,
     RecordRejectedError,
-    Transaction,
-    UnnamedRecord,
 )
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import without_partitions
+from marshal_dagster.sinks.kafka.arrow_rows import ArrowRows, UnorderedError
 from marshal_dagster.sinks.kafka.notes import new_attempt
 from marshal_dagster.sinks.kafka.range_write import Place, RangeSink, Step
 from marshal_dagster.sinks.kafka.records import (
-    HEADERS,
-    KEY,
-    OUTPUT_PARTITION,
-    REPLACED_TIMES,
-    TIMESTAMP,
-    VALUE,
     FrameRecords,
 )
-from marshal_dagster.sinks.sink import OFFSET_COLUMN, BeforeCommit
+from marshal_dagster.sinks.sink import BeforeCommit
 from marshal_dagster.spark.arrow_tasks import error_as_text, error_from_text, limited_batches, sparing_next_tasks
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.task_secret import TaskSecret, task_secret
 
 if TYPE_CHECKING:
-    from pyarrow import Array, RecordBatch
+    from pyarrow import RecordBatch
     from pyspark.sql import DataFrame
 
 _RESULTS: Final = "partition bigint, outcome string, text string, took_s double"
@@ -219,7 +210,7 @@ class _RangeTask:
     attempt: str = field(default_factory=new_attempt)
 
     def __call__(self, batches: Iterable["RecordBatch"]) -> Iterator["RecordBatch"]:
-        rows = _ArrowRows(batches, None if self.are_sorted else self.counts)
+        rows = ArrowRows(batches, None if self.are_sorted else self.counts)
         if rows.partition is None:
             return
         with sparing_next_tasks(), self._place() as (sink, place):
@@ -233,7 +224,7 @@ class _RangeTask:
             notes.resume(self.notes, self.next_offset)
             yield sink, Place(self.topic_id, notes, topics)
 
-    def _results(self, sink: RangeSink, place: Place, rows: "_ArrowRows") -> Iterator[_Result]:
+    def _results(self, sink: RangeSink, place: Place, rows: "ArrowRows") -> Iterator[_Result]:
         ranges = {range_.partition: range_ for range_ in self.counts}
         undone = set(ranges)
         while (partition := rows.partition) is not None:
@@ -248,12 +239,12 @@ class _RangeTask:
                 return
             rows.skip(partition)
 
-    def _write(self, sink: RangeSink, place: Place, wanted: ClaimedRange, rows: "_ArrowRows") -> _Result:
+    def _write(self, sink: RangeSink, place: Place, wanted: ClaimedRange, rows: "ArrowRows") -> _Result:
         try:
             step = sink._write(place, wanted, self.counts[wanted], rows, lambda: None, attempt=self.attempt)
         except ProducerFencedError as fenced:
             return self._fenced(sink, place, wanted, fenced.took_s)
-        except _UnorderedError:
+        except UnorderedError:
             return _Result(wanted, _Outcome.UNORDERED)
         except RecordRejectedError as rejected:
             return _Result(wanted, _Outcome.REJECTED, str(rejected))
@@ -290,128 +281,3 @@ class _RangeTask:
                 return False
             time.sleep(_PAUSE_S)
         return False
-
-
-class _UnorderedError(Exception):
-    """The rows of a range are not in the order of their messages."""
-
-
-class _ArrowRows:
-    """The rows of a task. All rows of a range follow each other, in ascending order of their offsets."""
-
-    def __init__(self, batches: Iterable["RecordBatch"], checked: Mapping[ClaimedRange, int] | None = None) -> None:
-        """Set up.
-
-        Args:
-            batches: The rows.
-            checked: The number of rows of each range, if their order must be checked.
-        """
-        self._batches = iter(batches)
-        self._batch: RecordBatch | None = None
-        self._checked = checked
-        self.complete: set[int] = set()
-        """The partitions whose records were all sent."""
-        self._next()
-
-    @property
-    def partition(self) -> int | None:
-        """The source partition of the next row, None at the end."""
-        return None if self._batch is None else self._batch.column(0)[0].as_py()
-
-    def send(self, transaction: Transaction, topic: str, wanted: ClaimedRange) -> int:
-        """Send the records of a range, and return their number.
-
-        Raises `_UnorderedError` at the first row that is checked and not in its order.
-        """
-        sent, last = 0, -1
-        for rows in self._of(wanted.partition):
-            if self._checked is not None:
-                last = _last_offset(rows, last)
-            sent += transaction.send_many(topic, _records(rows))
-        if self._checked is not None and sent < self._checked[wanted]:
-            raise _UnorderedError  # further rows of the range may follow after those of another range
-        self.complete.add(wanted.partition)
-        return sent
-
-    def skip(self, partition: int) -> None:
-        """Skip the remaining rows of a partition."""
-        for _ in self._of(partition):
-            pass
-
-    def _of(self, partition: int) -> Iterator["RecordBatch"]:
-        while self._batch is not None and self.partition == partition:
-            batch, partitions = self._batch, self._batch.column(0)
-            end = len(batch)
-            others = partitions.to_numpy() != partition
-            if others.any():
-                end = int(others.argmax())
-            if end == len(batch):
-                self._next()
-            else:
-                self._batch = batch.slice(end)
-            yield batch.slice(0, end)
-
-    def _next(self) -> None:
-        self._batch = next((batch for batch in self._batches if len(batch)), None)
-
-
-def _last_offset(rows: "RecordBatch", before: int) -> int:
-    """Return the offset of the last row. Raises `_UnorderedError` if one is missing or lower than that before it."""
-    if OFFSET_COLUMN not in rows.schema.names:
-        return before
-    column = rows.column(OFFSET_COLUMN)
-    if column.null_count:
-        raise _UnorderedError
-    offsets = column.to_numpy()
-    if offsets[0] < before or (offsets[1:] < offsets[:-1]).any():
-        raise _UnorderedError
-    return int(offsets[-1])
-
-
-def _records(rows: "RecordBatch") -> Iterable[UnnamedRecord]:
-    """Return the records of rows. Raises `RecordRejectedError` if the client would send another record than one."""
-    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-    given = {name: column for name, column in columns.items() if column.null_count < len(rows)}
-    return zip(
-        columns[VALUE].to_pylist(),
-        given[KEY].to_pylist() if KEY in given else repeat(None),
-        _numbers(given.get(OUTPUT_PARTITION), -1, _is_negative),
-        _numbers(given.get(TIMESTAMP), 0, _is_replaced),
-        _headers(given[HEADERS]) if HEADERS in given else repeat(None),
-        strict=False,
-    )
-
-
-def _is_negative(partitions: "Array") -> bool:
-    import pyarrow.compute as pc
-
-    return bool(pc.any(pc.less(partitions, 0)).as_py())
-
-
-def _is_replaced(timestamps: "Array") -> bool:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return bool(pc.any(pc.is_in(timestamps, value_set=pa.array(list(REPLACED_TIMES), pa.int64()))).as_py())
-
-
-def _numbers(column: "Array | None", default: int, is_wrong: Callable[["Array"], bool]) -> Iterable[int]:
-    if column is None:
-        return repeat(default)
-    if is_wrong(column):
-        raise RecordRejectedError("", "a partition or a timestamp is not valid", is_too_large=False)
-    return column.fill_null(default).to_pylist()  # type: ignore[no-any-return]
-
-
-def _headers(column: "Array") -> Iterator[list[Header] | None]:
-    names, values = (fields.to_pylist() for fields in column.flatten().flatten())
-    if None in names:
-        raise RecordRejectedError("", "a header has no name", is_too_large=False)
-    headers: list[Header] = list(zip(names, values, strict=True))
-    start = 0
-    for length in column.value_lengths().to_pylist():
-        if length is None:
-            yield None
-            continue
-        yield headers[start : start + length]
-        start += length
