@@ -23,7 +23,7 @@ from tests.task_races.checks import Verdict
 from tests.task_races.local_tasks import Processes
 from tests.task_races.race import Race
 
-CODE: Final = ("marshal_dagster/kafka", "marshal_dagster/protocol", "marshal_dagster/sinks", "tests/task_races")
+CODE: Final = ("marshal_dagster/kafka", "marshal_dagster/protocol", "marshal_dagster/sinks/kafka", "tests/task_races")
 """What the result of a seed depends on."""
 _SUMS: Final = ("records", "runs", "killed", "resumed", "lost", "twice", "violations", "seconds")
 
