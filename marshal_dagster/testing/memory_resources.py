@@ -87,6 +87,21 @@ def memory_claimer(group: str, delivery: str) -> ClaimerResource:
     return ClaimerResource(connection=_NOWHERE, group=group, delivery=delivery)  # type: ignore[arg-type] # checked by it
 
 
+def resource_in_job(resource: object) -> object:
+    """Return the claimer or rationalizer from which a job's resource definition was made; other resources as they are.
+
+    Dagster keeps the fields of a resource as the default config of its definition.
+    """
+    made_from = getattr(resource, "configurable_resource_cls", None)
+    for kind in (ClaimerResource, RationalizerResource):
+        if isinstance(made_from, type) and issubclass(made_from, kind):
+            given = cast("Any", resource).config_field.default_value
+            known = kind.model_fields.keys() - _CONNECTIONS.keys()
+            fields: dict[str, Any] = {name: _from_config(value) for name, value in given.items() if name in known}
+            return kind(connection=_NOWHERE, **fields)
+    return resource
+
+
 def in_memory(resource: object, kafka: MemoryKafka, process: MortalProcess) -> object:
     """Return the resource that takes the place of `resource` in memory: itself, unless it connects to Kafka."""
     if isinstance(resource, ClaimerResource):
@@ -101,6 +116,10 @@ def _fields(resource: ClaimerResource | RationalizerResource) -> dict[str, Any]:
     fields = type(resource).model_fields
     given = {name: _value(resource.__dict__[name]) for name in fields}
     return {**given, **{name: value for name, value in _CONNECTIONS.items() if name in fields}}
+
+
+def _from_config(given: object) -> object:
+    return EnvVar(given["env"]).get_value() if isinstance(given, dict) and given.keys() == {"env"} else given
 
 
 def _value(given: object) -> object:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from dagster import (
+    AssetsDefinition,
     DagsterInstance,
     DagsterRun,
     ExecuteInProcessResult,
@@ -38,7 +39,7 @@ from marshal_dagster.testing.crashes import (
 )
 from marshal_dagster.testing.memory_kafka import MemoryKafka
 from marshal_dagster.testing.memory_reader import FrameKind, frame_kind, frame_of
-from marshal_dagster.testing.memory_resources import in_memory, memory_claimer
+from marshal_dagster.testing.memory_resources import in_memory, memory_claimer, resource_in_job
 from marshal_dagster.testing.memory_sink import MemorySink, Row
 from marshal_dagster.testing.memory_topics import AnyRecord, MemoryRecord
 from marshal_dagster.testing.spark import SparkInMemory
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Claimed = ClaimedAssetsDefinition | ClaimedBatchOp | JobDefinition
-"""What `run_in_memory` runs: an asset of `marshal_asset`, an op of `build_claimed_batch_op`, or a job of such ops."""
+"""What `run_in_memory` runs: an asset of `marshal_asset`, an op of `build_claimed_batch_op`, or a job of these."""
 
 _SPARK_KEY: Final = "spark_in_memory"
 _GROUP: Final = "in-memory"
@@ -167,7 +168,8 @@ def run_in_memory(
     reads its batch itself, for example with `kafka.topics.read(batch.ranges)` in a test double.
 
     Args:
-        claimed: The asset, the op, or a job whose top level has such ops. For the job of an asset pass the asset.
+        claimed: The asset, the op, or a job of these, such as `defs.resolve_job_def("orders_job")`. Ops must be at the
+            top level of the job. Its asset checks are not run.
         records: The records of each topic, in the forms of `MemoryTopics.append`.
         crash_at: The crash point of the first attempt, or one for each of the first attempts.
         attempts: The number of runs (default: one more than there are crash points).
@@ -176,7 +178,7 @@ def run_in_memory(
         sink: The sink, instead of a `MemorySink`; pass it to a later call to continue.
         resources: The resources that the function uses. A `ClaimerResource` among them sets group and delivery mode,
             and is then replaced. Without one the mode is effectively once with a sink, otherwise at least once.
-        config: The run config of the op or asset.
+        config: The run config of the op or asset (default: that of the job).
         partition_key: The Dagster partition, for an asset with `per_partition`.
         spark: The Spark session (default: the active one of the process, or a local one that the first batch starts).
         instance: The Dagster instance (default: an ephemeral one).
@@ -280,13 +282,12 @@ class _Work:
         self, process: MortalProcess, made: MemoryAttempt, instance: DagsterInstance, *, raise_on_error: bool
     ) -> ExecuteInProcessResult:
         replaced = [self._replaced(op, process, made) for op in self.ops]
-        run_config = RunConfig(ops={op.name: self.config for op in self.ops}) if self.config else None
+        run_config = self._run_config()
         resources = self._in_memory(process)
-        if isinstance(self.claimed, ClaimedAssetsDefinition):
-            asset = replaced[0]
+        if isinstance(self.claimed, ClaimedAssetsDefinition) or _assets_of(self.claimed):
             self._add_partition(instance)
             return materialize(
-                [asset],
+                [*replaced, *(asset for asset in _assets_of(self.claimed) if asset.op not in self.ops)],
                 instance=instance,
                 resources=resources,
                 run_config=run_config,
@@ -295,6 +296,11 @@ class _Work:
             )
         job = _job_of(self.claimed, dict(zip(self.ops, replaced, strict=True)), resources)
         return job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=raise_on_error)
+
+    def _run_config(self) -> RunConfig | Mapping[str, Any] | None:
+        if self.config is not None:
+            return RunConfig(ops={op.name: self.config for op in self.ops})
+        return self.claimed.run_config if isinstance(self.claimed, JobDefinition) else None
 
     # What is replaced in a run
 
@@ -383,19 +389,31 @@ def _ops_of(claimed: Claimed) -> list[ClaimedBatchOp]:
             f"{claimed!r} cannot run in memory: pass an asset of marshal_asset, an op of build_claimed_batch_op, or a "
             "job of such ops"
         )
-    ops = [node.definition for node in claimed.graph.nodes if isinstance(node.definition, ClaimedBatchOp)]
-    if not ops or any(claimed.asset_layer.executable_asset_keys):
+    nodes: list[object] = [asset.op for asset in _assets_of(claimed)]
+    nodes = nodes or [node.definition for node in claimed.graph.nodes]
+    ops = [node for node in nodes if isinstance(node, ClaimedBatchOp)]
+    if not ops:
         raise ConfigurationError(
-            f"job {claimed.name!r} cannot run in memory: it has no op of build_claimed_batch_op at its top level. For "
-            "the job of an asset, pass the asset"
+            f"job {claimed.name!r} cannot run in memory, because it has neither an op of build_claimed_batch_op at its "
+            "top level nor an asset of marshal_asset: pass one of these"
         )
     return ops
+
+
+def _assets_of(claimed: Claimed) -> list[AssetsDefinition]:
+    """Return the assets that a job materializes; none for an op, an asset or a job of ops."""
+    if not isinstance(claimed, JobDefinition):
+        return []
+    layer = claimed.asset_layer
+    found = [layer.asset_graph.get(key).assets_def for key in sorted(layer.executable_asset_keys)]
+    return list(dict.fromkeys(found))
 
 
 def _resources_of_job(claimed: Claimed) -> dict[str, object]:
     if not isinstance(claimed, JobDefinition):
         return {}
-    return {key: resource for key, resource in claimed.resource_defs.items() if key != "io_manager"}
+    given = claimed.resource_defs.items()
+    return {key: resource_in_job(resource) for key, resource in given if key != "io_manager"}
 
 
 def _job_of(

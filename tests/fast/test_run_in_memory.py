@@ -260,7 +260,8 @@ def test_a_job_with_further_ops(instance: dg.DagsterInstance) -> None:
     def both() -> None:
         after(count())
 
-    result = run_in_memory(both, ORDERS, resources={"claimer": claimer("effectively_once")}, instance=instance)
+    result = run_in_memory(both, ORDERS, instance=instance)
+    assert result.group == "shops"
     assert result.rows_of("count") == result.rows
     assert not result.rows_of("after")
     assert outcomes[0].offsets == 4
@@ -335,13 +336,42 @@ def test_what_cannot_run() -> None:
 
     with pytest.raises(marshal.ConfigurationError, match="pass an asset of marshal_asset"):
         run_in_memory(other)  # type: ignore[arg-type]
-    job = dg.Definitions(
-        assets=[shops],
-        jobs=[marshal.build_claimed_batch_job(shops)],
-        resources={"claimer": claimer("effectively_once")},
-    ).resolve_job_def("shops_job")
-    with pytest.raises(marshal.ConfigurationError, match="pass the asset"):
-        run_in_memory(job, ORDERS)
+
+    @dg.op
+    def nothing() -> None: ...
+
+    @dg.job
+    def of_others() -> None:
+        nothing()
+
+    with pytest.raises(marshal.ConfigurationError, match="job 'of_others' cannot run in memory"):
+        run_in_memory(of_others, ORDERS)
+
+
+def test_the_job_of_an_asset(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of a code location runs with its run config, its claimer's group, and the assets that depend on it."""
+    seen: list[str] = []
+
+    @dg.asset(deps=[shops])
+    def report() -> None:
+        seen.append("report")
+
+    monkeypatch.setenv("SHOPS_GROUP", "from-env")
+    kafka = marshal.KafkaConnectionConfig(bootstrap_servers="kafka:9092")
+    named = marshal.ClaimerResource(connection=kafka, group=dg.EnvVar("SHOPS_GROUP"), delivery="effectively_once")
+    config = marshal.ClaimedBatchConfig(max_records=3, max_batches=1)
+    definitions = dg.Definitions(
+        assets=[shops, report],
+        jobs=[
+            marshal.build_claimed_batch_job(shops, config=config),
+            dg.define_asset_job("both", [shops.key, report.key]),
+        ],
+        resources={"claimer": named, "rationalizer": marshal.RationalizerResource(connection=kafka)},
+    )
+    result = run_in_memory(definitions.resolve_job_def("shops_job"), ORDERS, instance=instance)
+    assert (result.group, result.positions, seen) == ("from-env", {"orders": {0: 3}}, [])
+    both = run_in_memory(definitions.resolve_job_def("both"), ORDERS, crash_at="after_write", instance=instance)
+    assert (shops_of(both), seen) == (ORDERS["orders"], ["report"])
 
 
 def test_the_function_is_reachable() -> None:
