@@ -38,6 +38,7 @@ from marshal_dagster.errors import (
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.protocol.state import Owner
 from marshal_dagster.sinks import RemoteSink, Sink, WriteResult
 from marshal_dagster.spark import reader
 
@@ -245,6 +246,16 @@ class ClaimedBatch:
             )
             for range_ in self.all_ranges
         ]
+
+    def earlier_owners(self) -> dict[int, Owner]:
+        """Return who held each partition whose open plan this batch repeats, as far as that is known.
+
+        Returns:
+            The last owner before this one, by partition. Ranges of a partition have none.
+        """
+        keys = self._context.keys(self._claims.replays)
+        owners = {partition: key.former_owner for partition, key in keys.items()}
+        return {partition: owner for partition, owner in owners.items() if owner is not None}
 
     # The block
 

@@ -52,7 +52,8 @@ from marshal_dagster.protocol.open_plans import exhausted, parts_to_retry
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.exhausted_plans import exhausted_plans_evaluation, exhausted_plans_text, has_failed
 from marshal_dagster.runs.failed_batches import error_line
-from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, tag_run
+from marshal_dagster.runs.linked_runs import link_repeated_runs
+from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, run_of, tag_run
 from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
 from marshal_dagster.sinks import Sink
@@ -440,6 +441,8 @@ class BatchExecution:
         log = self.context.log
         ranges = [f"{part.range}{' (an open plan)' if part.is_replay else ''}" for part in batch.report()]
         log.info("claimed batch %s: %s", batch.batch_id, ", ".join(ranges))
+        earlier = {run_of(owner.instance) for owner in batch.earlier_owners().values()}
+        link_repeated_runs(self.context, earlier - {""}, batch.batch_id)
         if not batch.ranges:
             log.info("the sink already has all of these ranges, so they are only committed")
             return

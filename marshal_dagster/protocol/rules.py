@@ -217,6 +217,7 @@ def _owner_of(event: Event[Any]) -> Owner:
 
 def take(event: Event[ClaimingPartition]) -> Notes:
     key = event.key
+    key.former_owner = key.owner or key.former_owner
     key.owner = _owner_of(event)
     key.last_beat_ms = event.log_time_ms
     if key.ranges:
@@ -240,7 +241,7 @@ def beat(event: Event[Heartbeat]) -> Notes:
 
 def release(event: Event[ReleasingPartition]) -> Notes:
     key = event.key
-    key.owner = None
+    key.former_owner, key.owner = key.owner, None
     if is_pauser(event):
         key.move(event.message.offset)
         key.new_generation(event.offset)
@@ -249,7 +250,7 @@ def release(event: Event[ReleasingPartition]) -> Notes:
 
 
 def revoke(event: Event[RevokingClaim]) -> Notes:
-    event.key.owner = None
+    event.key.former_owner, event.key.owner = event.key.owner, None
     return ()
 
 

@@ -103,6 +103,11 @@ class Key:
     """Whether the reader only observes, so that no member may claim from this state (section 5.5)."""
     ranges: Ranges = ()
     """The ranges of the key, ordered and without overlap (section 8.2)."""
+    former_owner: Owner | None = field(default=None, compare=False)
+    """The last member that held the whole key before the present owner, for people; None if it is not known.
+
+    No rule uses it, and snapshots do not have it.
+    """
 
     @property
     def owners(self) -> tuple[Owner, ...]:

@@ -29,6 +29,7 @@ from marshal_dagster.errors import (
 )
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.kafka import record_size
+from marshal_dagster.ops import execution
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.ops.config import ClaimedBatchConfig
 from marshal_dagster.ops.execution import BatchExecution
@@ -956,6 +957,21 @@ def _status(stand: Stand, result: dg.ExecuteInProcessResult) -> dg.DagsterRunSta
 
 
 # Failures
+
+
+def test_a_run_that_repeats_a_plan_is_linked_with_the_run_that_left_it(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier run failed and released its claims; the plan is repeated, so both pages show the other run."""
+    linked: list[tuple[set[str], str]] = []
+    monkeypatch.setattr(execution, "link_repeated_runs", lambda _, run_ids, batch: linked.append((set(run_ids), batch)))
+    work, stand.process = stand.process, _fail
+    assert not stand.run(max_records=12).success
+    stand.process = work
+    assert stand.run(max_records=12).success
+    (first_runs, _), (later_runs, _), *_ = linked
+    assert first_runs == set()
+    assert later_runs == {"run1"}
 
 
 def test_a_failing_function_commits_nothing_and_releases(stand: Stand) -> None:
