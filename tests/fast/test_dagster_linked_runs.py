@@ -78,7 +78,7 @@ def test_without_an_earlier_run_nothing_is_written(instance: dg.DagsterInstance)
 def test_a_storage_that_fails_ends_no_batch(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The batch goes on, and a warning has the ids."""
+    """The batch continues, and a warning has the ids."""
     dead, now = new_run(instance), new_run(instance)
 
     def fail(*_: object) -> None:
