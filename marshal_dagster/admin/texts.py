@@ -68,8 +68,14 @@ def short_instance(instance: str) -> str:
 
 
 def member_text(instance: str, client: str) -> str:
-    """Return a member for a line of text: `run 5b1c0d3e (flights)`, or only the name of an operator."""
-    return run_text(client) if is_operator(instance) else f"{short_instance(instance)} ({client})"
+    """Return a member for a line of text: `run 5b1c0d3e (flights)`, or only the name of an operator.
+
+    A client id that is the run id, as it is by default, is not shown twice.
+    """
+    if is_operator(instance):
+        return run_text(client)
+    shown = short_instance(instance)
+    return shown if run_text(client) == shown else f"{shown} ({run_text(client)})"
 
 
 def owner_text(owner: Owner) -> str:

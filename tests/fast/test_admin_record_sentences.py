@@ -3,7 +3,7 @@
 import pytest
 
 from marshal_dagster.admin.record_sentences import JudgedRecord, judge, sentence, timed_sentence
-from marshal_dagster.admin.texts import short_instance
+from marshal_dagster.admin.texts import member_text, short_instance
 from marshal_dagster.protocol.messages import FORMS, Invalid, RuleSet, coordination_partition
 from marshal_dagster.protocol.replay import StoredRecord
 from marshal_dagster.protocol.rules import RecordNote, Refusal
@@ -262,6 +262,19 @@ def test_without_a_verdict_and_a_state_the_sentence_only_says_what_was_written()
 def test_a_run_id_is_short(instance: str, shown: str) -> None:
     """Only a Dagster run's id is cut; any other instance keeps its name without the suffix."""
     assert short_instance(instance) == shown
+
+
+@pytest.mark.parametrize(
+    ("client", "shown"),
+    [
+        ("flights", "run 5b1c0d3e (flights)"),
+        (RUN.partition(".")[0], "run 5b1c0d3e"),
+        (OTHER.partition(".")[0], "run 5b1c0d3e (run 77aa01bc)"),
+    ],
+)
+def test_a_client_id_that_is_the_run_id_is_not_shown_twice(client: str, shown: str) -> None:
+    """It is the run id by default."""
+    assert member_text(RUN, client) == shown
 
 
 @pytest.mark.thorough

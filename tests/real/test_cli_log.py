@@ -123,7 +123,7 @@ def test_status_shows_owner_plan_and_lag(
     rows = call("status", "--json", "--group", "g").json["groups"]["g"]["partitions"]
     assert {each["topic"]: each["lag_unknown"] for each in rows} == {data: None, "not-there": "no such topic"}
     text = call("status").out
-    assert re.search(rf"{data}/0 +i \(c\) +fresh, [0-9.]+ s +3 +8 \(0 attempts\) +7 ", text)
+    assert re.search(rf"{data}/0 +i \(c\) +fresh, [0-9.]+ s +3 +8 +7 ", text)
     assert "has no settings" not in text
     unknown = call("status", "--group", "nobody")
     assert unknown.code == 0
