@@ -289,7 +289,7 @@ class SimulatedLog:
         return acks
 
     def _put(self, record: Append) -> int:
-        return self._cluster.put(*record, self._cluster.wall_of(self._process))
+        return self._cluster.put(record.partition, record.value, self._cluster.wall_of(self._process))
 
     def _note_acknowledged(self, records: Sequence[Append], acks: Sequence[Ack]) -> None:
         """Record what acknowledgements reveal to the sender.
@@ -298,7 +298,8 @@ class SimulatedLog:
         reader will see.
         """
         timed = self._cluster.broker.sender_timed
-        for (partition, _), (offset, _) in zip(records, acks, strict=True):
+        for record, (offset, _) in zip(records, acks, strict=True):
+            partition = record.partition
             if offset is not None:
                 self._tell_ends({partition: offset})
                 if offset in timed[partition]:
@@ -343,7 +344,7 @@ class SimulatedLog:
                 record = waiting.pop(0)
                 if is_queued:
                     cluster.left_queue(work, record.value)
-                cluster.put(*record, sender_ms)
+                cluster.put(record.partition, record.value, sender_ms)
 
         Process(cluster.scheduler, "network").spawn(deliver)
 

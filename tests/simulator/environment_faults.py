@@ -681,7 +681,7 @@ class Nature:
                 while not self._is_held_again(record, held) and world.scheduler.now_ms < world.cluster.faults_end_ms:
                     world.scheduler.sleep(world.hi_ms / 20)
                 is_over = self._holder(record) != held
-                world.cluster.put(*record)
+                world.cluster.put(record.partition, record.value)
                 if is_over and not world.doubled and not world.is_truncated:
                     world.check_refused("a tenure's record counts for no other", record.value)
 

@@ -691,7 +691,8 @@ class Simulation:
             self.fail("nothing is written before a person decides", records[0].value.decode())
         in_force = self.judge.settings_in_force(self.home, GROUP, self._read_to(run))
         if in_force != _settings_in_words(run.settings) and not self.is_cut:
-            claims = [each for _, each in records if each.startswith((b"ClaimingPartition/", b"ClaimingRange/"))]
+            values = [record.value for record in records]
+            claims = [value for value in values if value.startswith((b"ClaimingPartition/", b"ClaimingRange/"))]
             if claims:
                 self.fail("claims are made under the settings in force", f"{claims[0].decode()} under {in_force}")
         if self.scenario.rule_set is RuleSet.GO:
