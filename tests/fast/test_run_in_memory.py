@@ -2,14 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import dagster as dg
 import pytest
+from pyspark.sql.types import _make_type_verifier
 
 import marshal_dagster as marshal
 from marshal_dagster.protocol.messages import ReleasingPartition, RevokingClaim, parse
+from marshal_dagster.sinks.conformance import LocalFrame
+from marshal_dagster.spark import job_control
 from marshal_dagster.testing import CrashPoint, ManualClock, MemoryKafka, MemoryResult, MemorySink, crash, run_in_memory
 
 if TYPE_CHECKING:
@@ -220,6 +224,36 @@ def test_pandas(instance: dg.DagsterInstance) -> None:
     op = marshal.build_claimed_batch_op(count, name="count", topic="orders", sink=marshal.FileSink("/nowhere"))
     result = run_in_memory(op, ORDERS, crash_at="after_write", instance=instance)
     assert {row["value"]: row["orders"] for row in result.rows} == {b"north": 2, b"south": 1, b"west": 1}
+
+
+class FakeSession:
+    """A stand-in for a session of Spark. PySpark's own check of rows against a schema needs no Java."""
+
+    def createDataFrame(self, rows: list[tuple[Any, ...]], schema: Any) -> LocalFrame:  # noqa: ANN401, N802 - Spark's
+        """Check the rows, and return them as a frame."""
+        for row in rows:
+            _make_type_verifier(schema)(row)
+            schema.toInternal(row)
+        return LocalFrame(schema.names, tuple(rows))
+
+
+@pytest.mark.parametrize("point", [None, *CrashPoint])
+def test_a_frame_of_spark(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, point: CrashPoint) -> None:
+    """With a session the function gets a frame, although it would take rows, and crashes at the same points."""
+    monkeypatch.setattr(job_control, "batch_jobs", lambda *_: nullcontext())
+    monkeypatch.setattr(job_control, "interruptible_calls", lambda *_: nullcontext())
+    monkeypatch.setattr(job_control, "cancel", lambda *_: None)
+
+    def count(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[int]") -> Any:  # noqa: ANN401, ARG001
+        assert isinstance(frame, LocalFrame)
+        return frame
+
+    op = marshal.build_claimed_batch_op(count, name="count", topic="orders", sink=marshal.FileSink("/nowhere"))
+    record = {"key": "k", "value": b"\xff", "headers": {"trace": "7", "empty": None}}
+    session: Any = FakeSession()
+    result = run_in_memory(op, {"orders": [record, "second"]}, crash_at=point, spark=session, instance=instance)
+    assert [row["value"] for row in result.rows] == [b"\xff", b"second"]
+    assert result.positions == {"orders": {0: 2}}
 
 
 def test_an_annotation_without_spark() -> None:
