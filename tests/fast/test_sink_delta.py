@@ -848,3 +848,84 @@ def test_rows_are_counted_by_deltas_statistics(
 def test_files_without_statistics_are_read(added: Mapping[str, Any]) -> None:
     """A table can be without statistics, or without those of the column."""
     assert rows_of_one_partition(json.dumps({"add": {"path": "a", **added}})) is None
+
+
+class KnownLog:
+    """Delta's log of a table with this version."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def state(self) -> TableState:
+        """Return the version."""
+        return TableState(self.version, "an id")
+
+    def detail(self) -> dict[str, Any]:
+        """Return the details."""
+        return {"id": "an id", "properties": {}}
+
+
+class LoggedTable(ListedTable):
+    """A table whose log a session can read."""
+
+    def __init__(self, history: Sequence[str | None], log: KnownLog) -> None:
+        super().__init__(history)
+        self.log = log
+
+    def _log(self) -> Any:  # noqa: ANN401 - as Delta's
+        return self.log
+
+
+def test_the_history_is_not_read_while_the_table_has_the_same_version() -> None:
+    """The newest commit is known then. A version of another writer, or a change while it is read, lets it be read."""
+    commit = Commit().then("a", [part(0, 0, 3)])
+    history, log = [commit.to_metadata()], KnownLog(4)
+    first = LoggedTable(history, log)
+    first.reuse(None)
+    assert (list(first.commits()), first.table_id()) == ([commit], "an id")
+    known = first.known_unchanged(commit)
+    assert known is not None
+    for version, read in ((4, []), (5, ["HISTORY"])):
+        table = LoggedTable(history, KnownLog(version))
+        table.reuse(known)
+        assert next(table.commits()) == commit
+        assert table.read == read
+        assert list(table.commits()) == [commit]
+        assert table.read == [*read, "HISTORY"]
+    log.version = 5
+    assert first.known_unchanged(commit) is None
+
+
+def test_rows_that_are_not_committed_are_deleted(target: DeltaTarget) -> None:
+    """If a check before the commit fails, the table was replaced, or a row belongs to no range."""
+    discarded: list[str] = []
+
+    class Counting(FakeWritten):
+        def discard(self) -> None:
+            discarded.append(self.written.attempt)
+
+        def is_current(self) -> bool:
+            return self.table.id == "the first table"
+
+    class CountingTable(WritingFirst):
+        def written(self, *arguments: Any) -> FakeWritten | None:  # noqa: ANN401 - as its base
+            found = super().written(*arguments)
+            return found and Counting(found.table, found.rows, found.taken, found.written)
+
+    table = CountingTable(target.table.path)
+    sink, wanted = FakeSink(table.path, table), part(0, 0, 3)
+
+    def lost() -> None:
+        raise ConnectionError
+
+    def replaced() -> None:
+        table.id = "another"
+
+    with pytest.raises(ConnectionError):
+        sink.write(target.frame(rows_of("a", wanted)), [wanted], never, lost)
+    with pytest.raises(SinkRejectedError, match="rows of partition 7"):
+        sink.write(target.frame([(7, 0, "a")]), [wanted], never)
+    assert sink.write(target.frame(rows_of("a", wanted)), [wanted], never, replaced).taken == (wanted,)
+    assert len(discarded) == 3
+    assert next(table.commits()).table_id == "another"
+    assert target.found() == rows_of("a", wanted)
