@@ -80,7 +80,9 @@ class Shop:
             assert isinstance(context, dg.AssetExecutionContext)
             return stand.process(cast("Any", context), batch, frame)
 
-        self.asset = marshal_asset(**{"topic": TOPIC, "sink": sink, "spark_key": "spark", **settings})(work)
+        self.asset: dg.AssetsDefinition = marshal_asset(
+            **{"topic": TOPIC, "sink": sink, "spark_key": "spark", **settings}
+        )(work)
         self.topic = build_topic_asset(TOPIC, translator=translator, per_partition=per_partition)
         self.key = self.asset.key
 
