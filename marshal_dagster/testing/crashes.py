@@ -32,7 +32,10 @@ class CrashPoint(StrEnum):
     AFTER_PROCESS = "after_process"
     """The function has returned. What it has written itself is written; no sink has its rows, nothing is committed."""
     AFTER_PLAN = "after_plan"
-    """The plan is in the coordination log. With a sink that is just before its write, otherwise before the read."""
+    """The plan is in the coordination log. With a sink that is just before its write, otherwise before the read.
+
+    For a function that gets rows instead of a frame of Spark it is before the function is called.
+    """
     DURING_WRITE = "during_write"
     """The sink has the rows, and has not stored them yet. Only with a sink."""
     AFTER_WRITE = "after_write"
