@@ -21,6 +21,7 @@ from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.sinks import KafkaSink, PostgresSink
 from marshal_dagster.spark.reader import read_ranges
 from tests.real.canaries import arguments_of_processes, functions_kept, seen_on_pages
+from tests.session_settings import QUICK_PLANS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +39,7 @@ SPARK = {
     "spark.eventLog.enabled": "true",
     "spark.eventLog.compress": "false",
     "spark.eventLog.dir": FOLDER.as_uri(),
+    **QUICK_PLANS,
 }
 
 
