@@ -112,7 +112,14 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
         with urllib.request.urlopen(f"http://{started['health']}/health", timeout=WITHIN_S) as answer:
             how = json.load(answer)
         assert (answer.status, how["role"], how["groups"], how["members"]) == (200, "leader", 1, 2)
-        assert (how["partitions"], how["failure"]) == (2, None)
+        assert (how["partitions"], how["failure"], how["ready"]) == (2, None, True)
+
+        def metrics() -> list[str]:
+            with urllib.request.urlopen(f"http://{started['health']}/metrics", timeout=WITHIN_S) as answer:
+                return str(answer.read().decode()).splitlines()
+
+        wait_until(lambda: 'marshal_coordinator_assigned{group="etl"} 7.0' in metrics(), "the assignment is measured")
+        assert {"marshal_coordinator_led 2.0", "marshal_coordinator_partitions 2.0"} <= set(metrics())
     wait_until(lambda: said(call("assignments", "etl"))[1] == "Group etl has no members\n", "no member is left")
 
     serving.send_signal(signal.SIGTERM)

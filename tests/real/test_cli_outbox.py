@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import psycopg
@@ -134,6 +135,16 @@ def health(address: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.load(error)
 
 
+def served(address: str, path: str) -> list[str]:
+    """Return the lines that a harvester serves with status 200."""
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=WITHIN_S) as answer:
+        return str(answer.read().decode()).splitlines()
+
+
+def _is_served(address: str, line: str) -> bool:
+    return line in served(address, "/metrics")
+
+
 def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
     """Init, status, drain, parked list, retry and delete work in turn, until no row waits or is set aside."""
     again = stand.ask("init", "--no-notify")
@@ -190,6 +201,11 @@ def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
         assert {told["failure"] for _, told in by_role.values()} == {None}
         stand.stash(OutboxRecord(stand.topic, "first", key="k"))
         assert stand.read(1) == [(b"k", b"first")]
+        roles = ["1.0" if harvester is leader else "0.0" for harvester in (first, second)]
+        for address, leads in zip(addresses, roles, strict=True):
+            assert served(address, "/ready")
+            line = f'marshal_outbox_leads{{outbox="outbox"}} {leads}'
+            wait_until(partial(_is_served, address, line), "the role is served")
 
         leader.process.send_signal(signal.SIGTERM)
         told = leader.await_event("stopped")
