@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -187,21 +187,32 @@ class Exporter:
     def _note_ends(self, topic: str, found: DataTopic, oldest: dict[int, int], at_s: float) -> None:
         for partition, at in found.bounds.items():
             self._times.of(topic, partition).note(at.end, at_s)
-        unknown = [number for number, first in oldest.items() if not self._times.of(topic, number).knows(first)]
+        unknown = {number: first for number, first in oldest.items() if not self._times.of(topic, number).knows(first)}
         if unknown and at_s - self._seeded_at_s.get(topic, float("-inf")) >= _SEED_AGAIN_S:
             self._seeded_at_s[topic] = at_s
             self._seed(topic, unknown, found, at_s)
         for partition, at in found.bounds.items():
             self._times.of(topic, partition).forget_before(oldest.get(partition, at.end))
 
-    def _seed(self, topic: str, partitions: list[int], found: DataTopic, at_s: float) -> None:
-        """Ask Kafka for the offsets of some times in the past, for partitions that lag further than what was seen."""
-        points: dict[int, dict[float, int]] = {partition: {} for partition in partitions}
+    def _seed(self, topic: str, unread: Mapping[int, int], found: DataTopic, at_s: float) -> None:
+        """Ask Kafka for the offsets of times in the past, until each partition has one before its unread records.
+
+        Args:
+            topic: The data topic.
+            unread: The first unread offset of each partition that lags further than what was seen.
+            found: The topic's present offsets.
+            at_s: The present time in unix seconds.
+        """
+        points: dict[int, dict[float, int]] = {partition: {} for partition in unread}
+        left = dict(unread)
         try:
             for age_s in SEED_AGES_S:
-                offsets = self._topics.client.offsets_at(topic, partitions, round((at_s - age_s) * _MS))
-                for partition in partitions:
+                offsets = self._topics.client.offsets_at(topic, left, round((at_s - age_s) * _MS))
+                for partition in left:
                     points[partition][at_s - age_s] = offsets.get(partition, found.bounds[partition].end)
+                left = {number: first for number, first in left.items() if points[number][at_s - age_s] > first}
+                if not left:
+                    break
         except MarshalError as error:
             logger.debug("exporter: the times of topic %r cannot be looked up: %s", topic, error)
         for partition, known in points.items():

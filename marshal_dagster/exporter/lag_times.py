@@ -1,7 +1,7 @@
 """Turn a lag in offsets into seconds, by the times at which the end of a data partition passed an offset.
 
 Kafka finds the offset of a time, but not the time of an offset. So the ends of each refresh are kept with their times.
-For positions before the first of them, Kafka is asked once for the offsets of some times in the past.
+For positions before the first of them, Kafka is asked once for the offsets of times in the past.
 """
 
 from array import array
@@ -9,8 +9,10 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Final
 
-SEED_AGES_S: Final = (600.0, 3_600.0, 6 * 3_600.0, 86_400.0, 7 * 86_400.0)
-"""The ages for which Kafka is asked if a position is older than what was seen; an older age counts as the last one."""
+OLDEST_S: Final = 7 * 86_400.0
+"""An older record counts as that old, unless the exporter has seen it for longer."""
+SEED_AGES_S: Final = (*(15.0 * 2**power for power in range(16)), OLDEST_S)
+"""The ages for which Kafka is asked, from the first, until one is older than the position; each doubles the last."""
 _MOST_POINTS: Final = 32
 
 
