@@ -9,6 +9,7 @@ from benchmarks import (
     connect,
     coordinator,
     delta_sink,
+    exporter,
     file_sink,
     growth,
     heartbeat_under_load,
@@ -46,5 +47,6 @@ BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
     coordinator.BENCHMARK,
     heartbeat_under_load.BENCHMARK,
     tick.BENCHMARK,
+    exporter.BENCHMARK,
     start_up.BENCHMARK,
 )

@@ -40,6 +40,7 @@ SHORT = {
         *("--simulated-members=40", "--simulated-partitions=200"),
     ],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
+    "exporter": ["--groups=2", "--partitions=100", "--alternations=1"],
     "start_up": ["--processes=1"],
     "heartbeat_under_load": ["--seconds=2", "--heartbeat-interval-ms=500", "--rows-a-job=1000000"],
 }
@@ -99,6 +100,7 @@ CASES = {
         "lag tick, 20 partitions",
         "topic tick, 20 partitions",
     ],
+    "exporter": ["refresh: 2 groups, 200 partitions", "scrape: 2 groups, 200 partitions"],
     "start_up": [
         "import dagster, then marshal_dagster",
         "import dagster, then every public name of marshal_dagster",
