@@ -23,9 +23,14 @@ from tests.real.spark_fixtures import driver, filled, hdfs, interpreted, mariadb
 from tests.spark_archive import start_spark_quickly
 
 FOLDER = Path(__file__).parent
-LONG = {f"test_{name}.py" for name in ("outbox_end_to_end", "security", "sink_delta", "sink_formats", "sink_hadoop")}
-LONG |= {f"test_{name}.py" for name in ("sink_kafka", "spark_cluster", "spark_connect", "takeover_sinks")}
-"""Files that take a minute or more each and that sort late by name. Those of a folder run first too."""
+LONG = {
+    f"test_{name}.py" for name in ("outbox_end_to_end", "security", "spark_cluster", "spark_connect", "takeover_sinks")
+}
+LONG |= {path.name for path in FOLDER.glob("test_sink_*.py")}
+"""Files that take a minute or more, alone or with those that run in the same worker, and that sort late by name.
+
+Those of a folder run first too.
+"""
 WITH_HDFS = {"test_sink_hadoop.py", "test_takeover_sinks.py"}
 
 
