@@ -13,6 +13,7 @@ import pytest
 
 from marshal_dagster.cli.main import run
 from tests.conditions import WITHIN_S
+from tests.json_schemas import check_json
 
 REPOSITORY = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "marshal_dagster.cli")
@@ -29,8 +30,11 @@ class Answer:
 
     @property
     def json(self) -> Any:  # noqa: ANN401 - whatever JSON holds
-        """Return the whole standard output as one JSON value."""
-        return json.loads(self.out)
+        """Return the whole standard output as one JSON value, without `format_version`, which `check_json` has checked."""
+        value = json.loads(self.out)
+        if isinstance(value, dict):
+            value.pop("format_version", None)
+        return value
 
     @property
     def lines(self) -> list[Any]:
@@ -49,6 +53,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Answer:
     capsys.readouterr()
     code = run([str(argument) for argument in arguments])
     captured = capsys.readouterr()
+    check_json([str(argument) for argument in arguments], captured.out)
     return Answer(code, captured.out, captured.err)
 
 
@@ -63,6 +68,7 @@ def start(*arguments: str | Path, given: str | bytes = b"", environment: dict[st
         env=environ(environment),
         cwd=REPOSITORY,
     )
+    check_json([str(argument) for argument in arguments], done.stdout.decode())
     return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

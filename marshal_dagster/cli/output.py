@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+JSON_VERSION: Final = 1
+"""The version of the form of all JSON objects, which docs/reference/command-line.schema.json describes.
+
+It grows when a field is removed or changes its meaning, not when one is added.
+"""
 _LEAST_WIDTH: Final = 100
 NOTHING: Final = texts.NOTHING
 DRY_RUN: Final = "A dry run: nothing was written."
@@ -66,8 +71,8 @@ def write_note(message: str) -> None:
 
 
 def write_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
-    """Write a JSON value to stdout as one line of ASCII."""
-    write_line(json.dumps(value))
+    """Write a JSON value to stdout as one line of ASCII. An object gets the version of its form."""
+    write_line(json.dumps({"format_version": JSON_VERSION, **value} if isinstance(value, dict) else value))
 
 
 def write_line(line: str) -> None:

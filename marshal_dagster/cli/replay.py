@@ -1,5 +1,6 @@
 """`replay`: show the world state that a stored coordination log leads to, or the verdict on each record."""
 
+import json
 from collections.abc import Iterable
 from typing import Annotated, Final
 
@@ -49,7 +50,7 @@ def replay(
         else:
             _apply(world, log.records)
     if as_json:
-        output.write_json(summary(world))
+        output.write_line(json.dumps(summary(world)))
     elif not at_each:
         output.show(*world_tables.overview(world_view(world)))
 

@@ -1,5 +1,6 @@
 """Run a service, such as a harvester or a coordinator: its thread, signals, health server and events."""
 
+import json
 import signal
 import threading
 import time
@@ -102,7 +103,7 @@ def report_event(event: str, text: str, *, as_json: bool, **fields: Any) -> None
     if not as_json:
         output.write_note(text)
         return
-    output.write_json({"event": event, "time_ms": time.time_ns() // 1_000_000, **fields})
+    output.write_line(json.dumps({"event": event, "time_ms": time.time_ns() // 1_000_000, **fields}))
     output.flush()
 
 

@@ -1,6 +1,5 @@
 """Test `outbox ...` as a user calls it, with fakes for the database, Kafka and the harvester."""
 
-import json
 import logging
 import os
 import queue
@@ -433,7 +432,7 @@ def test_drain_tells_what_was_published(
     assert (answer.code, answer.out) == (code, f"3 rows published by this process, {parked} set aside\n")
     assert ("outbox parked list" in answer.err) == bool(parked)
     told = act(capsys, "drain", "--json", *BROKERS)
-    assert json.loads(told.out) == {"published": 3, "parked": parked, "complete": True}
+    assert told.json == {"published": 3, "parked": parked, "complete": True}
 
 
 def test_rows_that_another_harvester_sets_aside_are_a_problem(

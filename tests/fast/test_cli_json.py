@@ -1,0 +1,72 @@
+"""The JSON that commands write has a version, and the form that the schema in the documentation has.
+
+Each call with --json in a test is checked by `tests.json_schemas.check_json`. These tests check the schema itself.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+
+from marshal_dagster.cli import output
+from tests.json_schemas import EVENTS, OF_THEIR_OWN_FORM, check_json, command_of, commands_with_json, schemas
+
+
+def objects(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield all schemas of objects in a schema."""
+    if "object" in schema.get("type", ()):
+        yield schema
+    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    for each in inner:
+        if isinstance(each, dict):
+            yield from objects(each)
+
+
+def test_each_command_with_json_has_a_schema() -> None:
+    """A new command needs one; a removed command leaves none."""
+    assert set(schemas()["$defs"]) == commands_with_json() - OF_THEIR_OWN_FORM - EVENTS
+
+
+def test_the_schema_is_a_schema() -> None:
+    """It follows the draft that it names."""
+    Draft202012Validator.check_schema(schemas())
+    for schema in schemas()["$defs"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_no_object_may_have_a_field_that_the_schema_lacks() -> None:
+    """A field that a command adds must be added to the schema; a map has the schema of its values."""
+    for command, schema in schemas()["$defs"].items():
+        for each in objects(schema):
+            allowed = each["additionalProperties"]
+            assert allowed is False or (isinstance(allowed, dict) and "properties" not in each), command
+
+
+def test_each_object_of_a_command_has_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs can refuse a version that they do not know."""
+    output.write_json({"a": 1})
+    assert json.loads(capsys.readouterr().out) == {"format_version": output.JSON_VERSION, "a": 1}
+    for schema in schemas()["$defs"].values():
+        assert schema["properties"]["format_version"] == {"const": output.JSON_VERSION}
+        assert "format_version" in schema["required"]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"more": 1}, {"partitions": [{"group": "g"}]}, {"format_version": 2}, {"at_ms": "now"}]
+)
+def test_another_form_is_found(changed: dict[str, object]) -> None:
+    """A field too many, one that is missing, another version and another type all fail."""
+    right = {"format_version": 1, "at_ms": 5, "partitions": []}
+    check_json(["lag", "--json"], json.dumps(right))
+    with pytest.raises(ValidationError):
+        check_json(["lag", "--json"], json.dumps(right | changed))
+
+
+def test_the_command_is_found_in_the_arguments() -> None:
+    """Groups of commands have several levels."""
+    assert command_of(["outbox", "parked", "list", "--json"]) == "outbox parked list"
+    assert command_of(["position", "get", "g", "t"]) == "position get"
+    assert command_of(["lag"]) == "lag"
+    assert command_of(["kafka"]) is None
