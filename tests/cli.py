@@ -30,7 +30,7 @@ class Answer:
 
     @property
     def json(self) -> Any:  # noqa: ANN401 - whatever JSON holds
-        """Return the whole standard output as one JSON value, without `format_version`, which `check_json` has checked."""
+        """Return the whole output as one JSON value, without `format_version`, which `check_json` has checked."""
         value = json.loads(self.out)
         if isinstance(value, dict):
             value.pop("format_version", None)
