@@ -638,11 +638,20 @@ def test_a_table_that_was_created_again_under_its_writers_is_refused(target: Del
     assert target.found() == rows_of("c", following)
 
 
+class TypedSettings(dict[str, str]):
+    """Settings of a session. As Spark does, it rejects a default that has not the type of the setting."""
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - as a dictionary's
+        """Return the value of a setting."""
+        assert not name.startswith("spark.sql.ansi.") or default in {"true", "false"}
+        return super().get(name, default)
+
+
 class S3Session:
     """A session with these settings."""
 
     def __init__(self, **settings: str) -> None:
-        self.conf = {name.replace("_", "."): value for name, value in settings.items()}
+        self.conf = TypedSettings({name.replace("_", "."): value for name, value in settings.items()})
 
 
 @pytest.mark.parametrize(

@@ -480,7 +480,7 @@ class DeltaTable:
         if self._place.name:
             self._check_catalog()
         self._check_store()
-        if all(str(self._spark.conf.get(name, "")).lower() == "true" for name in _RESERVED_NAMES):
+        if all(str(self._spark.conf.get(name, "false")).lower() == "true" for name in _RESERVED_NAMES):
             raise ConfigurationError(
                 f"table {self._place}: with {_RESERVED_NAMES[1]} Delta Lake cannot query a table with the column "
                 f"{OFFSET_COLUMN}. Set it to false in this session"
