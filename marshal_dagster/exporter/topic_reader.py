@@ -14,6 +14,9 @@ _LOOK_AGAIN_S: Final = 300.0
 Each look-up of an id leaks 0.1 KB in the client library, which an exporter of many topics would notice within days.
 """
 
+_TRY_AGAIN_S: Final = 60.0
+"""How long a topic is left out about which the cluster gave no answer."""
+
 
 class TopicClient(Protocol):
     """The requests of `marshal_dagster.kafka.admin_client.Topics` that the exporter uses."""
@@ -46,7 +49,8 @@ class TopicReader:
     def __init__(self, client: TopicClient) -> None:
         """Use `client`, which the caller closes."""
         self.client = client
-        self._missing_until_s: dict[str, float] = {}
+        self._skipped_until_s: dict[str, float] = {}
+        self._unanswered: set[str] = set()
         self._described: dict[str, tuple[float, TopicDescription]] = {}
         self._bounds: dict[str, Mapping[int, OffsetBounds]] = {}
         self._retention: dict[str, tuple[float, float | None]] = {}
@@ -54,24 +58,28 @@ class TopicReader:
     def read(self, topics: Collection[str], at_s: float) -> dict[str, DataTopic | None]:
         """Look up `topics`. The value is None for a topic that cannot be looked up now.
 
-        Once the cluster does not answer, the remaining topics are not tried. Raises `MarshalError` for errors that do
-        not depend on a topic.
+        Once there is no answer, the remaining topics wait for the next call, which leaves out this one for a minute and
+        then tries it last. So neither a cluster that is away nor a topic without a leader costs a time-out for each
+        topic. Raises `MarshalError` for errors that do not depend on a topic.
 
         Args:
             topics: The names of the topics.
             at_s: The present time in unix seconds.
         """
         found: dict[str, DataTopic | None] = dict.fromkeys(sorted(topics))
-        for topic in found:
-            if self._missing_until_s.get(topic, 0.0) > at_s:
+        for topic in sorted(found, key=self._unanswered.__contains__):
+            if self._skipped_until_s.get(topic, 0.0) > at_s:
                 continue
             try:
                 found[topic] = self._look_up(topic, at_s)
             except (TopicNotFoundError, AuthorizationError):
                 self._described.pop(topic, None)
-                self._missing_until_s[topic] = at_s + _LOOK_AGAIN_S
+                self._skipped_until_s[topic] = at_s + _LOOK_AGAIN_S
             except UnavailableError:
+                self._skipped_until_s[topic] = at_s + _TRY_AGAIN_S
+                self._unanswered.add(topic)
                 break
+            self._unanswered.discard(topic)
         return found
 
     def _look_up(self, topic: str, at_s: float) -> DataTopic:

@@ -292,15 +292,20 @@ def test_a_topic_that_cannot_be_looked_up_leaves_the_others(scene: Scene) -> Non
     assert set(scene.cluster.asked) == {"orders", "gone", "secret"}
 
 
-def test_a_data_cluster_that_is_away_is_asked_once(scene: Scene) -> None:
-    """The state of the log is served all the same."""
+def test_a_topic_without_an_answer_does_not_hide_the_others(scene: Scene) -> None:
+    """Each read waits for one time-out at most. The next one leaves that topic out, for a minute."""
     claim = ClaimingPartition(instance="i", client="c", group="g", topic="a", partition=0, time_s=1)
     scene.add(claim, topic="a")
     scene.cluster.errors = {"a": UnavailableError("away")}
-    found = read(scene.exporter())
+    exporter = scene.exporter()
+    found = read(exporter)
     assert scene.cluster.asked == ["a"]
     assert found["marshal_data_topic_known"] == {("a",): 0, ("orders",): 0}
     assert found["marshal_exporter_up"] == {(): 1}
+    assert read(exporter)["marshal_data_topic_known"] == {("a",): 0, ("orders",): 1}
+    scene.clock.advance(60_000)
+    assert read(exporter)["marshal_data_topic_known"] == {("a",): 0, ("orders",): 1}
+    assert [topic for topic in scene.cluster.asked if topic != "times"] == ["a", "orders", "a"]
 
 
 def test_a_position_of_another_topic_has_no_lag(scene: Scene) -> None:
