@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from marshal_dagster.admin.pause import group_names, unknown_group
+from marshal_dagster.admin.texts import owner_text
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.options import DataLogOptions, OnlyGroup, OnlyTopic
@@ -11,8 +12,9 @@ from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.watching import INTERVAL_S, Interval, Watch, problem_line, watch_on_screen
 from marshal_dagster.cli.world_reader import open_world_reader
 from marshal_dagster.cli.world_view import GroupOverview, KeyOverview, PartitionLag, ViewFilter, WorldView
+from marshal_dagster.protocol.staleness import Freshness
 
-_COLUMNS: Final = ("group", "partition", "#position", "#end", "#lag", "#lag time", "owner", "heartbeat")
+_COLUMNS: Final = ("group", "partition", "#position", "#end", "#lag", "#lag time", "owner")
 _LEAST_ROWS: Final = 3
 
 app = command_group("Show the lag of groups.")
@@ -61,7 +63,7 @@ def _page(view: WorldView, problem: str | None = None, lines: int | None = None)
     room = len(keys) if lines is None else max(_LEAST_ROWS, lines - len(head) - 3)
     shown = keys if len(keys) <= room else keys[: room - 1]
     yield ""
-    yield Table(_COLUMNS, [_row(name, key, view.at_ms) for name, key in shown], may_fold={"group", "partition"})
+    yield Table(_COLUMNS, [_row(name, key, view.at_ms) for name, key in shown], may_fold={"owner"})
     if len(shown) < len(keys):
         yield f"Left out: {len(keys) - len(shown)} more with less lag; --group and --topic show fewer"
 
@@ -89,9 +91,20 @@ def _row(group: str, key: KeyOverview, at_ms: int | None) -> list[str | Line]:
         **cells,
         "group": group,
         "#position": cells["#offset"],
+        "owner": _owner_text(key),
         "#end": output.number((key.lag or PartitionLag()).end),
     }
     return [row.get(column, output.NOTHING) for column in _COLUMNS]
+
+
+def _owner_text(key: KeyOverview) -> str:
+    """Return the owner, and that its last heartbeat is not fresh."""
+    owner, heartbeat = key.key.owner, key.last_heartbeat
+    if owner is None or heartbeat is None:
+        return output.NOTHING
+    if heartbeat.freshness is None or heartbeat.freshness is Freshness.FRESH:
+        return owner_text(owner)
+    return f"{owner_text(owner)}, {heartbeat.freshness}"
 
 
 def _json(view: WorldView) -> Iterator[dict[str, Any]]:

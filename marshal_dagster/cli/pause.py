@@ -135,7 +135,9 @@ def _show(options: PauseOptions, changes: Sequence[PauseChange]) -> None:
         return
     output.show(
         output.styled(f"Group {options.group}", "bold"),
-        output.Table(["coordination partitions", "before", "after"], list(_rows(changes)), may_fold={"before"}),
+        output.Table(
+            ["coordination partitions", "before", "after"], list(_rows(changes)), may_fold={"before", "after"}
+        ),
     )
     if options.dry_run:
         output.show(output.DRY_RUN)

@@ -320,7 +320,9 @@ def explained_line(judged: JudgedRecord, more: str = "") -> output.Line:
     """Return one record as a sentence after its log time; a refused or invalid one in the colour of its verdict."""
     kind = VerdictKind.ACCEPTED if judged.verdict is None else judged.verdict.kind
     style = "" if kind is VerdictKind.ACCEPTED else _STYLES[kind]
-    return output.Line(((f"{output.utc(judged.log_time_ms)} ", "dim"), (sentence(judged) + more, style)))
+    return output.Line(
+        ((f"{output.utc(judged.log_time_ms)} ", "dim"), (sentence(judged).removesuffix(".") + f"{more}.", style))
+    )
 
 
 def explained_lines(records: Iterable[JudgedRecord]) -> Iterator[output.Line]:

@@ -24,7 +24,7 @@ from marshal_dagster.cli.world_view import (
     listed,
     to_json,
 )
-from marshal_dagster.coordination.pause_text import pause_end_text
+from marshal_dagster.coordination.pause_text import paused_text
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.protocol.staleness import Freshness
 from marshal_dagster.protocol.state import Owner
@@ -37,7 +37,6 @@ _KEYS: Final = (
     "owner",
     "heartbeat",
     "#offset",
-    "#plan end",
     "#lag",
     "#lag time",
     "#/s",
@@ -119,21 +118,29 @@ def page(
     """Yield the groups, then as many keys as fit into `lines`. If not all fit, the most urgent are shown."""
     head = [output.styled(output.utc(view.at_ms) + (f"  {title}" if title else ""), "bold")]
     head += problem_line(problem)
-    head += urgent_lines(view, max_attempts)
+    head += urgent_lines(view, max_attempts) if view.groups else []
+    head += [pause for group in view.groups for pause in _pause_lines(group)]
     if view.observed:
         head.append(output.styled(f"only observed: coordination partitions {listed(view.observed)}", "yellow"))
     yield from head
     if not view.groups:
         yield view.nothing
         return
-    yield Table(_GROUPS, [_group_row(group, rates) for group in view.groups], may_fold={"group", "paused"})
+    yield Table(_GROUPS, [_group_row(group, rates) for group in view.groups], may_fold=())
     yield ""
     keys = [(group.name, key) for group in view.groups for key in group.keys]
     room = len(keys) if lines is None else max(_LEAST_ROWS, lines - len(head) - len(view.groups) - 4)
     shown = keys if len(keys) <= room else sorted(keys, key=lambda key: _urgency(key[1]))[: room - 1]
-    yield world_tables.key_table([row for group, key in shown for row in _key_rows(group, key, view, rates)], _KEYS)
+    columns = _KEYS if len(view.groups) > 1 else [column for column in _KEYS if column != "group"]
+    yield world_tables.key_table([row for group, key in shown for row in _key_rows(group, key, view, rates)], columns)
     if len(shown) < len(keys):
         yield f"Left out: {len(keys) - len(shown)} more with less lag; --group and --topic show fewer"
+
+
+def _pause_lines(group: GroupOverview) -> Iterator[Line]:
+    if group.is_paused and group.paused_until_s is not None:
+        text = paused_text(utc_to_second(group.paused_until_s), group.pause_origin)
+        yield output.styled(f"group {group.name} is {text}", "yellow")
 
 
 def _urgency(key: KeyOverview) -> tuple[bool, int]:
@@ -158,11 +165,7 @@ def _group_row(group: GroupOverview, rates: PositionRates) -> list[str | Line]:
     moved = [rates.per_second(group.name, key.place) for key in group.keys]
     known = [per_second for per_second in moved if per_second is not None]
     stale = sum(map(_is_stale, group.keys))
-    paused: str | Line = output.NOTHING
-    if group.is_paused and group.paused_until_s is not None:
-        paused = output.styled(
-            f"until {pause_end_text(utc_to_second(group.paused_until_s), group.pause_origin)}", "yellow"
-        )
+    paused: str | Line = output.styled("yes", "yellow") if group.is_paused else output.NOTHING
     return [
         group.name,
         str(len({owner.instance for key in group.keys for owner in _owners(key)})),

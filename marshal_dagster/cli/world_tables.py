@@ -27,7 +27,7 @@ COLUMNS: Final = ("partition", ASSIGNED, "owner", "heartbeat", "#offset", "#plan
 """The columns of a group's keys. `lag time` is the age of the first unread record."""
 WIDE_COLUMNS: Final = (*COLUMNS, "#epoch", "#generation", "instance")
 _LAG_COLUMNS: Final = frozenset({"#lag", "#lag time"})
-_MAY_FOLD: Final = frozenset({"group", "partition", ASSIGNED, "owner"})
+_MAY_FOLD: Final = frozenset({"partition", ASSIGNED, "owner"})
 _STYLES: Final[Mapping[Freshness, str]] = {
     Freshness.FRESH: "green",
     Freshness.UNKNOWN: "yellow",

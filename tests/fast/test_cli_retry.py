@@ -218,7 +218,7 @@ def test_a_check_of_an_unknown_group_fails(site: Site, capsys: pytest.CaptureFix
     """A monitor with a misspelt group would otherwise never report anything."""
     found = act(capsys, "status", "--check", "--group", "misspelt")
     assert (found.code, found.err) == (1, "")
-    assert f"unknown group: the log has no group 'misspelt'; it has '{GROUP}'" in " ".join(found.out.split())
+    assert f"unknown group: the log has no group 'misspelt' it has '{GROUP}'" in " ".join(found.out.split())
     assert act(capsys, "status", "--group", "misspelt").code == 0
     del site
 
@@ -262,7 +262,8 @@ def test_status_checks_what_needs_an_operator(site: Site, capsys: pytest.Capture
     site.clock.advance(1)
     found = act(capsys, "status", "--check", "--json")
     assert (found.code, len(found.json["needs_operator"])) == (1, 1)
-    assert f"stale claim: {TOPIC}/0 of group '{GROUP}' is held by {holder.member.instance}" in found.out
+    assert f"stale claim: {TOPIC}/0 of group '{GROUP}', stale for " in found.out
+    assert f"held by {holder.member.instance} ({holder.member.client}); start a run of the group" in found.out
     assert site.member().claim([0])
     assert act(capsys, "status", "--check").code == 0
     site.pause(86_399)

@@ -321,7 +321,7 @@ def test_a_record_about_a_group_is_explained_once() -> None:
     broker.append(0, b"ClaimingPartition/1/1/i/c/etl/t/3", 1_001)
     lines = [str(line) for line in explained_lines(judged_with(broker))]
     assert len(lines) == 2
-    assert lines[0].endswith(" until 1970-01-01 02:30:00Z (for 2 h 29 min). (in 4 coordination partitions)")
+    assert lines[0].endswith(" until 1970-01-01 02:30:00Z (for 2 h 29 min) (in 4 coordination partitions).")
 
 
 @pytest.mark.parametrize(
