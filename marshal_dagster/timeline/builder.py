@@ -140,12 +140,13 @@ class TimelineBuilder:
         """
         self.world = world
         self._wanted = wanted or Wanted()
+        self._name = None if self._wanted.group is None else f"/{self._wanted.group}/".encode()
         self._bars: list[Bar] = []
         self._open: defaultdict[Lane, dict[Owner, _OpenBar]] = defaultdict(dict)
         self._marks: list[Mark] = []
         self._pauses: defaultdict[tuple[str, int], list[Span]] = defaultdict(list)
         self._orders: dict[tuple[object, ...], int] = {}
-        self._records = self._invalid = 0
+        self._records = 0
         self._first_ms: int | None = None
         self._last_ms: int | None = None
         self._notes: list[str] = []
@@ -163,17 +164,26 @@ class TimelineBuilder:
     def add(self, record: StoredRecord) -> None:
         """Apply one record, and draw what it changes."""
         world = self.world.partitions.get(record.partition) or self.start(record.partition, record.offset)
+        if not self._may_show(record.value):
+            world.apply(record.offset, record.timestamp_ms, record.value)
+            self._count(world.log_time_ms or 0)
+            return
         judged = judge(world, record)
-        at_ms, verdict, before = judged.log_time_ms, judged.verdict, judged.before
+        self._count(judged.log_time_ms)
+        verdict, before, message = judged.verdict, judged.before, parse(record.value)
+        if verdict is None or before is None or verdict.kind is VerdictKind.INVALID:
+            return
+        if not isinstance(message, InvalidMessage | MarkRecord) and self._is_wanted(message):
+            self._draw(world, _Drawn(judged, before, message, verdict))
+
+    def _count(self, at_ms: int) -> None:
         self._records += 1
         self._first_ms = at_ms if self._first_ms is None else min(self._first_ms, at_ms)
         self._last_ms = at_ms if self._last_ms is None else max(self._last_ms, at_ms)
-        if verdict is None or before is None or verdict.kind is VerdictKind.INVALID:
-            self._invalid += 1
-            return
-        message = parse(record.value)
-        if not isinstance(message, InvalidMessage | MarkRecord) and self._is_wanted(message):
-            self._draw(world, _Drawn(judged, before, message, verdict))
+
+    def _may_show(self, value: bytes | None) -> bool:
+        """Return false for most records of other groups. It is faster than to parse them."""
+        return self._name is None or (value is not None and self._name in value)
 
     def build(self) -> Timeline:
         """Return the timeline of the records so far. The builder is not used afterwards."""
@@ -193,7 +203,7 @@ class TimelineBuilder:
             pauses=list(self._drawn_pauses(lanes, span)),
             rows=_place_in_rows(bars, span.end_ms),
             records=self._records,
-            invalid=self._invalid,
+            invalid=sum(world.invalid.total() for world in self.world.partitions.values()),
             notes=self._notes,
         )
 

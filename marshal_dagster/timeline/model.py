@@ -36,7 +36,7 @@ class BarEnd(StrEnum):
 
 
 class MarkKind(StrEnum):
-    """The kind of a record that has a mark."""
+    """The kind of a record that has a mark, in the order of the legend."""
 
     PLAN = "plan"
     COMMIT = "commit"
@@ -82,6 +82,10 @@ class Bar:
     row: int = 0
     """The row of the bar within its lane. Only claims of ranges, which are held at the same time, need several."""
 
+    def held(self, picture: Span) -> Span:
+        """Return the time in which the claim was held; one that is still held ends with the picture."""
+        return Span(self.start_ms, picture.end_ms if self.end_ms is None else self.end_ms)
+
 
 class Mark(NamedTuple):
     """A record that is worth a mark, with its sender and its sentence."""
@@ -123,3 +127,13 @@ class Timeline:
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
         return not self.lanes
+
+    @property
+    def kinds(self) -> Sequence[MarkKind]:
+        """The kinds of marks that there are."""
+        present = {mark.kind for mark in self.marks}
+        return [kind for kind in MarkKind if kind in present]
+
+    def marks_of(self, kind: MarkKind) -> Sequence[Mark]:
+        """Return the marks of a kind, by time."""
+        return [mark for mark in self.marks if mark.kind is kind]

@@ -3,8 +3,10 @@
 ;(() => {
   const DIMMED = 0.12
   const ROUTINE_GAP_PX = 9
-  const LABEL_PX = 74
+  const LABEL_PX = 92
   const LABEL_LANE_PX = 17
+  const TALL_LANE_PX = 44
+  const ROUTINE_LANE_PX = 8
   const MOST_LABELS = 400
   const MOST_TIPS = 4
   const byId = (id) => document.getElementById(id)
@@ -39,8 +41,6 @@
       source.change.emit()
     }
     found.textContent = matching ? summary() : ""
-    location.replace(search.value ? `#run=${encodeURIComponent(search.value)}` : "#")
-    detail()
   }
 
   function summary() {
@@ -48,6 +48,11 @@
     const runs = new Set(held.map((number) => data.members[number].id))
     const plural = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`
     return held.length ? `${plural(held.length, "claim")} of ${plural(runs.size, "member")}` : "no claim matches"
+  }
+
+  // Not at each letter, because browsers limit how often an address may change.
+  function remember() {
+    location.replace(search.value ? `#run=${encodeURIComponent(search.value)}` : "#")
   }
 
   function zoomToMatches() {
@@ -72,11 +77,14 @@
     const lane = height / lanes
     const routine = data.routine.map((name) => model(name))
     const count = routine.reduce((sum, { data_source }) => sum + within(data_source.data.x, start, end), 0)
-    const isDense = count > 0 && (width * Math.min(lanes, data.lanes.length)) / count < ROUTINE_GAP_PX && !matching
+    const gap = (width * Math.min(lanes, data.lanes.length)) / count
+    const isDense = count > 0 && (gap < ROUTINE_GAP_PX || lane < ROUTINE_LANE_PX)
     for (const name of data.kinds) {
       const renderer = model(name), isHidden = isDense && data.routine.includes(name)
+      const size = Math.max(4, Math.min(11, Math.round(lane * 0.55)))
+      if (renderer.glyph.size.value !== size) renderer.glyph.size = { value: size }
       renderer.visible = !switchedOff.has(name) && !isHidden
-      renderer.glyph.size = { value: Math.max(4, Math.min(11, lane * 0.55)) }
+      document.querySelector(`[data-kind="${name}"]`)?.classList.toggle("dense", isHidden)
     }
     byId("hidden").hidden = !isDense
     label(start, end, width, lane)
@@ -98,17 +106,21 @@
 
   function label(start, end, width, lane) {
     const { left, right, top, bottom, member } = model("bars").data_source.data
-    const labels = { x: [], y: [], text: [] }
+    const labels = { x: [], y: [], text: [], right: [], down: [] }
+    const isTall = lane >= TALL_LANE_PX // above the marks then, else beside the first ones
     const pixel = (end - start) / width
     for (let n = 0; lane >= LABEL_LANE_PX && n < left.length; n++) {
       const from = Math.max(left[n], start), to = Math.min(right[n], end)
       if (to - from < LABEL_PX * pixel || (bottom[n] - top[n]) * lane < LABEL_LANE_PX * 0.6) continue
       if (labels.x.push(from) > MOST_LABELS) break
-      labels.y.push((top[n] + bottom[n]) / 2)
-      labels.text.push(data.members[member[n]].short)
+      const isAbove = isTall && (bottom[n] - top[n]) * lane > TALL_LANE_PX / 2
+      labels.y.push(isAbove ? top[n] : (top[n] + bottom[n]) / 2)
+      labels.right.push(isAbove ? 5 : 18)
+      labels.down.push(isAbove ? 9 : 0)
+      labels.text.push(data.members[member[n]].label)
     }
-    if (labels.x.length > MOST_LABELS) labels.x = labels.y = labels.text = []
-    model("labels").data_source.data = labels
+    const isTooMuch = labels.x.length > MOST_LABELS
+    model("labels").data_source.data = isTooMuch ? { x: [], y: [], text: [], right: [], down: [] } : labels
   }
 
   function detailSoon() {
@@ -151,8 +163,9 @@
   function searchForBar() {
     const [index] = hovered.get("bars") ?? []
     if (index === undefined) return
-    search.value = data.members[model("bars").data_source.data.member[index]].short
+    search.value = data.members[model("bars").data_source.data.member[index]].name
     showMatches()
+    remember()
   }
 
   async function begin() {
@@ -165,6 +178,7 @@
     }
     for (const side of ["inner_width", "inner_height"]) plot.connect(plot.properties[side].change, detailSoon)
     search.addEventListener("input", showMatches)
+    search.addEventListener("change", remember)
     search.form.addEventListener("submit", (event) => {
       event.preventDefault()
       zoomToMatches()
@@ -187,7 +201,7 @@
     }
     search.value = decodeURIComponent(location.hash.match(/^#run=(.*)$/)?.[1] ?? "")
     if (search.value) showMatches()
-    else detail()
+    detail()
     requestAnimationFrame(() => requestAnimationFrame(() => {
       document.documentElement.dataset.paintedMs = String(Math.round(performance.now()))
     }))

@@ -1,17 +1,19 @@
-"""The colours and shapes of the page. They differ for any colour vision, and text on them is dark."""
+"""The names, colours and shapes of what the page draws. They differ for any colour vision, and text on them is dark."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from marshal_dagster.timeline.model import MarkKind
 
+BARS, STALENESS, PAUSES, LABELS = "bars", "stale", "pauses", "labels"
+"""The names of what is drawn, beside those of the kinds of marks."""
 INK: Final = "#1b1f24"
 RUNS: Final = ("#77aadd", "#ee8866", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#c9b3e6")
 """The fills of runs, in the order in which runs first claim; the ninth run has the first one again.
 
 The first seven are of Paul Tol's scheme "light", which is made for dark text on fills.
 """
-OPERATOR: Final = "#d5d8dc"
+OPERATOR: Final = "#b6bdc5"
 """The fill of claims by operators' commands."""
 STALE: Final = INK
 PAUSE: Final = "#7d8590"

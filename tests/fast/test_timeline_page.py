@@ -11,8 +11,8 @@ import pytest
 
 from marshal_dagster.protocol.world import World
 from marshal_dagster.timeline.builder import TimelineBuilder, Wanted
-from marshal_dagster.timeline.page import BARS, PAUSES, render_page
-from marshal_dagster.timeline.palette import SHAPES
+from marshal_dagster.timeline.page import render_page
+from marshal_dagster.timeline.palette import BARS, PAUSES
 from tests.fast.test_timeline_builder import BEAT, CLAIM, PLAN, RELEASE, T0, log, record, spelled, timeline
 
 EMPTY = "The log has no records."
@@ -83,7 +83,7 @@ def test_a_page_is_small(page: str) -> None:
 def test_each_bar_mark_and_pause_has_its_text(page: str) -> None:
     """The texts are in the order of the columns, and only what is drawn has one."""
     shown = texts(page)
-    assert {name: len(found) for name, found in shown.items() if found} == {
+    assert {name: len(found) for name, found in shown.items()} == {
         "settings": 1,
         "position": 1,
         "plan": 1,
@@ -100,7 +100,7 @@ def test_each_bar_mark_and_pause_has_its_text(page: str) -> None:
         f"Stale from {iso(22)} for 8 s",
     ]
     assert "could not" in shown["refusal"][0]
-    assert set(columns(page)) == {*map(str, SHAPES), "bars", "stale", "pauses", "labels"}
+    assert set(columns(page)) == set(shown) | {"stale", "labels"}
 
 
 def iso(second: int) -> str:
@@ -131,6 +131,15 @@ def test_names_from_a_log_cannot_become_part_of_the_page() -> None:
     assert "<img" not in own
     assert "&lt;img src=x onerror=alert(1)&gt;" in own
     assert "<" not in script(found, "figure") + script(found, "data") + script(found, "texts")
+
+
+def test_a_lane_with_an_unusual_name_is_short_and_no_formula() -> None:
+    """Bokeh would load a library for text between two pairs of dollar signs."""
+    names = [r"$$x$$\(y\)\[z\]", "l" * 255]
+    claims = [record(n, n, f"{CLAIM}/1/1/a.1/c/{name}/{'t' * 249}/0") for n, name in enumerate(names)]
+    found = json.loads(script(render_page(timeline(claims), empty=EMPTY), "data"))
+    assert max(map(len, found["lanes"])) < 50
+    assert not re.search(r"\$\$|\\\(|\\\[", "".join(found["lanes"]))
 
 
 @pytest.mark.parametrize(("records", "says"), [([], EMPTY), ([record(0, 0, "nonsense")], "1 record is invalid")])
