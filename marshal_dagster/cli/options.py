@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from marshal_dagster.cli.completion import complete_group, complete_topic
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 
 COORDINATOR_TOPIC_VARIABLE: Final = "MARSHAL_COORDINATOR_TOPIC"
@@ -94,11 +95,18 @@ GoConsumersStopped = Annotated[
         show_default=False,
     ),
 ]
-OnlyGroup = Annotated[str | None, typer.Option("--group", "-g", help="Show only this group.", show_default=False)]
+OnlyGroup = Annotated[
+    str | None,
+    typer.Option("--group", "-g", help="Show only this group.", show_default=False, autocompletion=complete_group),
+]
 OnlyTopic = Annotated[
     str | None,
     typer.Option(
-        "--topic", "-t", help="Show only this data topic; read only its coordination partition.", show_default=False
+        "--topic",
+        "-t",
+        help="Show only this data topic; read only its coordination partition.",
+        show_default=False,
+        autocompletion=complete_topic,
     ),
 ]
 MaxAttempts = Annotated[
@@ -120,7 +128,9 @@ Health = Annotated[
         show_default=False,
     ),
 ]
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False)]
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False, autocompletion=complete_topic)
+]
 Partitions = Annotated[
     str | None,
     typer.Option(
@@ -130,7 +140,9 @@ Partitions = Annotated[
 Wait = Annotated[
     str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the owners of partitions to leave.")
 ]
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.", show_default=False)]
+GroupName = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The group's name.", show_default=False, autocompletion=complete_group)
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import typer
 from marshal_dagster.admin.position_spec import partitions_of
 from marshal_dagster.admin.record_sentences import JudgedRecord
 from marshal_dagster.admin.times import moment_ms
+from marshal_dagster.cli.completion import complete_topic
 from marshal_dagster.cli.options import OnlyGroup
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.topic_names import require_topic_name
@@ -85,7 +86,13 @@ class FilterOptions:
     group: OnlyGroup = None
     topic: Annotated[
         str | None,
-        typer.Option("--topic", "-t", help="Only this data topic, and records about whole groups.", show_default=False),
+        typer.Option(
+            "--topic",
+            "-t",
+            help="Only this data topic, and records about whole groups.",
+            show_default=False,
+            autocompletion=complete_topic,
+        ),
     ] = None
     partitions: Annotated[
         str | None,
