@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import typer
 
+from marshal_dagster.cli.connections import connection_of, open_reader
+from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.protocol.world import World
 
@@ -59,10 +61,6 @@ def _matching(ctx: typer.Context, incomplete: str, names_of: Callable[[World, st
 
 def _read_world(params: dict[str, Any]) -> World:
     """Read the coordination log that the options and the environment specify. Raises `MarshalError`."""
-    # Imported here, because each start of the program imports this module.
-    from marshal_dagster.cli.connections import connection_of, open_reader
-    from marshal_dagster.cli.options import ConnectionOptions
-
     file = params.get("connection_file")
     options = ConnectionOptions(
         bootstrap_servers=params.get("bootstrap_servers"),

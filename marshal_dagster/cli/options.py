@@ -2,15 +2,31 @@
 
 import math
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from marshal_dagster.cli.completion import complete_group, complete_topic
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 
 COORDINATOR_TOPIC_VARIABLE: Final = "MARSHAL_COORDINATOR_TOPIC"
+
+
+def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the groups whose names begin with `incomplete`; see `marshal_dagster.cli.completion`."""
+    return _completed("group", ctx, incomplete)
+
+
+def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the data topics whose names begin with `incomplete`; see `marshal_dagster.cli.completion`."""
+    return _completed("topic", ctx, incomplete)
+
+
+def _completed(what: str, ctx: typer.Context, incomplete: str) -> list[str]:
+    """Import the module only when a shell completes a name. It uses the options itself."""
+    names: list[str] = getattr(import_module("marshal_dagster.cli.completion"), f"complete_{what}")(ctx, incomplete)
+    return names
 
 
 def finite(seconds: float | None) -> float | None:

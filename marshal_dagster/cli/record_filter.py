@@ -9,8 +9,7 @@ import typer
 from marshal_dagster.admin.position_spec import partitions_of
 from marshal_dagster.admin.record_sentences import JudgedRecord
 from marshal_dagster.admin.times import moment_ms
-from marshal_dagster.cli.completion import complete_topic
-from marshal_dagster.cli.options import OnlyGroup
+from marshal_dagster.cli.options import OnlyGroup, complete_topic
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.messages import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.cli import completion, connections
+from marshal_dagster.cli import completion
 from marshal_dagster.cli.completion import complete_group, complete_topic
 from tests.cli import environ
 from tests.conditions import WITHIN_S
@@ -26,7 +26,7 @@ def test_groups_and_topics_of_the_log_are_offered(site: Site, monkeypatch: pytes
     """Only those that begin with what was typed, and only topics of the group that was given."""
     from marshal_dagster.coordination.rationalizer import Rationalizer
 
-    monkeypatch.setattr(connections, "open_reader", lambda *_, **__: Rationalizer(site.log(), clock=site.clock))
+    monkeypatch.setattr(completion, "open_reader", lambda *_, **__: Rationalizer(site.log(), clock=site.clock))
     here = {"bootstrap_servers": "somewhere:1"}
     assert complete_group(given(**here), "") == [GROUP]
     assert complete_group(given(**here), "x") == []
