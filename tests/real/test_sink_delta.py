@@ -199,6 +199,25 @@ def test_a_writer_that_was_overtaken_adds_nothing(target_with_statistics: DeltaT
     assert target.found() == sorted(rows_of("old", part(0, 0, 2), part(0, 4, 6)) + rows_of("new", late))
 
 
+def test_an_append_that_was_overtaken_is_judged_again(target: DeltaTarget) -> None:
+    """Delta rejects its commit because of the number, though both only add rows. Otherwise a position would be lost."""
+    deliver(target, "a", part(0, 0, 3))
+    sink = target.sink()
+    steps: list[str] = []
+
+    def reached(step: str) -> None:
+        steps.append(step)
+        if steps.count("judged") == 1 and step == "judged":
+            deliver(target, "b", part(1, 0, 2))
+
+    sink._reached = reached  # type: ignore[method-assign]
+    mine = part(2, 0, 2)
+    assert sink.write(target.frame(rows_of("c", mine)), [mine], never).taken == (mine,)
+    assert steps == ["evaluated", "judged", "evaluated", "judged", "committed"]
+    assert target.found() == rows_of("a", part(0, 0, 3)) + rows_of("b", part(1, 0, 2)) + rows_of("c", mine)
+    assert [stored.end for stored in target.sink().describe().generations] == [3, 2, 2]
+
+
 def test_a_new_generation_over_gaps(target_with_statistics: DeltaTarget) -> None:
     """Rows at offsets that were not read again remain. Gaps without rows are skipped."""
     target = target_with_statistics

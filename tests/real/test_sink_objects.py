@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks import DeltaSink, FileSink
 from marshal_dagster.sinks.conformance import Case
@@ -118,7 +118,7 @@ def test_spark_that_reaches_another_store(spark: "SparkSession", moto: str) -> N
 
 
 def test_a_delta_table(spark: "SparkSession", moto: str) -> None:
-    """It is refused without a log store. With Delta's store for one driver, one process writes and repeats.
+    """It is refused without a log store. With Delta's store for one driver, one process writes, repeats and replaces.
 
     Delta uses that store for S3 by default, and a second process could overwrite its commit.
     """
@@ -134,5 +134,10 @@ def test_a_delta_table(spark: "SparkSession", moto: str) -> None:
             rows = spark.createDataFrame([(0, 3, "c")], frame.schema)
             assert DeltaSink(place).write(rows, [following], never).taken == (following,)
             assert DeltaSink(place).write(rows, [following], never).skipped == (following,)
+            newer = part(0, 1, 4, generation=20, epoch=21)
+            replacing = spark.createDataFrame([(0, 1, "new"), (0, 3, "new")], frame.schema)
+            assert DeltaSink(place).write(replacing, [newer], lambda: {0: [(1, 4)]}).taken == (newer,)
+            with pytest.raises(SinkRejectedError, match="fencing token"):
+                DeltaSink(place).verdicts([part(0, 4, 6, generation=20, epoch=20)])
             found = spark.read.format("delta").load(place).select("partition", "offset", "value").collect()
-    assert sorted(map(tuple, found)) == [(0, 0, "a"), (0, 1, "a"), (0, 3, "c"), (1, 5, "b")]
+    assert sorted(map(tuple, found)) == [(0, 0, "a"), (0, 1, "new"), (0, 3, "new"), (1, 5, "b")]
