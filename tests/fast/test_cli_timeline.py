@@ -1,12 +1,13 @@
 """`timeline`: which records it reads and draws, what it writes, and its errors."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from marshal_dagster._internal import extras
 from marshal_dagster._internal.extras import Extra
-from marshal_dagster.cli.timeline import live_timeline
+from marshal_dagster.cli.timeline import likely_partitions, live_timeline
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import coordination_partition
 from marshal_dagster.protocol.replay import StoredRecord, render_record
@@ -14,6 +15,7 @@ from marshal_dagster.testing import MemoryBroker, MemoryLog
 from marshal_dagster.timeline.builder import Wanted
 from tests.cli import REPOSITORY, call
 from tests.fast.test_timeline_builder import BEAT, CLAIM, RELEASE, SETTINGS, T0, seconds, spelled
+from tests.timeline_logs import COORDINATION_PARTITIONS, HOME, incident, lines
 
 VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
 CLAIMS = 78
@@ -96,6 +98,23 @@ def test_since_is_counted_back_from_the_last_record_of_a_stored_log(
     page = tmp_path / "log.html"
     found = call(capsys, "timeline", VECTOR, "-o", page, "--since", "10m", "--json").json
     assert (found["claims"], found["end"] - found["start"]) == (72, 600_000)
+
+
+def test_a_log_of_one_coordination_partition_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The number of coordination partitions follows from the topics, not only from the largest number in the log."""
+    log, page = tmp_path / "log.jsonl", tmp_path / "log.html"
+    log.write_text("".join(lines(incident())))
+    found = call(capsys, "timeline", log, "-o", page, "--json").json
+    assert (found["partitions"], found["claims"]) == (3, 10)
+    assert call(capsys, "timeline", log, "-o", page, "--coordination-partitions", "3", "--json").json["claims"] == 0
+
+
+def test_the_number_of_coordination_partitions_is_the_least_that_fits() -> None:
+    """Without a topic it is the given one."""
+    assert likely_partitions([], 3) == 3
+    found = likely_partitions(incident(), 3)
+    assert coordination_partition("orders", found) == coordination_partition("orders", COORDINATION_PARTITIONS)
+    assert all(coordination_partition("orders", count) != HOME for count in range(3, found))
 
 
 def test_an_empty_log_says_so_in_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
