@@ -1,6 +1,5 @@
 """`timeline`: which records it reads and draws, what it writes, and its errors."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
