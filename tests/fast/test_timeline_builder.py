@@ -144,13 +144,13 @@ def check_seed(seed: int) -> int:
 
 def test_bars_are_what_the_world_state_has_at_every_record_of_simulated_logs() -> None:
     """Each claim's bar begins, ends and is stale where the world state has it so."""
-    assert sum(check_seed(seed) for seed in range(12)) > 100
+    assert sum(check_seed(seed) for seed in range(8)) > 50
 
 
 @pytest.mark.thorough
 def test_bars_are_what_the_world_state_has_in_hundreds_of_simulated_logs() -> None:
     """The same for 300 seeds, which have crashes, pauses, ranges, positions, Go groups and garbage."""
-    assert sum(check_seed(seed) for seed in range(12, 312)) > 3_000
+    assert sum(check_seed(seed) for seed in range(8, 308)) > 3_000
 
 
 @pytest.mark.parametrize("profile", ["mixed", "go", "ranges"])
