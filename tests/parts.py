@@ -83,7 +83,16 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "telemetry",
         "testing_example",
     ),
-    "operators": ("admin*", "cli_*", "exporter*", "import_positions", "observability", "prometheus", "timeline*"),
+    "operators": (
+        "admin*",
+        "cli_*",
+        "disaster_recovery",
+        "exporter*",
+        "import_positions",
+        "observability",
+        "prometheus",
+        "timeline*",
+    ),
     "outbox": ("cli_outbox", "dagster_outbox", "election*", "elector", "fault_*", "outbox*"),
     "coordinator": ("assignment", "cli_coordinator", "coordinator*", "dagster_group_membership", "fault_*", "fuzz"),
     "repository": (

@@ -147,8 +147,8 @@ class GoharvestTable:
         "leader_id",
     )
 
-    def checks(self, connection: "Connection", table: "Identifier", leader: str | None) -> Iterator[Check]:  # noqa: ARG002
-        """Yield how many rows goharvest may have published without deleting them."""
+    def checks(self, connection: "Connection", table: "Identifier", leader: str | None) -> Iterator[Check]:
+        """Yield how many rows goharvest may have published without deleting them, and who may use a partitioner."""
         from psycopg import sql
 
         found = connection.execute(
@@ -163,6 +163,9 @@ class GoharvestTable:
             yield Check("marks", Level.WARNING, text)
         else:
             yield Check("marks", Level.OK, "no row has the mark of a harvester")
+        if leader is not None:
+            text = f"process {leader} has harvested: restart each harvester with --partitioner {self.partitioner} first"
+            yield Check("partitioner", Level.WARNING, text)
 
     def values(self, row: str, types: Types) -> RowValues:  # noqa: ARG002 - its types are fixed
         """Return the outbox's columns for a row."""

@@ -11,16 +11,21 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 from psycopg import errors, sql
 
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.interfaces import ID_HEADER
 from marshal_dagster.outbox.migration import OutboxMigration
 from marshal_dagster.outbox.old_tables import DebeziumTable, GoharvestTable, KeyConverter, Level, OldTable
 from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 from tests.cli import Answer, call
 from tests.conditions import WITHIN_S, wait_until
+from tests.outbox_fixtures import Site as OutboxSite
+from tests.real.conftest import MakeTopic
 from tests.sink_outputs import own_schema
 
 GOHARVEST: Final[LiteralString] = """
@@ -280,6 +285,14 @@ def test_a_connected_goharvest_prevents_the_migration(site: Site) -> None:
     assert len(site.moved()) == 1
 
 
+@pytest.mark.parametrize(("old", "table"), [(GoharvestTable(), "outbox"), (DebeziumTable(), "outboxevent")])
+def test_a_harvester_that_may_run_is_named(site: Site, old: OldTable, table: str) -> None:
+    """It could place keys by another partitioner, or publish before Debezium has."""
+    site.connection.execute("UPDATE marshal_outboxes SET leader = 'host:17'")
+    found = [check.text for check in site.migration(old, table).plan().checks if check.level is Level.WARNING]
+    assert sum(text.startswith("process host:17 has harvested: ") for text in found) == 1
+
+
 def test_rows_that_the_outbox_refuses_are_found_before(site: Site) -> None:
     """The check names their ids, and nothing is changed."""
     for topic, keys in (("good", []), ("not a topic", []), ("good", ["a", "b"]), ("..", [])):
@@ -334,6 +347,29 @@ def test_what_cannot_be_moved_is_said(site: Site) -> None:
     site.connection.execute("CREATE TABLE outbox_migrated ()")
     with pytest.raises(ConfigurationError, match="cannot be renamed to 'outbox_migrated'"):
         site.migration().plan()
+
+
+def test_keys_stay_in_their_partitions(site: Site, connection: KafkaConnection, topic: MakeTopic) -> None:
+    """With goharvest's partitioner the records of a key are in one partition, in order, across the move."""
+    output, keys = topic(8), [f"key {number}" for number in range(20)]
+    outbox = OutboxSite(site.dsn, connection, "events", site.schema)
+    goharvest = Producer({"bootstrap.servers": connection.bootstrap_servers})  # librdkafka's own partitioner
+    for number in range(2):
+        for key in keys:
+            goharvest.produce(output, str(number), key=key, headers=[(ID_HEADER, b"-0")])
+    assert goharvest.flush(WITHIN_S) == 0
+    for number, moves in ((2, site.migration().apply), (3, None)):
+        for key in keys:
+            site.connection.execute(STASH, (output, key, str(number), [], []))
+        if moves is not None:
+            assert moves().rows == len(keys)
+    assert outbox.harvester(partitioner=GoharvestTable().partitioner).drain() == 2 * len(keys)
+    found: dict[bytes | None, list[tuple[int, bytes | None]]] = defaultdict(list)
+    for record in outbox.read(output):
+        found[record.key].append((record.partition, record.value))
+    for key in keys:
+        (partition, _), *_ = found[key.encode()]
+        assert found[key.encode()] == [(partition, str(number).encode()) for number in range(4)]
 
 
 # Debezium
