@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 PAGE = (Path(__file__).parents[2] / "docs" / "disaster-recovery.md").read_text()
 EMPTY, MIRROR = "A new, empty cluster", "A mirror with other offsets"
-LOST, RESTORED = "The coordination topic is lost", "The database is restored to yesterday"
+LOST, RESTORED, LEFT = "The coordination topic is lost", "The database is restored to yesterday", "Leave the library"
 COMMITTED, ALL = 12, 20
 NATIVE = GroupSettings(10_000)
 ONCE = replace(NATIVE, delivery=DeliveryMode.EFFECTIVELY_ONCE)
@@ -114,7 +114,8 @@ class Operator:
             return Answer(0, "", "")
         if program == "kafka-topics":
             servers, topic = arguments[1], arguments[-1]
-            for deleted in AdminClient({"bootstrap.servers": servers}).delete_topics([topic]).values():
+            admin = AdminClient({"bootstrap.servers": servers})
+            for deleted in admin.delete_topics([topic]).values():
                 deleted.result(WITHIN_S)
             return Answer(0, "", "")
         assert program == "marshal-dagster"
@@ -329,3 +330,41 @@ def test_the_database_is_restored_to_yesterday(  # noqa: PLR0917 - fixtures
         found = reader.execute("SELECT kafka_offset FROM orders").fetchall()
     assert Counter(offset for (offset,) in found) == Counter(range(ALL + 4))
     assert calls == Counter(range(ALL + 4)) + Counter(range(COMMITTED, ALL))
+
+
+def test_leaving_the_library(old: Deployment, operator: MakeOperator) -> None:
+    """A plain consumer of the same group continues at the position: nothing is lost and nothing is repeated."""
+    look, delete = blocks(LEFT)
+    person = operator(shops=old.group, orders=old.topic)
+    person.names |= {
+        "old-cluster:9092": old.connection.bootstrap_servers,
+        "__marshal_snapshot": f"{old.coordination_topic}_snapshot",
+        "__marshal": old.coordination_topic,
+    }
+    person.patch.setenv("MARSHAL_BOOTSTRAP_SERVERS", old.connection.bootstrap_servers)
+    person.patch.setenv("MARSHAL_COORDINATION_TOPIC", old.coordination_topic)
+    person.run(["marshal-dagster topic create --partitions 4"])
+    person.run(look)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": old.connection.bootstrap_servers,
+            "group.id": old.group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.subscribe([old.topic])
+    with closing(consumer):
+        while (message := consumer.poll(WITHIN_S)) is not None and message.error() is None:
+            old.processed[message.offset() or 0] += 1
+    assert old.processed == Counter(range(ALL))
+    person.run(delete)
+    admin = AdminClient({"bootstrap.servers": old.connection.bootstrap_servers})
+    wait_until(
+        lambda: (
+            not {person.names["__marshal"], person.names["__marshal_snapshot"]}
+            & set(admin.list_topics(timeout=WITHIN_S).topics)
+        ),
+        "the topics are deleted",
+    )
