@@ -168,8 +168,15 @@
     remember()
   }
 
+  // WebGL that is computed without a GPU is slower than a plain canvas.
+  function hasGpu() {
+    return Boolean(document.createElement("canvas").getContext("webgl", { failIfMajorPerformanceCaveat: true }))
+  }
+
   async function begin() {
-    await Bokeh.embed.embed_item(JSON.parse(byId("figure").textContent))
+    const figure = JSON.parse(byId("figure").textContent)
+    if (!hasGpu()) figure.doc.roots[0].attributes.output_backend = "canvas"
+    await Bokeh.embed.embed_item(figure)
     const doc = Bokeh.documents[0]
     model = (name) => doc.get_model_by_name(name)
     plot = model("plot")
