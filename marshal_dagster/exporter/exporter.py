@@ -89,7 +89,7 @@ class Exporter:
         self._stop.set()
 
     def run(self) -> None:
-        """Refresh at each interval until `stop` is called.
+        """Refresh at each interval until `stop` is called; after a failure within `DEFAULT_INTERVAL_S`.
 
         Errors are raised only by the first read. Later ones are logged and retried, and `health` reports them.
 
@@ -98,7 +98,7 @@ class Exporter:
         """
         try:
             self._refresh_or_raise()
-            while not self._stop.wait(max(0.0, self._interval_s - self.status.took_s)):
+            while not self._stop.wait(self._wait_s):
                 self.refresh()
         finally:
             self._close_log()
@@ -157,6 +157,12 @@ class Exporter:
         age_s = self._now_s - status.read_at_unix_s
         is_fresh = age_s <= max(FAILING_AFTER_S, 3 * self._interval_s)
         return own.render() + _process_metrics() + (self._rendered if is_fresh else b"")
+
+    @property
+    def _wait_s(self) -> float:
+        if self.status.failure is not None:
+            return min(self._interval_s, DEFAULT_INTERVAL_S)
+        return max(0.0, self._interval_s - self.status.took_s)
 
     @property
     def _now_s(self) -> float:

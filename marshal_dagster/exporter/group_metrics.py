@@ -61,7 +61,7 @@ class UnreadRecords:
     margin: int
     """The offsets between the partition's beginning and the first unread one."""
     deleted: int
-    """The offsets after the position that retention has deleted."""
+    """The unread offsets after the position that retention has deleted."""
 
 
 def unread_records(key: Key | None, topic_id: str, at: OffsetBounds, *, is_go: bool) -> UnreadRecords | None:
@@ -74,16 +74,19 @@ def unread_records(key: Key | None, topic_id: str, at: OffsetBounds, *, is_go: b
         return None
     if key is not None and not is_go and key.data_topic_id not in {None, topic_id}:
         return None
-    first, read = max(position, at.start), 0
+    first, read, deleted = max(position, at.start), 0, max(0, at.start - position)
     for range_ in () if key is None else key.ranges:
-        if range_.phase is not Phase.DONE or range_.end <= first:
+        if range_.phase is not Phase.DONE:
+            continue
+        deleted -= max(0, min(range_.end, at.start) - max(range_.start, position))
+        if range_.end <= first:
             continue
         if range_.start <= first:
             first = range_.end
         else:
             read += min(range_.end, at.end) - min(range_.start, at.end)
     first = min(first, at.end)
-    return UnreadRecords(first, at.end - first - read, first - at.start, max(0, at.start - position))
+    return UnreadRecords(first, at.end - first - read, first - at.start, deleted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,6 +360,8 @@ def test_without_the_right_to_see_settings_there_is_no_retention(scene: Scene) -
         (Key(offset=4), (10, 30), (10, 20, 0, 6)),
         (Key(offset=12, ranges=(Range(12, 15, Phase.DONE), Range(20, 25, Phase.DONE))), (10, 30), (15, 10, 5, 0)),
         (Key(offset=12, ranges=(Range(12, 15, Phase.PLANNED), Range(20, 25, Phase.CLAIMED))), (10, 30), (12, 18, 2, 0)),
+        (Key(offset=4, ranges=(Range(4, 8, Phase.PLANNED), Range(8, 25, Phase.DONE))), (20, 30), (25, 5, 5, 4)),
+        (Key(offset=4, ranges=(Range(6, 8, Phase.DONE), Range(22, 25, Phase.DONE))), (20, 30), (20, 7, 0, 14)),
         (Key(offset=12, data_topic_id=OTHER_ID), (10, 30), None),
     ],
 )
@@ -473,6 +475,29 @@ def test_a_failed_read_is_reported_and_tried_again(scene: Scene, caplog: pytest.
     broken.catch_up = catch_up  # type: ignore[method-assign]
     assert "marshal_topic_claims" in read(exporter)
     assert exporter.health()["ready"]
+
+
+def test_a_failed_read_is_tried_again_soon(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long interval does not prolong an outage of the brokers."""
+    exporter = Exporter(scene.open, TopicReader(scene.cluster), interval_s=3_600, clock=scene.clock)
+    waits: list[float] = []
+
+    def wait(timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        assert exporter._log is not None
+        exporter._log.catch_up = fail if len(waits) == 1 else succeed  # type: ignore[method-assign]
+        return len(waits) == 3
+
+    def fail() -> Any:  # noqa: ANN401 - it only raises
+        raise UnavailableError("away")
+
+    def succeed() -> Any:  # noqa: ANN401 - a world state
+        assert exporter._log is not None
+        return exporter._log.world
+
+    monkeypatch.setattr(exporter._stop, "wait", wait)
+    exporter.run()
+    assert waits == [pytest.approx(3_600, abs=60), exporter_module.DEFAULT_INTERVAL_S, pytest.approx(3_600, abs=60)]
 
 
 def test_a_refresh_that_hangs_is_not_live(scene: Scene) -> None:
