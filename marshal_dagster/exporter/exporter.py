@@ -23,6 +23,7 @@ FAILING_AFTER_S: Final = 60.0
 LIVE_WITHIN_S: Final = 600.0
 """The exporter is not live if one refresh takes longer; the first one reads the whole log or a snapshot."""
 _SEED_AGAIN_S: Final = 600.0
+_SEED_AFTER_FAILURE_S: Final = 60.0
 _MS: Final = 1_000
 
 logger = logging.getLogger(__name__)
@@ -221,6 +222,7 @@ class Exporter:
                     break
         except MarshalError as error:
             logger.debug("exporter: the times of topic %r cannot be looked up: %s", topic, error)
+            self._seeded_at_s[topic] = at_s - _SEED_AGAIN_S + _SEED_AFTER_FAILURE_S
         for partition, known in points.items():
             self._times.of(topic, partition).seed(known)
 

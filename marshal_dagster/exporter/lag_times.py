@@ -17,7 +17,10 @@ _MOST_POINTS: Final = 32
 
 
 class EndTimes:
-    """The ends that one data partition had, with the last time at which it had each of them."""
+    """The ends that one data partition had, with the last time at which it had each of them.
+
+    The first end may be there twice, with its first and its last time: records before it are older than the first.
+    """
 
     __slots__ = ("_ends", "_times_s")
 
@@ -30,7 +33,7 @@ class EndTimes:
         """Record the partition's end at `at_s` (unix seconds). A smaller end starts again: the topic is another one."""
         if self._ends and end < self._ends[-1]:
             del self._ends[:], self._times_s[:]
-        if self._ends and end == self._ends[-1]:
+        if len(self._ends) > 1 and end == self._ends[-1]:
             self._times_s[-1] = at_s
             return
         self._ends.append(end)

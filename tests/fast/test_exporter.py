@@ -410,6 +410,25 @@ def test_kafka_is_asked_once_for_what_was_written_before(scene: Scene) -> None:
     assert scene.cluster.asked.count("times") == asked == 10  # from 15 s to 7,680 s
 
 
+def test_times_that_could_not_be_looked_up_are_asked_for_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then an exporter that starts with a lag shows only the time since its start."""
+    now_ms = scene.clock.wall_ms()
+    scene.cluster.bounds["orders"] = {0: OffsetBounds(0, 100)}
+    scene.cluster.past = {now_ms - 2 * 3_600_000: 30, now_ms - 1_800_000: 60}
+    exporter = scene.exporter()
+
+    def fail(*_: Any) -> Any:  # noqa: ANN401 - it only raises
+        raise UnavailableError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scene.cluster, "offsets_at", fail)
+        assert read(exporter)["marshal_topic_lag_seconds"]["g", "orders"] == 0
+    scene.clock.advance(30_000)
+    assert read(exporter)["marshal_topic_lag_seconds"]["g", "orders"] == 30  # not at each read, because it may hang
+    scene.clock.advance(30_000)
+    assert read(exporter)["marshal_topic_lag_seconds"]["g", "orders"] > 3_600
+
+
 def test_few_points_are_kept_for_each_partition() -> None:
     """Older points become sparse, and those that no position needs are dropped; the age stays close."""
     times = EndTimes()
