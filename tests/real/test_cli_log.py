@@ -35,7 +35,7 @@ from tests.topics import grow
 
 PARTITIONS = 4
 VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
-OF_STATUS = {"freshness", "data_end", "lag", "lag_unknown"}
+OF_STATUS = {"freshness", "data_end", "lag", "lag_ms", "lag_unknown"}
 
 Call = Callable[..., Answer]
 
