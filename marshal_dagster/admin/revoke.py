@@ -8,6 +8,7 @@ from typing import Final
 from marshal_dagster._internal.texts import first_few, nearest_first
 from marshal_dagster.admin.log_access import LogUser, require_certain
 from marshal_dagster.admin.pause import require_known
+from marshal_dagster.admin.texts import without_suffix
 from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.coordination.claims import Member, new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
@@ -158,7 +159,7 @@ def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range]
 
 
 def _run_of(claim: HeldClaim) -> str:
-    return claim.owner.instance.rpartition(".")[0] or claim.owner.instance
+    return without_suffix(claim.owner.instance)
 
 
 def held_in(claims: Iterable[HeldClaim], partitions: Sequence[range] | None = None) -> Sequence[HeldClaim]:

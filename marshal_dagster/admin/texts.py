@@ -63,8 +63,16 @@ def short_instance(instance: str) -> str:
 
     The id of a Go consumer has no suffix and stays as it is.
     """
-    head, dot, tenure = instance.rpartition(".")
-    return run_text(head if dot and _TENURE.fullmatch(tenure) else instance)
+    return run_text(without_suffix(instance))
+
+
+def without_suffix(instance: str) -> str:
+    """Return an instance id without the random suffix of this library's members, such as the id of a Dagster run.
+
+    The id of a Go consumer, such as `host.1`, has no such suffix and stays as it is.
+    """
+    head, _, suffix = instance.rpartition(".")
+    return head if head and _TENURE.fullmatch(suffix) else instance
 
 
 def member_text(instance: str, client: str) -> str:

@@ -175,7 +175,7 @@ def test_the_first_characters_of_an_owner_are_enough(
     site: Site, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
     """They must fit one owner only, and be at least four."""
-    for number, instance in enumerate(("5b1c0d3e-8f6a.1", "5b1c77aa-8f6a.1")):
+    for number, instance in enumerate(("5b1c0d3e-8f6a.0f1e2d3c4b5a", "5b1c77aa-8f6a.0f1e2d3c4b5a")):
         claimer = site.claimer(instance=instance)
         claimer.ensure_group_settings()
         claimer.claim([number])
@@ -184,4 +184,17 @@ def test_the_first_characters_of_an_owner_are_enough(
     assert "several owners begin with '5b1c': '5b1c0d3e-8f6a', '5b1c77aa-8f6a'. Give more" in ambiguous.error
     assert act(capsys, *REVOKE, "5b1").code == 1
     assert act(capsys, *REVOKE, "5b1c0", "--yes", *more).code == 0
-    assert (site.owner(0), site.owner(1)) == ("5b1c0d3e-8f6a.1" if more else None, "5b1c77aa-8f6a.1")
+    left = "5b1c0d3e-8f6a.0f1e2d3c4b5a" if more else None
+    assert (site.owner(0), site.owner(1)) == (left, "5b1c77aa-8f6a.0f1e2d3c4b5a")
+
+
+def test_a_dot_in_an_id_does_not_make_two_owners_one(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ids of Go consumers have no random suffix, so `host.1` and `host.2` are two owners that `host` fits."""
+    for number, instance in enumerate(("host.1", "host.2")):
+        claimer = site.claimer(instance=instance)
+        claimer.ensure_group_settings()
+        claimer.claim([number])
+    ambiguous = act(capsys, *REVOKE, "host", "--yes")
+    assert (ambiguous.code, "several owners begin with 'host': 'host.1', 'host.2'" in ambiguous.error) == (2, True)
+    assert act(capsys, *REVOKE, "host.1", "--yes").code == 0
+    assert (site.owner(0), site.owner(1)) == (None, "host.2")
