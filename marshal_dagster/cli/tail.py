@@ -272,7 +272,7 @@ class Reader:
         unseen: list[tuple[int, int, bytes | None]] = []
         for offset, timestamp_ms, value in chunk.records:
             is_unseen = offset < first or offset >= end or not self._wanted.may_show(value)
-            if world is not None and is_unseen:
+            if world is not None and is_unseen and offset not in chunk.reasons:
                 unseen.append((offset, timestamp_ms, value))
                 continue
             record = StoredRecord(chunk.partition, offset, timestamp_ms, value, chunk.reasons.get(offset))

@@ -324,6 +324,19 @@ def test_a_record_about_a_group_is_explained_once() -> None:
     assert lines[0].endswith(" until 1970-01-01 02:30:00Z (for 2 h 29 min) (in 4 coordination partitions).")
 
 
+def test_a_refusal_names_the_reason_of_a_pause_that_is_not_shown() -> None:
+    """The pause was before `--since`, and its reason explains why a claim was refused after it."""
+    broker = MemoryBroker(1)
+    pause = ReleaseGroup(instance="operator.0", client="jane", group="etl", time_s=1, expiry_s=9_000)
+    broker.append(0, render(pause), 1_000, reason="the database moves")
+    broker.append(0, b"ClaimingPartition/1/1/i/c/etl/t/0", 2_000)
+    opened = reader(broker)
+    opened.limit(2_000, None)
+    (batch,) = shown(opened, lines=None, follow=False)
+    (line,) = explained_lines(batch)
+    assert "by jane (reason: the database moves)" in str(line)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
