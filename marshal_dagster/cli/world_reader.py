@@ -96,21 +96,31 @@ def read_data_topics(topics: Topics, places: Mapping[str, set[int]]) -> dict[str
         try:
             described = topics.describe(topic)
             bounds = topics.offsets(topic, partitions & set(described.partitions))
-            found[topic] = DataTopicEnds(described.topic_id, {number: each.end for number, each in bounds.items()})
+            found[topic] = DataTopicEnds(
+                described.topic_id,
+                {number: each.end for number, each in bounds.items()},
+                {number: each.start for number, each in bounds.items()},
+            )
         except tuple(_UNKNOWN) as error:
             found[topic] = DataTopicEnds(unknown=next(why for kind, why in _UNKNOWN.items() if isinstance(error, kind)))
     return found
 
 
 def add_ages(topics: Topics, data: dict[str, DataTopicEnds], world: World, wanted: ViewFilter, at_ms: int) -> None:
-    """Add to each data topic in `data` how old the first unread record of each key is, as far as Kafka answers."""
-    unread: dict[str, set[tuple[int, int]]] = {}
+    """Add to each data topic in `data` how old the first unread record of each key is, as far as Kafka answers.
+
+    If retention deleted unread records, it is the age of the first record that is left.
+    """
+    unread: dict[str, dict[tuple[int, int], tuple[int, int]]] = {}
     for group, (topic, partition), _, key in world.keys():  # noqa: SIM118 - no mapping
         end = (data[topic].ends or {}).get(partition, 0) if topic in data else 0
         if wanted.has_group(group) and key.offset is not None and key.offset < end:
-            unread.setdefault(topic, set()).add((partition, key.offset))
+            first = max(key.offset, data[topic].starts.get(partition, 0))
+            if first < end:
+                unread.setdefault(topic, {})[partition, key.offset] = (partition, first)
     for topic, places in unread.items():
         try:
-            data[topic] = replace(data[topic], ages_ms=record_ages(topics, topic, places, at_ms))
+            ages_ms = record_ages(topics, topic, set(places.values()), at_ms)
         except tuple(_UNKNOWN):
             continue
+        data[topic] = replace(data[topic], ages_ms={place: ages_ms[first] for place, first in places.items()})

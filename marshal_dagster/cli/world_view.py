@@ -33,10 +33,13 @@ class LagUnknownReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DataTopicEnds:
-    """A data topic's id and the next offset of each partition, or why they are not known."""
+    """A data topic's id and the bounds of each partition, or why they are not known."""
 
     topic_id: str | None = None
     ends: Mapping[int, int] | None = None
+    """The next offset of each partition."""
+    starts: Mapping[int, int] = field(default_factory=dict)
+    """The first offset of each partition that retention left."""
     ages_ms: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """About how old the record at a partition and offset is, in ms, as far as that is known."""
     unknown: LagUnknownReason | None = None

@@ -8,7 +8,7 @@ from marshal_dagster._internal.texts import nearest_first
 from marshal_dagster.cli import lag, output, world_reader
 from marshal_dagster.cli.watching import problem_line
 from marshal_dagster.kafka.record_times import record_ages
-from tests.admin_fixtures import END, FakeTopics, act, at_work_on, site_now
+from tests.admin_fixtures import END, START, FakeTopics, act, at_work_on, site_now
 from tests.members import GROUP, TOPIC, Site
 
 MINUTE_MS = 60_000
@@ -44,6 +44,28 @@ def test_the_lag_as_json_has_a_row_for_each_partition(capsys: pytest.CaptureFixt
     assert (first["position"], first["end"], first["lag"], first["owner_instance"]) == (30, END, END - 30, "run1.0")
     assert first["lag_ms"] > 0
     assert (second["lag"], second["lag_ms"], second["lag_unknown"]) == (0, 0, None)
+
+
+class MinuteOld(FakeTopics):
+    """A data topic whose records are all a minute old."""
+
+    def offsets_at(self, _: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
+        """Return the first offset with that timestamp or a later one."""
+        is_late = at_ms > site_now().clock.wall_ms() - MINUTE_MS
+        return {} if is_late else dict.fromkeys(partitions, START)
+
+
+def test_the_lag_in_time_is_right_after_retention_deleted_unread_records(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the age of the first record that is left, not the largest age that is distinguished."""
+    site = site_now()
+    site.owner_of(0, at=START - 5)
+    at_work_on(site, monkeypatch, world_reader, topics=MinuteOld())
+    monkeypatch.setattr(world_reader, "SystemClock", lambda: site.clock)
+    (row,) = act(capsys, "lag", "--json").json["partitions"]
+    assert row["lag"] == END - START + 5
+    assert MINUTE_MS / 1.2 <= row["lag_ms"] <= 1.5 * MINUTE_MS
 
 
 @pytest.mark.usefixtures("site")
