@@ -167,5 +167,5 @@ def _long_pauses(view: WorldView) -> Iterator[Need]:
         if left_ms > _LONG_PAUSE_MS:
             yield Need(
                 f"long pause: group {group.name!r} is paused until {pause_end_text(until, group.pause_origin)}",
-                f"`marshal-dagster resume {group.name}` ends it",
+                f"`{shlex.join(['marshal-dagster', 'resume', group.name])}` ends it",
             )
