@@ -119,6 +119,17 @@ class _OpenBar:
         self.checked_ms = max(self.checked_ms, at_ms)
 
 
+_Order = tuple[object, ...]
+"""The content of a pause or settings, which is the same in each coordination partition."""
+
+
+class _Copies(NamedTuple):
+    """An order: the time of its first record, and the coordination partitions that have it."""
+
+    at_ms: int
+    partitions: set[int]
+
+
 class TimelineBuilder:
     """Builds a timeline from the records of a log, which are added in the order of each coordination partition.
 
@@ -145,7 +156,8 @@ class TimelineBuilder:
         self._open: defaultdict[Lane, dict[Owner, _OpenBar]] = defaultdict(dict)
         self._marks: list[Mark] = []
         self._pauses: defaultdict[tuple[str, int], list[Span]] = defaultdict(list)
-        self._orders: dict[tuple[object, ...], int] = {}
+        self._orders: defaultdict[_Order, list[_Copies]] = defaultdict(list)
+        self._last_orders: dict[tuple[type[Message], str, int], _Order] = {}
         self._records = 0
         self._first_ms: int | None = None
         self._last_ms: int | None = None
@@ -275,15 +287,24 @@ class TimelineBuilder:
             spans.append(Span(at_ms, until_ms))
 
     def _is_new_order(self, drawn: _Drawn) -> bool:
-        """Return whether the same record was not written to another coordination partition at about this time."""
-        message = drawn.message
+        """Return whether the record is no copy of one in another coordination partition at about this time."""
+        message, partition = drawn.message, drawn.judged.record.partition
         content = getattr(message, "expiry_s", None) or getattr(message, "settings", None)
         order = (drawn.kind, message.group, message.instance, content, drawn.verdict.kind)
-        seen_ms = self._orders.get(order)
-        if seen_ms is not None and abs(drawn.at_ms - seen_ms) <= _SAME_ORDER_MS:
-            return False
-        self._orders[order] = drawn.at_ms
-        return True
+        place = (drawn.kind, message.group, partition)
+        is_sent_again = self._last_orders.get(place) == order
+        self._last_orders[place] = order
+        near = [
+            copies
+            for copies in self._orders[order]
+            if abs(drawn.at_ms - copies.at_ms) <= _SAME_ORDER_MS
+            and (is_sent_again or partition not in copies.partitions)
+        ]
+        if not near:
+            self._orders[order].append(_Copies(drawn.at_ms, {partition}))
+            return True
+        min(near, key=lambda copies: abs(drawn.at_ms - copies.at_ms)).partitions.add(partition)
+        return False
 
     def _mark(self, kind: MarkKind, drawn: _Drawn) -> None:
         if self._wanted.start_ms is None or drawn.at_ms >= self._wanted.start_ms:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from marshal_dagster.admin.texts import is_operator, short_instance
+from marshal_dagster.admin.texts import is_operator, short_instance, without_suffix
 from marshal_dagster.timeline.lane_names import drawable
 from marshal_dagster.timeline.model import Timeline
 from marshal_dagster.timeline.palette import OPERATOR, RUNS
@@ -15,7 +15,7 @@ class Members:
         senders = [*(bar.owner.instance for bar in timeline.bars), *(mark.instance for mark in timeline.marks)]
         self._numbers = {instance: number for number, instance in enumerate(dict.fromkeys(senders))}
         self._clients = {bar.owner.instance: bar.owner.client for bar in timeline.bars}
-        runs = dict.fromkeys(run_name(each) for each in self._numbers if not is_operator(each))
+        runs = dict.fromkeys(without_suffix(each) for each in self._numbers if not is_operator(each))
         self._fills = {run: RUNS[number % len(RUNS)] for number, run in enumerate(runs)}
 
     def number(self, instance: str) -> int:
@@ -24,7 +24,7 @@ class Members:
 
     def fill(self, instance: str) -> str:
         """Return the fill of a member's bars. All members of one run have the same."""
-        return OPERATOR if is_operator(instance) else self._fills[run_name(instance)]
+        return OPERATOR if is_operator(instance) else self._fills[without_suffix(instance)]
 
     def as_json(self) -> list[dict[str, Any]]:
         """Return the members as the page's script reads them, in the order of their numbers."""
@@ -37,8 +37,3 @@ class Members:
             }
             for instance in self._numbers
         ]
-
-
-def run_name(instance: str) -> str:
-    """Return the text before the last dot, which is the run's id in the instances of one run."""
-    return instance.rpartition(".")[0] or instance

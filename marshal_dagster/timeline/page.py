@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.texts import first_few
-from marshal_dagster.admin.texts import duration, is_operator, utc
+from marshal_dagster.admin.texts import duration, is_operator, utc, without_suffix
 from marshal_dagster.timeline.figure import MOST_LANES, draw, figure_json, library
 from marshal_dagster.timeline.hover_texts import count_text, hover_texts
 from marshal_dagster.timeline.lane_names import lane_names
-from marshal_dagster.timeline.members import Members, run_name
+from marshal_dagster.timeline.members import Members
 from marshal_dagster.timeline.model import Lane, Timeline
-from marshal_dagster.timeline.palette import SHAPES, WHITE, Shape
+from marshal_dagster.timeline.palette import RUNS, SHAPES, WHITE, Shape
 
 _LANE_PX: Final = 60
 """The largest height of a lane."""
@@ -75,14 +75,18 @@ def _subtitle(timeline: Timeline) -> str:
     span, partitions = timeline.span, sum(not lane.is_group for lane in timeline.lanes)
     if not timeline.records:
         return "No records"
-    runs = {run_name(bar.owner.instance) for bar in timeline.bars if not is_operator(bar.owner.instance)}
     parts = [
         f"{_seconds(span.start_ms)} to {_seconds(span.end_ms)} UTC ({duration(span.end_ms - span.start_ms)})",
         count_text(partitions, "partition"),
-        f"{count_text(len(timeline.bars), 'claim')} by {count_text(len(runs), 'run')}",
+        f"{count_text(len(timeline.bars), 'claim')} by {count_text(_runs(timeline), 'run')}",
         count_text(timeline.records, "record") + " read",
     ]
     return " · ".join(parts)
+
+
+def _runs(timeline: Timeline) -> int:
+    instances = (bar.owner.instance for bar in timeline.bars)
+    return len({without_suffix(instance) for instance in instances if not is_operator(instance)})
 
 
 def _seconds(at_ms: int) -> str:
@@ -94,6 +98,9 @@ def _notes(timeline: Timeline) -> str:
     if timeline.invalid:
         are = "record is" if timeline.invalid == 1 else "records are"
         notes.append(f"{timeline.invalid:,} {are} invalid and belong to no lane.")
+    runs = _runs(timeline)
+    if runs > len(RUNS):
+        notes.append(f"{runs:,} runs share {len(RUNS)} colours. Click a bar to dim those of other runs.")
     if len(timeline.lanes) > MOST_LANES:
         notes.append(
             f"The page begins with {MOST_LANES} of {len(timeline.lanes):,} lanes. Drag it up to see the others."

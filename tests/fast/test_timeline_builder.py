@@ -345,3 +345,23 @@ def test_a_log_that_lost_its_beginning_says_so() -> None:
     found = timeline([record(7, 0, spelled(f"{BEAT} a 3")), record(8, 9, spelled(f"{BEAT} a 3"))])
     assert [(bar.owner.instance, bar.start_ms) for bar in found.bars] == [("a.1", T0)]
     assert "begins at offset 7" in found.notes[0]
+
+
+def test_each_of_two_short_pauses_has_its_marks() -> None:
+    """They end with the same record, which is not a copy for another coordination partition then."""
+    pauses = [f"ReleaseGroup p {T0 // 1_000 + 600}", "ReleaseGroup p 0", f"ReleaseGroup p {T0 // 1_000 + 900}"]
+    found = timeline(log(*enumerate([*pauses, "ReleaseGroup p 0"], 1)))
+    assert kinds(found) == [MarkKind.PAUSE] * 4
+
+
+@pytest.mark.parametrize("by_partition", [False, True])
+def test_a_pause_in_several_coordination_partitions_has_one_mark(*, by_partition: bool) -> None:
+    """It does not matter which partition is read first, nor that a record was sent twice."""
+    values = [SETTINGS, *(spelled(f"ReleaseGroup p {until_s}") for until_s in (T0 + 600, 0, 0, T0 + 900, 0))]
+    records = [
+        StoredRecord(partition, n, T0 + 1_000 * n + partition, value.encode())
+        for n, value in enumerate(values)
+        for partition in range(3)
+    ]
+    found = timeline(sorted(records, key=lambda each: each.partition) if by_partition else records, partitions=3)
+    assert kinds(found) == [MarkKind.PAUSE] * 4

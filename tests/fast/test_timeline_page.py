@@ -11,8 +11,10 @@ import pytest
 
 from marshal_dagster.protocol.world import World
 from marshal_dagster.timeline.builder import TimelineBuilder, Wanted
+from marshal_dagster.timeline.members import Members
+from marshal_dagster.timeline.model import Timeline
 from marshal_dagster.timeline.page import render_page
-from marshal_dagster.timeline.palette import BARS, PAUSES
+from marshal_dagster.timeline.palette import BARS, PAUSES, RUNS
 from tests.fast.test_timeline_builder import BEAT, CLAIM, PLAN, RELEASE, T0, log, record, spelled, timeline
 
 EMPTY = "The log has no records."
@@ -164,3 +166,24 @@ def test_a_picture_of_many_lanes_begins_with_the_first_ones() -> None:
         builder.add(record(number, number, spelled(f"{CLAIM} a").replace("ev/0", f"ev/{number}")))
     found = render_page(builder.build(), empty=EMPTY)
     assert "The page begins with 300 of 400 lanes." in found
+
+
+def claims(*instances: str) -> Timeline:
+    """Return a timeline in which each instance claims a partition of its own."""
+    return timeline([record(n, n, f"{CLAIM}/1/1/{name}/c/g/ev/{n}") for n, name in enumerate(instances)])
+
+
+def test_only_the_instances_of_one_run_share_a_fill() -> None:
+    """The instance id of a Go consumer may have dots, as a host name has."""
+    run = "5b1c0d3e-0000-4000-8000-000000000000"
+    found = claims(f"{run}.0123456789ab", f"{run}.ba9876543210", "10.0.0.1", "10.0.0.2")
+    assert "4 claims by 3 runs" in render_page(found, empty=EMPTY)
+    fills = [Members(found).fill(bar.owner.instance) for bar in found.bars]
+    assert fills == [RUNS[0], RUNS[0], RUNS[1], RUNS[2]]
+
+
+@pytest.mark.parametrize(("runs", "repeats"), [(len(RUNS), False), (len(RUNS) + 1, True)])
+def test_a_page_says_that_runs_share_colours(*, runs: int, repeats: bool) -> None:
+    """Without that sentence two bars of one colour look like those of one run."""
+    page = render_page(claims(*(f"run{n}" for n in range(runs))), empty=EMPTY)
+    assert (f"{runs} runs share {len(RUNS)} colours" in page) == repeats
