@@ -94,13 +94,14 @@ class OldTableOptions:
         unknown = [name for name, _ in names if name not in fields]
         if unknown:
             raise ConfigurationError(f"--columns: {unknown[0]!r}; give {', '.join(fields)}")
+        columns: dict[str, Any] = {fields[name]: column for name, column in names}
         headers = [(column, name or column) for column, _, name in (text.partition("=") for text in self.header or ())]
         return DebeziumTable(
             topic_template=self.topic_template,
             headers=headers,
             key_converter=KeyConverter.of(self.key_converter),
             order_by=self.order_by,
-            **{fields[name]: column for name, column in names},
+            **columns,
         )
 
     def _refuse_router_options(self) -> None:
