@@ -46,7 +46,7 @@ from marshal_dagster.ops.metadata import (
     seen_table,
 )
 from marshal_dagster.ops.spark_monitor import full_disk_as_abort, progress_lines, session_death_as_abort
-from marshal_dagster.ops.user_function import check_rows, function_text
+from marshal_dagster.ops.user_function import check_result, check_rows, function_text
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.open_plans import exhausted, parts_to_retry
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
@@ -460,18 +460,15 @@ class BatchExecution:
                 return
             rows = self.spec.process(self.context, batch, frame)  # type: ignore[call-arg] # as above
             if batch.outcome is None or rows is not None:
-                check_rows(rows, self.spec.function)
+                check_rows(rows, self.spec.function, self.context.op.name)
             batch.plan()
             self._count(frame)
             if rows is not None:
                 batch.write(rows)  # type: ignore[arg-type] # checked by `check_rows`
 
     def _process_without_sink(self, batch: ClaimedBatch, frame: "DataFrame") -> None:
-        if self.spec.process(self.context, batch, frame) is not None:  # type: ignore[call-arg] # as above
-            raise ConfigurationError(
-                f"{self.spec.function} of op {self.context.op.name!r} returned rows, but the op has no sink, so "
-                "nothing was committed. Write the rows in the function and return None, or pass a sink"
-            )
+        returned = self.spec.process(self.context, batch, frame)  # type: ignore[call-arg] # as above
+        check_result(returned, self.spec.function, self.context.op.name, has_sink=False)
 
     def _count(self, frame: "DataFrame") -> None:
         if self.spec.count_records:

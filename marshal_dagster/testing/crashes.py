@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -76,8 +77,28 @@ class MortalProcess:
         raise SimulatedCrash
 
 
-running: Final[ContextVar[MortalProcess | None]] = ContextVar("running", default=None)
+_running: Final[ContextVar[MortalProcess | None]] = ContextVar("running", default=None)
 """The simulated process of the present run."""
+_all_running: Final[set[MortalProcess]] = set()
+"""The simulated processes of all present runs."""
+
+
+@contextmanager
+def running(process: MortalProcess) -> Iterator[None]:
+    """Make `process` the one that `crash` ends, also in threads that the run starts."""
+    token = _running.set(process)
+    _all_running.add(process)
+    try:
+        yield
+    finally:
+        _all_running.discard(process)
+        _running.reset(token)
+
+
+def _present_process() -> MortalProcess | None:
+    """Return the simulated process of the present run; a thread does not inherit it, but usually only one runs."""
+    all_running = list(_all_running)
+    return _running.get() or (all_running[0] if len(all_running) == 1 else None)
 
 
 def crash() -> NoReturn:
@@ -97,7 +118,7 @@ def crash() -> NoReturn:
                 crash()
         ```
     """
-    process = running.get()
+    process = _present_process()
     if process is None:
         raise ConfigurationError("crash() ends a run of run_in_memory, and none is running: call it in such a run")
     process.die()

@@ -239,6 +239,10 @@ def rows_of_frame(frame: object) -> list[Row]:
         columns = [str(name) for name in given.columns]
         rows = cast("list[Row]", given.to_dict("records"))
     else:
+        given = list(given) if isinstance(given, Iterable) else [given]
+        wrong = [row for row in given if not isinstance(row, Mapping)]
+        if wrong:
+            raise ConfigurationError(f"the result has a {type(wrong[0]).__name__} as a row: return a list of dicts")
         rows = [dict(row) for row in given]
         columns = sorted(set.intersection(*(set(row) for row in rows))) if rows else [PARTITION_COLUMN]
     if PARTITION_COLUMN not in columns:

@@ -113,7 +113,8 @@ class MemoryTopics:
             topic: The topic.
             records: Each record is a value (text, bytes, None), a tuple of key and value, or a dict with some of the
                 fields key, value, partition, timestamp and headers. A text is encoded in UTF-8, and a dict or list as a
-                value is encoded as JSON. A timestamp is a `datetime` or Unix milliseconds; headers are a dict.
+                value is encoded as JSON. A timestamp is a `datetime` with a time
+                zone, or Unix milliseconds; headers are a dict.
 
         Returns:
             The records as they are in the topic.
@@ -122,6 +123,8 @@ class MemoryTopics:
             TopicNotFoundError: The topic does not exist.
             ConfigurationError: A record has another form, or the topic does not have its partition.
         """
+        if isinstance(records, str | bytes | Mapping):
+            raise ConfigurationError(f"topic {topic!r}: {records!r} is no list of records: put it into a list")
         partitions = self._found(topic)[1]
         return [self._append(topic, partitions, record) for record in records]
 
@@ -235,8 +238,8 @@ class MemoryTopics:
         with self._lock:
             number = _partition_of(topic, parts.get("partition"), key, partitions)
             at = partitions[number]
-            given = parts.get("timestamp")
-            headers = parts.get("headers") or {}
+            given = _timestamp(topic, parts.get("timestamp"))
+            headers = _headers(topic, parts.get("headers"))
             made = MemoryRecord(
                 topic,
                 number,
@@ -278,15 +281,44 @@ def _bytes(topic: str, what: str, value: object) -> bytes | None:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, Mapping | list):
-        return json.dumps(value).encode()
+        try:
+            return json.dumps(value).encode()
+        except TypeError as error:
+            raise ConfigurationError(
+                f"topic {topic!r}: the {what} of a record is no JSON ({error}): give texts, numbers, lists and dicts, "
+                "or encode it to bytes"
+            ) from error
     raise ConfigurationError(
         f"topic {topic!r}: the {what} of a record is a {type(value).__name__}: give a text, bytes, or a dict or list, "
         "which becomes JSON"
     )
 
 
-def _partition_of(topic: str, wanted: int | None, key: bytes | None, partitions: Sequence[_Partition]) -> int:
+def _timestamp(topic: str, given: object) -> datetime | float | None:
+    """Return a timestamp in one of the forms of a test, None if it has none."""
+    if given is None or (isinstance(given, int | float) and not isinstance(given, bool)):
+        return given
+    if isinstance(given, datetime) and given.tzinfo is not None:
+        return given
+    raise ConfigurationError(
+        f"topic {topic!r}: the timestamp of a record is {given!r}: give a datetime with a time zone, or Unix "
+        "milliseconds"
+    )
+
+
+def _headers(topic: str, given: object) -> Mapping[str, object]:
+    """Return the headers of a record by name."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        return given
+    raise ConfigurationError(f"topic {topic!r}: the headers of a record are {given!r}: give a dict with texts as names")
+
+
+def _partition_of(topic: str, wanted: object, key: bytes | None, partitions: Sequence[_Partition]) -> int:
     if wanted is not None:
+        if not isinstance(wanted, int):
+            raise ConfigurationError(f"topic {topic!r}: the partition of a record is {wanted!r}: give its number")
         if not 0 <= wanted < len(partitions):
             raise ConfigurationError(
                 f"topic {topic!r} has no partition {wanted}; it has {len(partitions)} partitions, numbered from 0"
@@ -297,5 +329,5 @@ def _partition_of(topic: str, wanted: int | None, key: bytes | None, partitions:
     return min(range(len(partitions)), key=lambda number: (partitions[number].end, number))
 
 
-def _time(at_ms: int) -> datetime:
+def _time(at_ms: float) -> datetime:
     return _START + timedelta(milliseconds=at_ms)

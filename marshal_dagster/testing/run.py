@@ -1,5 +1,6 @@
 """Running of a claimed asset, op or job against topics in memory, with simulated crashes."""
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dagster import (
     AssetsDefinition,
+    BetaWarning,
     DagsterInstance,
     DagsterRun,
     ExecuteInProcessResult,
@@ -19,11 +21,11 @@ from dagster import (
     materialize,
 )
 
-from marshal_dagster.assets.decorator import ClaimedAssetsDefinition
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops.claimed_batch import ClaimedBatchOp
 from marshal_dagster.ops.config import BatchSpec, ClaimedBatchConfig, WorkOptions
+from marshal_dagster.ops.user_function import check_result
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.claimer import ClaimerResource
@@ -47,7 +49,7 @@ from marshal_dagster.testing.spark import SparkInMemory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Claimed = ClaimedAssetsDefinition | ClaimedBatchOp | JobDefinition
+Claimed = AssetsDefinition | ClaimedBatchOp | JobDefinition
 """What `run_in_memory` runs: an asset of `marshal_asset`, an op of `build_claimed_batch_op`, or a job of these."""
 
 _SPARK_KEY: Final = "spark_in_memory"
@@ -95,7 +97,8 @@ class MemoryResult:
     @property
     def rows(self) -> list[Row]:
         """The rows in the sinks in memory: by sink, partition and offset."""
-        return [row for name in self.sinks for row in self.rows_of(name)]
+        sinks = {id(sink): sink for sink in self.sinks.values() if isinstance(sink, MemorySink)}  # ops may share one
+        return [row for sink in sinks.values() for row in sink.rows()]
 
     def rows_of(self, op: str) -> list[Row]:
         """Return the rows in the sink of an op of a job with several.
@@ -250,8 +253,10 @@ class _Work:
 
     def __post_init__(self) -> None:
         self.ops = _ops_of(self.claimed)
-        self.resources = {**_resources_of_job(self.claimed), **self.resources}
+        given, self.resources = self.resources, {**_resources_of_job(self.claimed), **self.resources}
         self._require_topics()
+        self._require_claimers(given)
+        self._require_partition()
         for op in self.ops:
             self.resources.setdefault(op.spec.claimer_key, memory_claimer(_GROUP, _delivery_of(op.spec)))
 
@@ -259,13 +264,11 @@ class _Work:
         """Run once, in a simulated process of its own."""
         process, made = MortalProcess(crash_at), MemoryAttempt()
         before = set(instance.get_run_ids())
-        token = running.set(process)
         try:
-            made.result = self._execute(process, made, instance, raise_on_error=raise_on_error)
+            with running(process):
+                made.result = self._execute(process, made, instance, raise_on_error=raise_on_error)
         except SimulatedCrash:
             made.is_crashed = True
-        finally:
-            running.reset(token)
         made.run_id = next(iter(set(instance.get_run_ids()) - before), "")
         if process.is_dead:
             made.is_crashed, made.result, made.crashed_at = True, None, crash_at
@@ -281,40 +284,52 @@ class _Work:
     def _execute(
         self, process: MortalProcess, made: MemoryAttempt, instance: DagsterInstance, *, raise_on_error: bool
     ) -> ExecuteInProcessResult:
-        replaced = [self._replaced(op, process, made) for op in self.ops]
+        replaced = {op: self._replaced(op, process, made) for op in self.ops}
         run_config = self._run_config()
         resources = self._in_memory(process)
-        if isinstance(self.claimed, ClaimedAssetsDefinition) or _assets_of(self.claimed):
+        assets = _assets_of(self.claimed)
+        if assets:
             self._add_partition(instance)
             return materialize(
-                [*replaced, *(asset for asset in _assets_of(self.claimed) if asset.op not in self.ops)],
+                [_with_replaced_op(asset, replaced) for asset in assets],
                 instance=instance,
                 resources=resources,
                 run_config=run_config,
                 partition_key=self.partition_key,
+                tags=self.claimed.tags if isinstance(self.claimed, JobDefinition) else None,
                 raise_on_error=raise_on_error,
             )
-        job = _job_of(self.claimed, dict(zip(self.ops, replaced, strict=True)), resources)
+        job = _job_of(self.claimed, replaced, resources)
         return job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=raise_on_error)
 
     def _run_config(self) -> RunConfig | Mapping[str, Any] | None:
         if self.config is not None:
-            return RunConfig(ops={op.name: self.config for op in self.ops})
+            return RunConfig(ops=dict.fromkeys(self._nodes(), self.config))
         return self.claimed.run_config if isinstance(self.claimed, JobDefinition) else None
+
+    def _nodes(self) -> list[str]:
+        """Return the names of the ops in their job, which may have aliases."""
+        if not isinstance(self.claimed, JobDefinition) or _assets_of(self.claimed):
+            return [op.name for op in self.ops]
+        return [node.name for node in self.claimed.graph.nodes if node.definition in self.ops]
 
     # What is replaced in a run
 
-    def _replaced(self, op: ClaimedBatchOp, process: MortalProcess, made: MemoryAttempt) -> Any:  # noqa: ANN401 - an op or asset
-        """Return the op, or its asset, with a function and a sink that die with the process."""
+    def _replaced(self, op: ClaimedBatchOp, process: MortalProcess, made: MemoryAttempt) -> ClaimedBatchOp:
+        """Return the op with a function and a sink that die with the process."""
+        rebuilt = self._rebuilt(op, process, made)
+        return rebuilt.op if isinstance(rebuilt, AssetsDefinition) else rebuilt  # type: ignore[return-value] # its op is one
+
+    def _rebuilt(self, op: ClaimedBatchOp, process: MortalProcess, made: MemoryAttempt) -> Any:  # noqa: ANN401 - an op or asset
         changes: WorkOptions = {}
         if op.spec.sink is not None:
-            kept = self.sinks.setdefault(op.name, self.sink or MemorySink(op.name))
+            kept = self.sinks.setdefault(op.name, MemorySink(op.name) if self.sink is None else self.sink)
             changes["sink"] = MortalSink(kept, process)
         function, kind = self._recorded(op.fn, made), FrameKind.SPARK
         if op.spec.with_frame and self.spark is None:
             kind = frame_kind(op.fn)
         if kind is not FrameKind.SPARK:
-            process_rows = self._with_rows(function, kind, process)
+            process_rows = self._with_rows(op, function, kind, process)
             changes |= {"with_frame": False, "count_records": False, "min_partitions": None}
             return op.rebuild(process_rows, {**changes, "spark_key": None, "spark_config": None})
         if op.spec.with_frame:
@@ -333,7 +348,7 @@ class _Work:
         return noted
 
     def _with_rows(
-        self, function: Callable[..., Any], kind: FrameKind, process: MortalProcess
+        self, op: ClaimedBatchOp, function: Callable[..., Any], kind: FrameKind, process: MortalProcess
     ) -> Callable[[Any, ClaimedBatch], None]:
         """Return a function of context and batch that passes the records as rows, and writes the result to the sink."""
 
@@ -342,7 +357,10 @@ class _Work:
             batch.begin_processing()
             rows = frame_of(self.kafka.topics.read(batch.ranges), kind)
             result = mortal_function(function, process)(context, batch, rows)
-            if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
+            has_sink = op.spec.sink is not None
+            if not has_sink or batch.outcome is None:
+                check_result(result, op.spec.function, op.name, has_sink=has_sink)
+            if result is not None:
                 batch.write(result)
 
         return processed
@@ -366,6 +384,30 @@ class _Work:
                     "add the topic to `records`"
                 )
 
+    def _require_claimers(self, given: Mapping[str, object]) -> None:
+        """Raise `ConfigurationError` if a claimer is passed under another key than that of the ops."""
+        wanted = {op.spec.claimer_key for op in self.ops}
+        unused = [key for key, value in given.items() if isinstance(value, ClaimerResource) and key not in wanted]
+        missing = sorted(wanted - self.resources.keys())
+        if unused and missing:
+            raise ConfigurationError(
+                f"`resources` has a ClaimerResource {unused[0]!r}, but the claimer_key is {missing[0]!r}: pass the "
+                f"claimer as {missing[0]!r}"
+            )
+
+    def _require_partition(self) -> None:
+        """Raise `ConfigurationError` unless there is a partition key exactly if assets have Dagster partitions."""
+        has_partitions = any(asset.partitions_def is not None for asset in _assets_of(self.claimed))
+        if has_partitions and self.partition_key is None:
+            raise ConfigurationError(
+                "the asset has Dagster partitions, and each run processes one of them: pass partition_key, such as '0'"
+            )
+        if self.partition_key is not None and not has_partitions:
+            raise ConfigurationError(
+                f"partition_key is {self.partition_key!r}, but nothing that runs has Dagster partitions: remove it, or "
+                "set per_partition of the asset"
+            )
+
     def group(self) -> str:
         """Return the group of all ops; raise `ConfigurationError` if they have several."""
         claimers = [self.resources[op.spec.claimer_key] for op in self.ops]
@@ -382,15 +424,18 @@ def _ops_of(claimed: Claimed) -> list[ClaimedBatchOp]:
     """Return the claimed-batch ops of what a test runs."""
     if isinstance(claimed, ClaimedBatchOp):
         return [claimed]
-    if isinstance(claimed, ClaimedAssetsDefinition) and isinstance(claimed.op, ClaimedBatchOp):
-        return [claimed.op]
+    if isinstance(claimed, AssetsDefinition) and isinstance(claimed.node_def, ClaimedBatchOp):
+        return [claimed.node_def]
     if not isinstance(claimed, JobDefinition):
         raise ConfigurationError(
             f"{claimed!r} cannot run in memory: pass an asset of marshal_asset, an op of build_claimed_batch_op, or a "
             "job of such ops"
         )
-    nodes: list[object] = [asset.op for asset in _assets_of(claimed)]
+    nodes: list[object] = [asset.node_def for asset in _assets_of(claimed)]
     nodes = nodes or [node.definition for node in claimed.graph.nodes]
+    for graph in nodes:
+        if isinstance(graph, GraphDefinition):
+            _refuse_nested(claimed.name, graph)
     ops = [node for node in nodes if isinstance(node, ClaimedBatchOp)]
     if not ops:
         raise ConfigurationError(
@@ -400,8 +445,32 @@ def _ops_of(claimed: Claimed) -> list[ClaimedBatchOp]:
     return ops
 
 
+def _refuse_nested(job: str, graph: GraphDefinition) -> None:
+    """Raise `ConfigurationError` if a graph has a claimed op, which would use its own sink and Spark session."""
+    for node in graph.nodes:
+        if isinstance(node.definition, ClaimedBatchOp):
+            raise ConfigurationError(
+                f"job {job!r} cannot run in memory, because op {node.name!r} is in its graph {graph.name!r}, where it "
+                "would write to its real sink: pass the op itself"
+            )
+        if isinstance(node.definition, GraphDefinition):
+            _refuse_nested(job, node.definition)
+
+
+def _with_replaced_op(asset: AssetsDefinition, replaced: Mapping[ClaimedBatchOp, ClaimedBatchOp]) -> AssetsDefinition:
+    """Return an asset with its replaced op; key and dependencies, which Dagster may have prefixed, stay."""
+    if not isinstance(asset.node_def, ClaimedBatchOp):
+        return asset
+    attributes = {**asset.get_attributes_dict(), "node_def": replaced[asset.node_def], "resource_defs": {}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BetaWarning)  # of the argument `execution_type`
+        return AssetsDefinition(**attributes)
+
+
 def _assets_of(claimed: Claimed) -> list[AssetsDefinition]:
-    """Return the assets that a job materializes; none for an op, an asset or a job of ops."""
+    """Return the asset itself, or the assets that a job materializes; none for an op or a job of ops."""
+    if isinstance(claimed, AssetsDefinition):
+        return [claimed]
     if not isinstance(claimed, JobDefinition):
         return []
     layer = claimed.asset_layer
@@ -423,19 +492,25 @@ def _job_of(
     if isinstance(claimed, ClaimedBatchOp):
         nodes: list[Any] = list(replaced.values())
         graph = GraphDefinition(name=f"{claimed.name}_in_memory", node_defs=nodes)
-    else:
-        assert isinstance(claimed, JobDefinition)  # noqa: S101 - for the type checker
-        given = claimed.graph
-        nodes = [replaced.get(node.definition, node.definition) for node in given.nodes]  # type: ignore[call-overload]
-        graph = GraphDefinition(
-            name=given.name,
-            node_defs=nodes,
-            dependencies=given.dependencies,
-            input_mappings=given.input_mappings,
-            output_mappings=given.output_mappings,
-            config=given.config_mapping,
-        )
-    return graph.to_job(resource_defs=resources, executor_def=in_process_executor)
+        return graph.to_job(resource_defs=resources, executor_def=in_process_executor)
+    assert isinstance(claimed, JobDefinition)  # noqa: S101 - for the type checker
+    given = claimed.graph
+    nodes = [replaced.get(node.definition, node.definition) for node in given.nodes]  # type: ignore[call-overload]
+    graph = GraphDefinition(
+        name=given.name,
+        node_defs=nodes,
+        dependencies=given.dependencies,
+        input_mappings=given.input_mappings,
+        output_mappings=given.output_mappings,
+        config=given.config_mapping,
+    )
+    return graph.to_job(
+        resource_defs=resources,
+        executor_def=in_process_executor,
+        tags=claimed.tags,
+        hooks=claimed.hook_defs,
+        op_retry_policy=claimed.op_retry_policy,
+    )
 
 
 def _delivery_of(spec: BatchSpec) -> str:

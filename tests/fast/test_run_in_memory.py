@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import dagster as dg
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
 
+KAFKA = marshal.KafkaConnectionConfig(bootstrap_servers="kafka:9092")
 Delivery = Literal["at_most_once", "effectively_once"]
 ORDERS = {"orders": ["north", "south", "north", "west"]}
 OF_A_SINK = [CrashPoint.DURING_WRITE, CrashPoint.AFTER_WRITE]
@@ -53,8 +56,7 @@ def sends(sent: list[str], after: Callable[[], None] = lambda: None) -> Callable
 
 def claimer(delivery: Delivery, **options: Any) -> marshal.ClaimerResource:  # noqa: ANN401 - the fields of a claimer
     """Return a claimer as in production."""
-    kafka = marshal.KafkaConnectionConfig(bootstrap_servers="kafka:9092")
-    return marshal.ClaimerResource(connection=kafka, group="shops", delivery=delivery, **options)
+    return marshal.ClaimerResource(connection=KAFKA, group="shops", delivery=delivery, **options)
 
 
 def shops_of(result: MemoryResult) -> list[str]:
@@ -206,6 +208,12 @@ def test_records_in_each_form(instance: dg.DagsterInstance) -> None:
         (5, "5 is no record"),
         ({"value": 5}, "the value of a record is a int"),
         ({"partition": 3, "value": "x"}, "has no partition 3; it has 1 partitions"),
+        ({"partition": "0"}, "partition of a record is '0': give its number"),
+        ({"value": {"at": datetime(2026, 1, 1, tzinfo=UTC)}}, "no JSON .*: give texts, numbers"),
+        ({"timestamp": "2026-01-01"}, "timestamp of a record is '2026-01-01': give a datetime with a time zone"),
+        ({"timestamp": datetime(2026, 1, 1)}, "give a datetime with a time zone"),  # noqa: DTZ001 - the mistake
+        ({"headers": [("trace", "7")]}, "give a dict with texts as names"),
+        ({"headers": {7: "trace"}}, "give a dict with texts as names"),
     ],
 )
 def test_records_of_another_form(record: Any, why: str) -> None:  # noqa: ANN401 - any mistake
@@ -418,3 +426,167 @@ def test_the_function_is_reachable() -> None:
     op = marshal.build_claimed_batch_op(shops.fn, name="op", topic="orders")
     assert op.fn is shops.fn
     assert op.replace(max_claims=1).fn is shops.fn
+
+
+def test_ops_with_one_sink(instance: dg.DagsterInstance) -> None:
+    """A sink of one's own is used although it is empty, and its rows are in the result once, also if ops share it."""
+
+    class Sized(MemorySink):
+        def __len__(self) -> int:
+            return len(self.rows())
+
+    shops_of_pays = marshal.build_claimed_batch_op(
+        shops.fn, name="pays", topic="pays", sink=marshal.FileSink("/nowhere/pays")
+    )
+    shops_of_orders = marshal.build_claimed_batch_op(
+        shops.fn, name="orders", topic="orders", sink=marshal.FileSink("/nowhere/orders")
+    )
+
+    @dg.job(resource_defs={"claimer": claimer("effectively_once")})
+    def both() -> None:
+        shops_of_orders()
+        shops_of_pays()
+
+    sink = Sized()
+    result = run_in_memory(both, {**ORDERS, "pays": ["east"]}, sink=sink, instance=instance)
+    assert shops_of(result) == [*ORDERS["orders"], "east"]
+    assert result.rows == sink.rows()
+
+
+def test_a_job_with_an_alias_and_a_retry_policy(instance: dg.DagsterInstance) -> None:
+    """The run config reaches an op under its alias, and the job's tags and retry policy apply."""
+    calls: list[int] = []
+
+    def send(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[dict[str, Any]]") -> None:  # noqa: ANN401, ARG001
+        calls.append(len(frame))  # type: ignore[arg-type] # a list
+        if len(calls) == 1:
+            raise ZeroDivisionError
+
+    send_op = marshal.build_claimed_batch_op(send, name="send", topic="orders")
+
+    @dg.job(
+        resource_defs={"claimer": marshal.ClaimerResource(connection=KAFKA, group="shops", delivery="at_least_once")},
+        op_retry_policy=dg.RetryPolicy(max_retries=1),
+        tags={"team": "shops"},
+    )
+    def sending() -> None:
+        send_op.alias("second_name")()
+
+    config = marshal.ClaimedBatchConfig(max_records=3)
+    result = run_in_memory(sending, ORDERS, config=config, instance=instance)
+    assert calls == [3, 3, 1]
+    (attempt,) = result.attempts
+    assert attempt.run is not None
+    assert attempt.run.tags["team"] == "shops"
+
+
+def test_a_nested_op_is_refused() -> None:
+    """An op in a graph of the job would write to its real sink."""
+    real = marshal.build_claimed_batch_op(shops.fn, name="real", topic="orders", sink=marshal.FileSink("/nowhere/a"))
+
+    @dg.graph
+    def inner() -> None:
+        real()
+
+    @dg.graph
+    def outer() -> None:
+        inner()
+
+    @dg.job(resource_defs={"claimer": claimer("effectively_once")})
+    def nested() -> None:
+        outer()
+
+    with pytest.raises(marshal.ConfigurationError, match=r"op 'real' is in its graph 'inner'.*pass the op itself"):
+        run_in_memory(nested, ORDERS)
+
+
+@pytest.mark.parametrize("records", ["north", b"north", {"value": "north"}])
+def test_a_record_without_a_list(records: Any) -> None:  # noqa: ANN401 - a mistake
+    """One record in place of a list is refused; a text would otherwise be a record for each character."""
+    with pytest.raises(marshal.ConfigurationError, match="put it into a list"):
+        run_in_memory(shops, {"orders": records})
+
+
+def test_results_are_checked_as_in_production(instance: dg.DagsterInstance) -> None:
+    """A function that returns nothing for its sink, or rows without a sink, fails as it would with Spark."""
+
+    def nothing(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[dict[str, Any]]") -> None: ...  # noqa: ANN401
+
+    def number(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[dict[str, Any]]") -> Any:  # noqa: ANN401, ARG001
+        return [1]
+
+    without_sink = marshal.build_claimed_batch_op(shops.fn, name="without_sink", topic="orders")
+    for claimed, why in [
+        (shops.replace(nothing), "returned None, but the sink writes the rows"),
+        (shops.replace(number), "has a int as a row: return a list of dicts"),
+        (without_sink, "returned rows, but the op has no sink"),
+    ]:
+        with pytest.raises(marshal.ConfigurationError, match=why):
+            run_in_memory(claimed, ORDERS, instance=instance)
+
+
+def test_a_crash_in_a_thread(instance: dg.DagsterInstance) -> None:
+    """`crash` ends the run also in a thread that the function has started."""
+    sent: list[str] = []
+
+    def send(order: str) -> None:
+        sent.append(order)
+        if len(sent) == 2:
+            crash()
+
+    def send_all(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[dict[str, Any]]") -> None:  # noqa: ANN401, ARG001
+        assert isinstance(frame, list)
+        with ThreadPoolExecutor(1) as pool:
+            list(pool.map(send, [row["value"].decode() for row in frame[:2]]))
+
+    op = marshal.build_claimed_batch_op(send_all, name="send_all", topic="orders")
+    result = run_in_memory(op, ORDERS, attempts=2, instance=instance)
+    assert [attempt.is_crashed for attempt in result.attempts] == [True, False]
+    assert sent == ["north", "south"] * 2
+    with pytest.raises(marshal.ConfigurationError, match="none is running"):
+        crash()
+
+
+def test_a_claimer_under_another_key() -> None:
+    """A claimer that no op uses would silently leave the op in another delivery mode."""
+    op = marshal.build_claimed_batch_op(sends([]), name="send", topic="orders", claimer_key="notifier")
+    with pytest.raises(
+        marshal.ConfigurationError, match="ClaimerResource 'claimer', but the claimer_key is 'notifier'"
+    ):
+        run_in_memory(op, ORDERS, resources={"claimer": claimer("at_most_once")})
+
+
+def test_the_partition_key_is_checked() -> None:
+    """An asset with Dagster partitions needs one, and nothing else takes one."""
+    per_partition = marshal.marshal_asset(topic="orders", sink=marshal.FileSink("/nowhere/a"), per_partition=True)
+    with pytest.raises(marshal.ConfigurationError, match="pass partition_key"):
+        run_in_memory(per_partition(shops.fn), ORDERS)
+    with pytest.raises(marshal.ConfigurationError, match="partition_key is '0', but nothing"):
+        run_in_memory(shops, ORDERS, partition_key="0")
+
+
+def test_an_asset_with_a_prefix(instance: dg.DagsterInstance) -> None:
+    """An asset that Dagster has prefixed keeps its key, so dependent assets wait for it and are skipped with it."""
+    below_runs: list[str] = []
+
+    @dg.asset(deps=["shops"])
+    def below() -> None:
+        below_runs.append("below")
+
+    module = ModuleType("location")
+    module.shops, module.below = shops, below  # type: ignore[attr-defined]
+    assets = dg.load_assets_from_modules([module], key_prefix="raw")
+    defs = dg.Definitions(
+        assets=assets,
+        jobs=[dg.define_asset_job("everything")],
+        resources={"claimer": claimer("effectively_once")},
+    )
+    job, kafka, sink = defs.resolve_job_def("everything"), MemoryKafka(), MemorySink()
+    done = run_in_memory(job, ORDERS, kafka=kafka, sink=sink, instance=instance).attempts[0].result
+    assert done is not None
+    events = [event.asset_key for event in done.get_asset_materialization_events()]
+    assert events == [dg.AssetKey(["raw", "shops"]), dg.AssetKey(["raw", "below"])]
+    run_in_memory(job, kafka=kafka, sink=sink, instance=instance)
+    assert below_runs == ["below"]
+    prefixed = next(asset for asset in assets if asset.key == dg.AssetKey(["raw", "shops"]))  # type: ignore[union-attr]
+    assert len(run_in_memory(prefixed, ORDERS, instance=instance).rows) == 4  # type: ignore[arg-type]
