@@ -124,7 +124,9 @@ LOG_UNCERTAIN: Final = Definition(
     "marshal_log_uncertain_partitions",
     "Coordination partitions without their first records and without a snapshot, so that nothing can be claimed.",
 )
-EXPORTER_UP: Final = Definition("marshal_exporter_up", "1 if the last read of the coordination log succeeded, else 0.")
+EXPORTER_UP: Final = Definition(
+    "marshal_exporter_up", "1 if the last read of the coordination log succeeded and its values are served, else 0."
+)
 EXPORTER_LAST_READ: Final = Definition(
     "marshal_exporter_last_read_timestamp_seconds", "When the last successful read ended; 0 before the first."
 )

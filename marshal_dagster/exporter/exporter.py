@@ -122,14 +122,14 @@ class Exporter:
 
         Returns:
             A report of JSON values. `live` is false if a refresh hangs. `ready` and `healthy` are false until the first
-            read, and if reads have failed for a minute. `failure` is the text of the present failure, or None.
-            `failing_s` is how long it has failed, and `read_age_s` the age of the last successful read (None before
-            the first), in seconds.
+            read, if reads have failed for a minute, and while `render` has no values of groups. `failure` is the text
+            of the present failure, or None. `failing_s` is how long it has failed, and `read_age_s` the age of the last
+            successful read (None before the first), in seconds.
         """
         status, now_s = self.status, time.monotonic()
         failing_s = 0.0 if status.failing_from_s is None else now_s - status.failing_from_s
         is_live = now_s - status.alive_at_s <= LIVE_WITHIN_S + self._interval_s
-        is_ready = is_live and status.read_at_unix_s > 0 and failing_s <= FAILING_AFTER_S
+        is_ready = is_live and self._is_fresh and failing_s <= FAILING_AFTER_S
         return {
             "healthy": is_ready,
             "live": is_live,
@@ -142,7 +142,7 @@ class Exporter:
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format: those of the last read, and of the exporter itself.
 
-        While reads fail, the values of groups stay for a minute or three intervals, and then vanish.
+        Without a new read, the values of groups stay for a minute or three intervals, and then vanish.
 
         Raises:
             ConfigurationError: The extra `prometheus` is not installed.
@@ -150,14 +150,19 @@ class Exporter:
         require_extra(Extra.PROMETHEUS, "/metrics")
         status = self.status
         own = Samples()
-        own.add(names.EXPORTER_UP, int(status.read_at_unix_s > 0 and status.failure is None))
+        own.add(names.EXPORTER_UP, int(self._is_fresh and status.failure is None))
         own.add(names.EXPORTER_LAST_READ, status.read_at_unix_s)
         own.add(names.EXPORTER_REFRESH_S, status.took_s)
         own.add(names.EXPORTER_FAILURES, status.failures)
         own.add(names.EXPORTER_RECORDS, self._records_read)
-        age_s = self._now_s - status.read_at_unix_s
-        is_fresh = age_s <= max(FAILING_AFTER_S, 3 * self._interval_s)
-        return own.render() + _process_metrics() + (self._rendered if is_fresh else b"")
+        return own.render() + _process_metrics() + (self._rendered if self._is_fresh else b"")
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether values are served. They stay at least until another refresh of the same length has ended."""
+        status = self.status
+        fresh_for_s = max(FAILING_AFTER_S, 3 * self._interval_s) + 2 * status.took_s
+        return status.read_at_unix_s > 0 and self._now_s - status.read_at_unix_s <= fresh_for_s
 
     @property
     def _wait_s(self) -> float:

@@ -1,6 +1,7 @@
 """The exporter: what it serves of the log's state, at which cost for cardinality, and how it fails."""
 
 import math
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -486,7 +487,7 @@ def test_a_failed_read_is_reported_and_tried_again(scene: Scene, caplog: pytest.
     assert (found["marshal_exporter_up"], found["marshal_exporter_failed_reads_total"]) == ({(): 0}, {(): 2})
     assert "marshal_topic_claims" in found
     assert [record.getMessage() for record in caplog.records] == ["exporter: away"]
-    scene.clock.advance(FAILING_AFTER_S * 1_000 + 1)
+    scene.clock.advance(2 * FAILING_AFTER_S * 1_000)
     assert "marshal_topic_claims" not in samples(exporter)
     assert exporter.status.failing_from_s is not None
     exporter.status.failing_from_s -= FAILING_AFTER_S + 1
@@ -517,6 +518,32 @@ def test_a_failed_read_is_tried_again_soon(scene: Scene, monkeypatch: pytest.Mon
     monkeypatch.setattr(exporter._stop, "wait", wait)
     exporter.run()
     assert waits == [pytest.approx(3_600, abs=60), exporter_module.DEFAULT_INTERVAL_S, pytest.approx(3_600, abs=60)]
+
+
+def test_values_that_vanished_are_reported(scene: Scene) -> None:
+    """A refresh that takes long is no failure yet, but the exporter is not ready when it has no values to serve."""
+    exporter = scene.exporter()
+    read(exporter)
+    scene.clock.advance(2 * FAILING_AFTER_S * 1_000)
+    found = samples(exporter)
+    assert "marshal_topic_claims" not in found
+    assert found["marshal_exporter_up"] == {(): 0}
+    assert (exporter.health()["ready"], exporter.health()["live"]) == (False, True)
+
+
+def test_a_refresh_of_minutes_has_values(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are as old as the refresh when it ends."""
+    exporter = scene.exporter()
+    look_up, started_s = scene.cluster.offsets, time.monotonic()
+
+    def slow(topic: str, partitions: Collection[int]) -> dict[int, OffsetBounds]:
+        scene.clock.advance(120_000)
+        monkeypatch.setattr(time, "monotonic", lambda: started_s + 120)
+        return look_up(topic, partitions)
+
+    monkeypatch.setattr(scene.cluster, "offsets", slow)
+    assert "marshal_topic_claims" in read(exporter)
+    assert exporter.health()["ready"]
 
 
 def test_a_refresh_that_hangs_is_not_live(scene: Scene) -> None:
