@@ -286,8 +286,7 @@ class KafkaLog:
 
 def _reason_of(message: Message) -> str | None:
     """Return the reason in the headers of a pause."""
-    headers: Any = message.headers() or ()
-    return decode_reason(next((value for name, value in headers if name == REASON_HEADER), None))
+    return decode_reason(next((value for name, value in clients.headers_of(message) if name == REASON_HEADER), None))
 
 
 def _note(acks: list[Ack | None], index: int, error: KafkaError | None, message: Message) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, ThrottleEvent
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ThrottleEvent
 from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnavailableError
@@ -210,6 +210,18 @@ def producer(
         "queue.buffering.max.messages": 1_000_000,
     }
     return make_client(Producer, connection, client_id, settings)
+
+
+def headers_of(message: Message) -> list[tuple[str, bytes | None]]:
+    """Return the headers of a record, none if the name of one is not UTF-8, which only some clients can write.
+
+    For such a name confluent-kafka fails, whatever the other headers are.
+    """
+    try:
+        headers: Any = message.headers()
+    except (SystemError, UnicodeDecodeError):
+        return []
+    return list(headers or ())
 
 
 def consumer(

@@ -19,6 +19,7 @@ from marshal_dagster.kafka.clients import (
     close_client,
     consumer,
     error_in,
+    headers_of,
     reach,
 )
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -162,6 +163,5 @@ def _judge(error: KafkaError | None, sample: _Sample | None, topic: str, log: Cl
 
 
 def _size(message: Message) -> int:
-    headers = message.headers() or []
-    parts = [message.key(), message.value(), *(part for header in headers for part in header)]
+    parts = [message.key(), message.value(), *(part for header in headers_of(message) for part in header)]
     return sum(len(part.encode() if isinstance(part, str) else part) for part in parts if part)

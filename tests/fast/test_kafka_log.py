@@ -2,14 +2,17 @@
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartition
 
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.record_size import _size
+from marshal_dagster.protocol.messages import ReleaseGroup, render
 
 HEARTBEAT_S = 0.1
 """How long a member with a short heartbeat interval waits for an answer."""
@@ -69,3 +72,69 @@ def test_the_first_answer_may_take_as_long_as_the_connection_says(monkeypatch: p
         list(log.read_until({0: 4}, HEARTBEAT_S))
 
     assert chunk.position == 3
+
+
+PAUSE = render(ReleaseGroup(instance="jane", client="jane@host", group="flights", time_s=0, expiry_s=9))
+
+
+class UnreadableHeaders:
+    """A pause of another client, with a header whose name is not UTF-8. confluent-kafka then raises this error."""
+
+    def partition(self) -> int:
+        """Return the only partition."""
+        return 0
+
+    def offset(self) -> int:
+        """Return the first offset."""
+        return 0
+
+    def timestamp(self) -> tuple[int, int]:
+        """Return the broker's timestamp."""
+        return TIMESTAMP_LOG_APPEND_TIME, 7
+
+    def key(self) -> None:
+        """Return no key."""
+
+    def value(self) -> bytes:
+        """Return the pause."""
+        return PAUSE
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        """Fail as confluent-kafka does."""
+        raise SystemError("<method 'headers'> returned a result with an exception set")
+
+    def error(self) -> None:
+        """Return that this is a record."""
+
+
+class Reader:
+    """A client that returns one record, and the end of its partition."""
+
+    def __init__(self) -> None:
+        self._due: list[UnreadableHeaders | End] = [UnreadableHeaders(), End(1)]
+
+    def assign(self, at: list[TopicPartition]) -> None:
+        """Accept the assignment."""
+
+    def consume(self, count: int, _: float) -> list[UnreadableHeaders | End]:
+        """Return the next record."""
+        given, self._due = self._due[:count], self._due[count:]
+        return given
+
+
+def test_a_pause_with_unreadable_headers_is_read_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one record of another client would stop each reader of the log."""
+    monkeypatch.setattr(clients, "consumer", lambda *_, **__: (Reader(), None))
+    log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1"))
+    log.follow({0: 0})
+
+    chunks = list(log.read_until({0: 1}, HEARTBEAT_S))
+
+    assert [record for chunk in chunks for record in chunk.records] == [(0, 7, PAUSE)]
+    assert not any(chunk.reasons for chunk in chunks)
+
+
+def test_the_size_of_a_record_with_unreadable_headers_is_that_of_the_rest() -> None:
+    """A topic with such records can be sampled, too."""
+    record: Any = UnreadableHeaders()
+    assert _size(record) == len(PAUSE)
