@@ -49,11 +49,15 @@ def in_order(frame: "DataFrame", pieces: int) -> "DataFrame":
 def persisted(frame: "DataFrame") -> Iterator["DataFrame"]:
     """Persist the rows of `frame` on the executors until the block ends.
 
-    After an interrupt they stay persisted until the session ends: the JVM would answer `unpersist` only after its
-    current job, so it is not called.
+    A frame that its user has persisted stays persisted as it is, also after the block. After an interrupt the rows stay
+    persisted until the session ends: the JVM would answer `unpersist` only after its current job, so it is not called.
     """
     from pyspark import StorageLevel
 
+    level = frame.storageLevel
+    if level.useMemory or level.useDisk or level.useOffHeap:
+        yield frame
+        return
     rows = frame.persist(StorageLevel.MEMORY_AND_DISK)
     with unless_interrupted(rows.unpersist):
         yield rows
