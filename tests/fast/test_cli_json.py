@@ -64,6 +64,44 @@ def test_another_form_is_found(changed: dict[str, object]) -> None:
         check_json(["lag", "--json"], json.dumps(right | changed))
 
 
+OUTBOX = {"format_version": 1, "outbox": "o", "schema": "public", "uid": "u", "version": 1}
+MOVED = {"format_version": 1, "group": "g", "topic": "t", "dry_run": False}
+
+
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [
+        (
+            "outbox status",
+            OUTBOX | {"rows": 0, "oldest_age_s": None, "parked": 0, "session": 0, "leader": None, "led_since": None},
+        ),
+        ("outbox init", OUTBOX | {"notifies": True, "topics": {"leader": "l", "notes": "n"}}),
+        (
+            "outbox parked list",
+            {
+                "format_version": 1,
+                "parked": 1,
+                "rows": [{"id": 1, "topic": "t", "key": None, "value_bytes": 2, "reason": "r", "parked_at": "2026"}],
+            },
+        ),
+        (
+            "position import",
+            MOVED
+            | {
+                "positions": [
+                    {"partition": 0, "log_start": 0, "log_end": 9, "before": 3, "after": 4, "set": True}
+                    | {"generation": 1, "notes": []}
+                ]
+            },
+        ),
+        ("reprocess", MOVED | {"partitions": [], "left_out": {"0": "it has no record", "7": "it has no position"}}),
+    ],
+)
+def test_values_that_are_seldom_fit(command: str, value: dict[str, object]) -> None:
+    """An outbox without rows and harvester, a parked row without a key, a second import, any partition left out."""
+    check_json([*command.split(), "--json"], json.dumps(value))
+
+
 def test_the_command_is_found_in_the_arguments() -> None:
     """Groups of commands have several levels."""
     assert command_of(["outbox", "parked", "list", "--json"]) == "outbox parked list"
