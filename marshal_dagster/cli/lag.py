@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.admin.pause import group_names, unknown_group
 from marshal_dagster.admin.texts import owner_text
 from marshal_dagster.cli import output, world_tables
@@ -11,11 +12,20 @@ from marshal_dagster.cli.options import DataLogOptions, OnlyGroup, OnlyTopic
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.watching import INTERVAL_S, Interval, Watch, problem_line, watch_on_screen
 from marshal_dagster.cli.world_reader import open_world_reader
-from marshal_dagster.cli.world_view import GroupOverview, KeyOverview, PartitionLag, ViewFilter, WorldView
+from marshal_dagster.cli.world_view import (
+    GroupOverview,
+    KeyOverview,
+    LastHeartbeat,
+    PartitionLag,
+    ViewFilter,
+    WorldView,
+)
 from marshal_dagster.protocol.staleness import Freshness
+from marshal_dagster.protocol.state import Owner
 
 _COLUMNS: Final = ("group", "partition", "#position", "#end", "#lag", "#lag time", "owner")
 _LEAST_ROWS: Final = 3
+_MOST_OWNERS: Final = 2
 
 app = command_group("Show the lag of groups.")
 
@@ -98,13 +108,16 @@ def _row(group: str, key: KeyOverview, at_ms: int | None) -> list[str | Line]:
 
 
 def _owner_text(key: KeyOverview) -> str:
-    """Return the owner, and that its last heartbeat is not fresh."""
-    owner, heartbeat = key.key.owner, key.last_heartbeat
-    if owner is None or heartbeat is None:
-        return output.NOTHING
-    if heartbeat.freshness is None or heartbeat.freshness is Freshness.FRESH:
-        return owner_text(owner)
-    return f"{owner_text(owner)}, {heartbeat.freshness}"
+    """Return the owners of the partition and of its ranges, each with its last heartbeat if that is not fresh."""
+    held = [(key.key.owner, key.last_heartbeat)]
+    held += [(part.range.owner, part.last_heartbeat) for part in key.ranges]
+    owners = [_with_freshness(owner, heartbeat) for owner, heartbeat in held if owner is not None]
+    return first_few(list(dict.fromkeys(owners)), _MOST_OWNERS, "; ") or output.NOTHING
+
+
+def _with_freshness(owner: Owner, heartbeat: LastHeartbeat | None) -> str:
+    freshness = None if heartbeat is None else heartbeat.freshness
+    return owner_text(owner) + ("" if freshness in {None, Freshness.FRESH} else f", {freshness}")
 
 
 def _json(view: WorldView) -> Iterator[dict[str, Any]]:

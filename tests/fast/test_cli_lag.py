@@ -46,6 +46,18 @@ def test_the_lag_as_json_has_a_row_for_each_partition(capsys: pytest.CaptureFixt
     assert (second["lag"], second["lag_ms"], second["lag_unknown"]) == (0, 0, None)
 
 
+def test_the_owners_of_ranges_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A partition whose ranges have owners is not shown as one without an owner."""
+    site = site_now()
+    site.begin(0, at=30)
+    holders = [site.holder_of({0: (start, start + 10)}) for start in (30, 40, 50)]
+    at_work_on(site, monkeypatch, world_reader, topics=FakeTopics())
+    monkeypatch.setattr(world_reader, "SystemClock", lambda: site.clock)
+    row = act(capsys, "lag").out.splitlines()[-1]
+    names = [holder.member.instance for holder in holders]
+    assert (names[0] in row, names[1] in row, names[2] in row, row.endswith("and 1 more")) == (True, True, False, True)
+
+
 class MinuteOld(FakeTopics):
     """A data topic whose records are all a minute old."""
 
