@@ -9,6 +9,7 @@ import typer
 
 from marshal_dagster.admin.position_spec import partitions_of
 from marshal_dagster.admin.revoke import ClaimRevoker, HeldClaim, held_by, holds_nothing_text
+from marshal_dagster.admin.texts import without_suffix
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, operator_name
@@ -140,7 +141,8 @@ def _report(options: RevokeOptions, claims: Sequence[HeldClaim], taken: Collecti
 
 def _row(claim: HeldClaim) -> list[str | output.Line]:
     where = f"{claim.partition} [{claim.start}, {claim.end})" if claim.is_range else str(claim.partition)
-    owner = f"{claim.owner.instance} ({claim.owner.client})"
+    instance, client = claim.owner.instance, claim.owner.client
+    owner = instance if client == without_suffix(instance) else f"{instance} ({client})"
     return [where, owner, output.utc(claim.last_beat_ms), str(claim.freshness), output.number(claim.owner.epoch)]
 
 

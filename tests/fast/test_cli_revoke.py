@@ -198,3 +198,12 @@ def test_a_dot_in_an_id_does_not_make_two_owners_one(site: Site, capsys: pytest.
     assert (ambiguous.code, "several owners begin with 'host': 'host.1', 'host.2'" in ambiguous.error) == (2, True)
     assert act(capsys, *REVOKE, "host.1", "--yes").code == 0
     assert (site.owner(0), site.owner(1)) == (None, "host.2")
+
+
+def test_a_client_id_that_is_the_run_id_is_shown_once(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is so by default, and two ids of 36 characters each would not fit a terminal."""
+    claimer = site.claimer(instance="client1.0f1e2d3c4b5a")
+    claimer.ensure_group_settings()
+    claimer.claim([0])
+    assert claimer.member.client == "client1"
+    assert act(capsys, *REVOKE, "client1", "--dry-run").out.count("client1") == 1
