@@ -86,8 +86,9 @@ def _log(view: WorldView) -> Iterator[str | Line | Table]:
     if view.log_time_ms is not None:
         yield f"Log time {output.utc(view.log_time_ms)}{_distance(view.log_time_ms, view.at_ms)}"
     for what, counts in (("invalid", view.invalid), ("refused", view.refused)):
-        reasons = "; ".join(f"{count} {reason}" for reason, count in counts.items())
-        yield f"{sum(counts.values())} {what}" + (f": {reasons}" if reasons else "")
+        if counts:
+            reasons = "; ".join(f"{count} {reason}" for reason, count in counts.items())
+            yield f"Records {what}: {reasons}"
     if view.observed:
         yield output.styled(
             f"Only observed: coordination partitions {listed(view.observed)}. They do not begin at offset 0: their "

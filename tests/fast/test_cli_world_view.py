@@ -78,6 +78,15 @@ def text(looked: WorldView) -> str:
     return "\n".join(str(part) for part in world_tables.overview(looked))
 
 
+def test_counts_of_zero_are_not_shown() -> None:
+    """A log without an invalid or refused record has no line about them; one with some names the reasons."""
+    world = World(PARTITIONS)
+    assert "invalid" not in text(world_view(world))
+    world.apply(HOME, 0, 1_000, b"junk")
+    assert "Records invalid: 1 " in text(world_view(world))
+    assert "refused" not in text(world_view(world))
+
+
 @pytest.fixture
 def log() -> Log:
     """A log in which instance i holds partition 0 of topic orders at offset 7, with a heartbeat at 1,000 ms."""
