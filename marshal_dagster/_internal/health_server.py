@@ -25,6 +25,8 @@ FAILING_AFTER_S: Final = 60.0
 """A service is unhealthy if all its attempts have failed for longer."""
 _PACKED_FROM: Final = 10_000
 """Longer bodies, in bytes, are compressed if the client accepts that."""
+_SENT_BYTES: Final = 1 << 16
+"""A client has 5 s to accept this much."""
 _LARGEST_PORT: Final = 65_535
 
 
@@ -162,7 +164,8 @@ def _handler(
                 self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            for start in range(0, len(body), _SENT_BYTES):  # `timeout` limits each call as a whole
+                self.wfile.write(body[start : start + _SENT_BYTES])
 
         def log_message(self, *_: object) -> None:
             """Log nothing: probes send a request every few seconds."""

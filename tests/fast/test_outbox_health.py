@@ -274,3 +274,20 @@ def test_a_pause_ends_when_a_signal_stops_the_harvester(harvester: Harvester) ->
     harvester._is_stopped = False
     harvester._pause(0.2)
     assert time.monotonic() - began_s >= 0.2
+
+
+@pytest.mark.thorough
+def test_a_long_answer_may_take_longer_than_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape over a slow link gets all of it, as long as the client goes on reading."""
+    body, wait_s, got = bytes(24_000_000), 0.5, 0
+    with HealthServer(lambda: {"healthy": True}, metrics=lambda: body) as server:
+        assert server._server is not None
+        monkeypatch.setattr(server._server.RequestHandlerClass, "timeout", wait_s)
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            while some := client.recv(2_000_000):
+                got += len(some)
+                time.sleep(wait_s / 4)
+    size = len(body)
+    assert got > size
