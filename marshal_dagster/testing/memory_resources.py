@@ -113,8 +113,8 @@ def in_memory(resource: object, kafka: MemoryKafka, process: MortalProcess) -> o
 
 def _fields(resource: ClaimerResource | RationalizerResource) -> dict[str, Any]:
     """Return the fields of a resource, without its connections, and with the values of environment variables."""
-    fields = type(resource).model_fields
-    given = {name: _value(resource.__dict__[name]) for name in fields}
+    fields = (ClaimerResource if isinstance(resource, ClaimerResource) else RationalizerResource).model_fields
+    given = {name: value_of(resource.__dict__[name]) for name in fields}
     return {**given, **{name: value for name, value in _CONNECTIONS.items() if name in fields}}
 
 
@@ -122,5 +122,6 @@ def _from_config(given: object) -> object:
     return EnvVar(given["env"]).get_value() if isinstance(given, dict) and given.keys() == {"env"} else given
 
 
-def _value(given: object) -> object:
+def value_of(given: object) -> object:
+    """Return the value of a field, which may be in an environment variable."""
     return given.get_value() if isinstance(given, EnvVar) else given

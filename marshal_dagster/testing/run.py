@@ -41,7 +41,7 @@ from marshal_dagster.testing.crashes import (
 )
 from marshal_dagster.testing.memory_kafka import MemoryKafka
 from marshal_dagster.testing.memory_reader import FrameKind, frame_kind, frame_of
-from marshal_dagster.testing.memory_resources import in_memory, memory_claimer, resource_in_job
+from marshal_dagster.testing.memory_resources import in_memory, memory_claimer, resource_in_job, value_of
 from marshal_dagster.testing.memory_sink import MemorySink, Row
 from marshal_dagster.testing.memory_topics import AnyRecord, MemoryRecord
 from marshal_dagster.testing.spark import SparkInMemory
@@ -54,6 +54,8 @@ Claimed = AssetsDefinition | ClaimedBatchOp | JobDefinition
 
 _SPARK_KEY: Final = "spark_in_memory"
 _GROUP: Final = "in-memory"
+_LIBRARY_SINKS: Final = "marshal_dagster.sinks."
+"""The package of the library's sinks, all of which need frames of Spark."""
 
 
 @dataclass(slots=True)
@@ -257,6 +259,7 @@ class _Work:
         self._require_topics()
         self._require_claimers(given)
         self._require_partition()
+        self._require_sink()
         for op in self.ops:
             self.resources.setdefault(op.spec.claimer_key, memory_claimer(_GROUP, _delivery_of(op.spec)))
 
@@ -325,9 +328,7 @@ class _Work:
         if op.spec.sink is not None:
             kept = self.sinks.setdefault(op.name, MemorySink(op.name) if self.sink is None else self.sink)
             changes["sink"] = MortalSink(kept, process)
-        function, kind = self._recorded(op.fn, made), FrameKind.SPARK
-        if op.spec.with_frame and self.spark is None:
-            kind = frame_kind(op.fn)
+        function, kind = self._recorded(op.fn, made), self._kind(op)
         if kind is not FrameKind.SPARK:
             process_rows = self._with_rows(op, function, kind, process)
             changes |= {"with_frame": False, "count_records": False, "min_partitions": None}
@@ -336,6 +337,10 @@ class _Work:
             changes |= {"spark_key": _SPARK_KEY, "spark_config": None}
             return op.rebuild(mortal_function(function, process), changes)
         return op.rebuild(_claimed_first(mortal_function(function, process), process), changes)
+
+    def _kind(self, op: ClaimedBatchOp) -> FrameKind:
+        """Return the kind of frame that the function of an op gets."""
+        return frame_kind(op.fn) if op.spec.with_frame and self.spark is None else FrameKind.SPARK
 
     def _recorded(self, function: Callable[..., Any], made: MemoryAttempt) -> Callable[..., Any]:
         """Return the function, which also notes with which ranges it is called."""
@@ -408,10 +413,33 @@ class _Work:
                 "set per_partition of the asset"
             )
 
+    def _require_sink(self) -> None:
+        """Raise `ConfigurationError` if a sink is passed that no op uses, or one that cannot write rows."""
+        if self.sink is None:
+            return
+        with_sink = [op for op in self.ops if op.spec.sink is not None]
+        if not with_sink:
+            raise ConfigurationError(
+                f"{self.ops[0].name!r} has no sink, so the `sink` of the test would get no rows: remove it, or give "
+                "the op a sink"
+            )
+        writes_frames = type(self.sink).__module__.startswith(_LIBRARY_SINKS)
+        for op in with_sink:
+            if writes_frames and self._kind(op) is not FrameKind.SPARK:
+                raise ConfigurationError(
+                    f"{self.sink!r} writes frames of Spark, but {op.name!r} gets rows without a session: pass `spark`"
+                )
+
     def group(self) -> str:
         """Return the group of all ops; raise `ConfigurationError` if they have several."""
-        claimers = [self.resources[op.spec.claimer_key] for op in self.ops]
-        groups = {claimer.group for claimer in claimers if isinstance(claimer, ClaimerResource)}
+        claimers = {op.spec.claimer_key: self.resources[op.spec.claimer_key] for op in self.ops}
+        for key, claimer in claimers.items():
+            if not isinstance(claimer, ClaimerResource):
+                raise ConfigurationError(
+                    f"the resource {key!r} is a {type(claimer).__name__}, of which the group is not known: pass a "
+                    "ClaimerResource with its group and delivery mode"
+                )
+        groups = {str(value_of(claimer.group)) for claimer in claimers.values() if isinstance(claimer, ClaimerResource)}
         if len(groups) != 1:
             raise ConfigurationError(
                 f"the claimers of {', '.join(op.name for op in self.ops)} have the groups {sorted(groups)}: pass one "

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,8 @@ from marshal_dagster.testing import CrashPoint, ManualClock, MemoryKafka, Memory
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
+
+    from marshal_dagster.ops.claimed_batch import ClaimedBatchOp
 
 KAFKA = marshal.KafkaConnectionConfig(bootstrap_servers="kafka:9092")
 Delivery = Literal["at_most_once", "effectively_once"]
@@ -377,7 +380,7 @@ def test_what_cannot_run() -> None:
     def other() -> None: ...
 
     with pytest.raises(marshal.ConfigurationError, match="pass an asset of marshal_asset"):
-        run_in_memory(other)  # type: ignore[arg-type]
+        run_in_memory(other)
 
     @dg.op
     def nothing() -> None: ...
@@ -516,11 +519,12 @@ def test_results_are_checked_as_in_production(instance: dg.DagsterInstance) -> N
         return [1]
 
     without_sink = marshal.build_claimed_batch_op(shops.fn, name="without_sink", topic="orders")
-    for claimed, why in [
+    mistakes: list[tuple[dg.AssetsDefinition | ClaimedBatchOp, str]] = [
         (shops.replace(nothing), "returned None, but the sink writes the rows"),
         (shops.replace(number), "has a int as a row: return a list of dicts"),
         (without_sink, "returned rows, but the op has no sink"),
-    ]:
+    ]
+    for claimed, why in mistakes:
         with pytest.raises(marshal.ConfigurationError, match=why):
             run_in_memory(claimed, ORDERS, instance=instance)
 
@@ -590,3 +594,28 @@ def test_an_asset_with_a_prefix(instance: dg.DagsterInstance) -> None:
     assert below_runs == ["below"]
     prefixed = next(asset for asset in assets if asset.key == dg.AssetKey(["raw", "shops"]))  # type: ignore[union-attr]
     assert len(run_in_memory(prefixed, ORDERS, instance=instance).rows) == 4  # type: ignore[arg-type]
+
+
+def test_the_group_of_a_claimer(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group may be in an environment variable, and a claimer may be of a class of the user's own."""
+
+    class OwnClaimer(marshal.ClaimerResource):
+        team: str = "shops"
+
+    monkeypatch.setenv("SHOPS_GROUP", "shops")
+    given = OwnClaimer(connection=KAFKA, group=dg.EnvVar("SHOPS_GROUP"), delivery="effectively_once")
+    result = run_in_memory(shops, ORDERS, resources={"claimer": given}, instance=instance)
+    assert result.group == "shops"
+    assert result.positions == {"orders": {0: 4}}
+    at_launch = marshal.ClaimerResource.configure_at_launch()
+    with pytest.raises(marshal.ConfigurationError, match=r"'claimer' is a .*: pass a ClaimerResource"):
+        run_in_memory(shops, ORDERS, resources={"claimer": at_launch}, instance=instance)
+
+
+def test_a_sink_that_would_get_nothing(tmp_path: Path) -> None:
+    """A sink for an op without one, and a sink of frames without a Spark session, are refused."""
+    op = marshal.build_claimed_batch_op(sends([]), name="send", topic="orders")
+    with pytest.raises(marshal.ConfigurationError, match="'send' has no sink"):
+        run_in_memory(op, ORDERS, sink=MemorySink())
+    with pytest.raises(marshal.ConfigurationError, match=r"writes frames of Spark, but .*: pass `spark`"):
+        run_in_memory(shops, ORDERS, sink=marshal.FileSink(tmp_path))
