@@ -278,7 +278,7 @@ def test_a_pause_ends_when_a_signal_stops_the_harvester(harvester: Harvester) ->
 
 @pytest.mark.thorough
 def test_a_long_answer_may_take_longer_than_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scrape over a slow link gets all of it, as long as the client goes on reading."""
+    """A scrape over a slow link gets all of it, as long as the client continues to read."""
     body, wait_s, got = bytes(24_000_000), 0.5, 0
     with HealthServer(lambda: {"healthy": True}, metrics=lambda: body) as server:
         assert server._server is not None
