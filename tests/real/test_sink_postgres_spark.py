@@ -13,6 +13,7 @@ from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks import PostgresSink
 from marshal_dagster.sinks.database import frame_lines
 from marshal_dagster.sinks.database.pg_copy import evaluated
+from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.spark.local_batches import local_batches
 from tests.session_settings import session_settings
 from tests.sink_conformance import never, part
@@ -37,12 +38,14 @@ def any_session(request: pytest.FixtureRequest, spark: "SparkSession") -> Iterat
         yield spark
 
 
-def written(dsn: str, frame: "DataFrame", *what: str) -> list[tuple[Any, ...]]:
+def written(
+    dsn: str, frame: "DataFrame", *what: str, written_by: RowWriter = RowWriter.EXECUTORS
+) -> list[tuple[Any, ...]]:
     """Write a frame of partition 0 to a new table. Return columns as text, ordered by offset."""
     schema = own_schema()
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-    sink = PostgresSink(dsn, TABLE, schema=schema)
+    sink = PostgresSink(dsn, TABLE, schema=schema, written_by=written_by)
     sink.create_tables(frame.schema)
     sink.write(frame, [part(0, 0, 1_000)], never)
     with psycopg.connect(dsn, options="-c TimeZone=UTC") as connection:
@@ -247,6 +250,22 @@ def test_a_large_partition_passes_through_this_process_in_pieces(
     with evaluated(rows.where("offset < 2000"), [1]) as lines:
         assert [partition for partition, _ in lines] == [number % 3 for number in range(2_000) if number % 3 != 1]
     assert pieces == [9, 2]
+
+
+def test_chars_are_written_as_spark_has_them(spark: "SparkSession", postgres: str) -> None:
+    """A session may keep their types; PySpark knows no Arrow types for them."""
+    with session_settings(spark, {"spark.sql.preserveCharVarcharTypeInfo": "true"}):
+        rows = instants(spark, [0], "cast('ab' || us as char(3)) AS fixed", "cast('x' || us as varchar(4)) AS short")
+        assert written(postgres, rows, "fixed", "short", written_by=RowWriter.DRIVER) == [("ab0", "x0")]
+
+
+def test_a_frame_that_its_user_has_persisted_stays_so(spark: "SparkSession") -> None:
+    """The rows that this process reads are those that the user's code reads afterwards."""
+    rows = spark.range(2).selectExpr("int(id) AS partition", "id AS offset").persist()
+    with evaluated(rows, []) as lines:
+        assert len(list(lines)) == 2
+    assert rows.storageLevel.useMemory
+    rows.unpersist()
 
 
 def test_tasks_that_pass_batches_know_the_settings_of_the_session(spark: "SparkSession") -> None:

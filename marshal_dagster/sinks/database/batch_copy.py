@@ -137,7 +137,9 @@ def _forms(fields: Sequence["StructField"], there: Mapping[str, TableColumn]) ->
 def _field(column: "StructField", form: BinaryForm | None) -> "Column":
     """Return a column as it is, if it can be rendered so, else as the text that PostgreSQL parses."""
     as_it_is = isinstance(column.dataType, t.IntegralType) if form is None else is_native(column.dataType, form)
-    return f.col(quoted(column.name)) if as_it_is else column_text(column.name, column.dataType)
+    if as_it_is:
+        return f.col(quoted(column.name))
+    return column_text(column.name, column.dataType).cast("string")  # PySpark has no Arrow type for char and varchar
 
 
 def _is_doubtful(frame: "DataFrame", there: Mapping[str, TableColumn]) -> "Column":
