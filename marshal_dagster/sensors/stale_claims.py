@@ -30,6 +30,7 @@ from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.admin.log_access import require_certain
 from marshal_dagster.admin.pause import group_names, unknown_group
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ConfigurationError, IncompleteLogError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.ops.user_function import check_arguments
@@ -259,6 +260,7 @@ class _Tick:
     events: list[AssetObservation | AssetCheckEvaluation] = field(default_factory=list)
     given_up: defaultdict[str, list[ExhaustedPlan]] = field(default_factory=lambda: defaultdict(list))
     """The exhausted plans of each topic."""
+    coordination_topic: str = DEFAULT_COORDINATION_TOPIC
     reasons: list[str] = field(default_factory=list)
     """Why no run is requested for some of the unfinished work."""
     incomplete: IncompleteLogError | None = None
@@ -266,6 +268,7 @@ class _Tick:
 
     def run(self, rationalizer: RationalizerResource) -> SensorResult:
         """Examine every topic, and return the result of the tick."""
+        self.coordination_topic = rationalizer.coordination_topic
         cursor = StaleClaimCursor.read(self.context.cursor)
         wall_ms = time.time_ns() // 1_000_000
         found: dict[_Target, list[AbandonedPartition]] = {}
@@ -445,7 +448,7 @@ class _Tick:
         key = exhausted_plans_check_key(self.group, topic, self.translator)
         state = digest(key, plans)
         if cursor.checked.get(topic) != state:
-            drawn = timeline_command(self.group, topic, round((time.time() - _TRIED_WITHIN_S) * 1_000))
+            drawn = self._timeline_since(topic, time.time() - _TRIED_WITHIN_S)
             self.events.append(evaluation(key, self.group, plans, drawn))
             cursor.checked[topic] = state
         if self.on_exhausted_plans is None:
@@ -486,7 +489,10 @@ class _Tick:
     def _timeline_command(self, topic: str, partitions: Sequence[AbandonedPartition], now_s: float) -> str:
         """Return the command that draws the picture from before the last heartbeat of the owner that died first."""
         silent_s = max(left.silent_s or 0.0 for left in partitions)
-        return timeline_command(self.group, topic, round((now_s - silent_s) * 1_000))
+        return self._timeline_since(topic, now_s - silent_s)
+
+    def _timeline_since(self, topic: str, event_s: float) -> str:
+        return timeline_command(self.group, topic, round(event_s * 1_000), coordination_topic=self.coordination_topic)
 
 
 def _as_run_config(left: AbandonedPartition) -> dict[str, object]:

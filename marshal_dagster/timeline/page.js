@@ -206,7 +206,7 @@
         detail()
       })
     }
-    search.value = decodeURIComponent(location.hash.match(/^#run=(.*)$/)?.[1] ?? "")
+    search.value = new URLSearchParams(location.hash.slice(1)).get("run") ?? ""
     if (search.value) showMatches()
     detail()
     requestAnimationFrame(() => requestAnimationFrame(() => {

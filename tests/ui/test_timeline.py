@@ -101,6 +101,15 @@ def test_a_search_dims_the_claims_of_other_runs(opened: Opened) -> None:
     assert set(page.evaluate(ALPHAS)) == {1}
 
 
+def test_the_address_keeps_the_search_even_if_it_was_shortened(opened: Opened) -> None:
+    """A percent sign without its two digits is text."""
+    page = opened.page
+    page.evaluate("location.hash = '#run=100%'")
+    page.reload()
+    page.wait_for_selector("html[data-ready=yes]", state="attached")
+    expect(page.get_by_role("searchbox")).to_have_value("100%")
+
+
 def test_the_wheel_zooms_in_time_and_enter_zooms_to_what_was_found(opened: Opened) -> None:
     """The page shows less time afterwards."""
     page, all_ms = opened.page, opened.page.evaluate(SHOWN_MS)
