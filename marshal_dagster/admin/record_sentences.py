@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, assert_never
 
-from marshal_dagster.admin.texts import duration, member_text, owner_text, settings_text, utc, utc_to_second
+from marshal_dagster.admin.texts import (
+    duration,
+    is_operator,
+    member_text,
+    owner_text,
+    settings_text,
+    utc,
+    utc_to_second,
+)
 from marshal_dagster.coordination.pause_text import origin_text
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
@@ -199,6 +207,8 @@ def _invalid_text(value: bytes | None, reason: str) -> str:
 def _claim(described: _Described) -> _Deed:
     key, place = described.key, described.place
     more = _taken_over(described, key.owner, key.last_beat_ms)
+    if is_operator(described.message.instance):
+        return _Deed(f"claimed {place}", f"claim {place}", more)
     if key.plan_end is not None:
         more += f"; it repeats the planned offsets {_offsets(key.offset, key.plan_end)}, try {key.plan_attempts + 2}"
     elif key.offset is not None:

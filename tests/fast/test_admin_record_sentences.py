@@ -96,6 +96,17 @@ def test_a_takeover_names_the_silent_owner_and_the_plan_that_is_repeated() -> No
     )
 
 
+def test_an_operator_that_ends_a_plan_does_not_repeat_it() -> None:
+    """`retry` claims the partition to set its position, and processes nothing."""
+    story = Story()
+    story.own()
+    story.tell("ClaimingMessages", 200)
+    story.wait(123)
+    told = story.tell("ClaimingPartition", by="setting-positions.0f1e2d3c4b5a", client="jane@host")
+    assert told.startswith("jane@host claimed flights/3 in group etl, taking it over from run 5b1c0d3e (flights)")
+    assert "repeats" not in told
+
+
 def test_each_refusal_has_its_reason_and_what_caused_it() -> None:
     """The owner, the pause, the offset, the plan and the silence are named."""
     story = Story()
