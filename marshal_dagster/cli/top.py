@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_dagster.admin.pause import group_names, unknown_group
 from marshal_dagster.admin.texts import utc_to_second
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.attention import exhausted_json, urgent_lines
@@ -78,6 +79,8 @@ def top(
                 output.write_json(_to_json(view, watched.rates, max_attempts))
             else:
                 output.show(*page(view, watched.rates, max_attempts=max_attempts))
+            if group is not None and group not in group_names(view.world):
+                output.write_note(unknown_group(view.world, group))
         else:
             title = f"{options.coordination_topic}, every {interval:g} s, q ends"
             first = watched.look()  # an error is reported before the screen is taken

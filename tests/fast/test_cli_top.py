@@ -132,6 +132,16 @@ def test_of_many_exhausted_plans_ten_have_a_line_of_their_own(site: Site, monkey
     assert lines[-1] == f"exhausted: 2 more plans; marshal-dagster retry {GROUP} {TOPIC}"
 
 
+def test_an_unknown_group_is_reported(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names that exist are shown, as by `status` and `lag`."""
+    site.owner_of(0)
+    monkeypatch.setattr(output, "wait", lambda _: None)
+    answer = act(capsys, "top", "--once", "--group", "elt")
+    assert (answer.code, f"the log has no group 'elt'; it has '{GROUP}'" in answer.err) == (0, True)
+
+
 def test_a_log_without_groups_is_watched(site: Site) -> None:
     """The page is shown until the log has groups."""
     assert shown(reader_of(site).look()).splitlines()[1] == "The log has no group."
