@@ -26,6 +26,7 @@ JSON_VERSION: Final = 1
 It grows when a field is removed or changes its meaning, not when one is added.
 """
 _LEAST_WIDTH: Final = 100
+_BETWEEN_COLUMNS: Final = 2
 NOTHING: Final = texts.NOTHING
 DRY_RUN: Final = "A dry run: nothing was written."
 utc = texts.utc
@@ -162,7 +163,9 @@ def screen() -> Iterator[Callable[[Callable[[int], Iterable[str | Line | Table]]
 
         def fill(parts_of: Callable[[int], Iterable[str | Line | Table]]) -> None:
             parts = parts_of(console.height)
-            shown = [_rich_table(part) if isinstance(part, Table) else _rich_text(part) for part in parts]
+            shown = [
+                _rich_table(part, console.width) if isinstance(part, Table) else _rich_text(part) for part in parts
+            ]
             live.update(Group(*shown), refresh=True)
 
         yield fill
@@ -185,7 +188,7 @@ def _show_on_terminal(parts: Iterable[str | Line | Table]) -> None:
     console.width = max(console.width, _LEAST_WIDTH)
     for part in parts:
         if isinstance(part, Table):
-            console.print(_rich_table(part))
+            console.print(_rich_table(part, console.width))
         else:
             console.print(_rich_text(part), soft_wrap=True)
 
@@ -197,17 +200,33 @@ def _rich_text(part: str | Line) -> "Text":
     return Text.assemble(*((clean(text), style) for text, style in parts))
 
 
-def _rich_table(table: Table) -> "RichTable":
+def _rich_table(table: Table, width: int) -> "RichTable":
     from rich.table import Table as RichTable
     from rich.text import Text
 
     built = RichTable(header_style="dim", box=None, pad_edge=False, padding=(0, 1))
+    folded = _folded(table, width)
     for name in table.columns:
         justify: Literal["left", "right"] = "right" if name.startswith("#") else "left"
-        built.add_column(Text(name.lstrip("#")), justify=justify, overflow="fold", no_wrap=name not in table.may_fold)
+        built.add_column(Text(name.lstrip("#")), justify=justify, overflow="fold", no_wrap=name not in folded)
     for row in table.rows:
         built.add_row(*map(_rich_text, row))
     return built
+
+
+def _folded(table: Table, width: int) -> Collection[str]:
+    """Return the columns that may fold in a terminal of this width.
+
+    Those that have no space to fold at, such as names, do not, if the others can fold at spaces and make enough room.
+    """
+    needed, names = (len(table.columns) - 1) * _BETWEEN_COLUMNS, set()
+    for at, name in enumerate(table.columns):
+        cells = [name.lstrip("#"), *(clean(str(row[at])) for row in table.rows)]
+        most, least = max(map(len, cells)), max(len(word) for cell in cells for word in cell.split(" "))
+        needed += least if name in table.may_fold else most
+        if most == least:
+            names.add(name)
+    return set(table.may_fold) - (names if needed <= width else set())
 
 
 def number(value: int | None) -> str:

@@ -108,8 +108,8 @@ def _group(group: GroupOverview, at_ms: int | None, columns: Sequence[str]) -> I
     yield output.styled(f"Group {group.name}", "bold")
     by_default = "" if group.settings_accepted else f" ({NO_SETTINGS})"
     yield f"  {settings_text(group.settings)}{by_default}"
-    if group.paused_until_s is not None:
-        tense = "" if at_ms is None else " (paused now)" if group.is_paused else " (over)"
+    if group.paused_until_s is not None and (group.is_paused or at_ms is None):
+        tense = "" if at_ms is None else " (paused now)"
         text = f"  {paused_text(utc_to_second(group.paused_until_s), group.pause_origin)}{tense}"
         yield output.styled(text, _WARNING if group.is_paused else "")
     for difference in group.differences:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.world_view import (
@@ -76,6 +77,17 @@ def settings(interval_ms: int) -> Message:
 def text(looked: WorldView) -> str:
     """Return the text that an operator sees."""
     return "\n".join(str(part) for part in world_tables.overview(looked))
+
+
+def test_names_are_cut_only_if_nothing_else_makes_room() -> None:
+    """In a narrow terminal the owner folds at its space, and the partition is on one line."""
+    owner, partition = "run 77aa01bc (nightly_orders)", "orders-of-the-shop.v2/12"
+    table = output.Table(["partition", "owner", "#lag"], [[partition, owner, "5"]], {"partition", "owner"})
+    for width, is_whole in ((100, True), (47, True), (46, False)):
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(output._rich_table(table, width))
+        assert (partition in captured.get()) is is_whole
 
 
 def test_counts_of_zero_are_not_shown() -> None:
@@ -203,7 +215,8 @@ def test_a_pause_that_is_over_or_whole_is_no_difference(log: Log) -> None:
     log.add(pause(2), 1_000, 0)
     looked = world_view(log.world, at_ms=2_000)
     assert (looked.groups[0].differences, looked.groups[0].is_paused) == ((), False)
-    assert "(over)" in text(looked)
+    assert "paused until" not in text(looked)
+    assert "paused until 1970-01-01 00:00:02Z" in text(world_view(log.world))
     for number in range(PARTITIONS):
         log.add(pause(9), 1_000, number)
     looked = world_view(log.world, at_ms=2_000)
