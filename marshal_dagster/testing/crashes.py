@@ -1,5 +1,6 @@
 """Simulated crashes: the points at which a run can die, and the parts of a run that die with it."""
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -235,6 +236,7 @@ class MortalSink:
 def mortal_function(function: Callable[..., Any], process: MortalProcess) -> Callable[..., Any]:
     """Return a function that calls `function`, and dies before or after it if the process crashes there."""
 
+    @functools.wraps(function)  # errors name the user's function
     def processed(*arguments: Any) -> Any:  # noqa: ANN401 - the user's
         process.reach(CrashPoint.AFTER_READ)
         result = function(*arguments)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.testing.memory_log import ManualClock, MemoryBroker, MemoryLog
 from marshal_dagster.testing.memory_topics import AnyRecord, MemoryTopics
 
@@ -49,6 +50,8 @@ class MemoryKafka:
             kafka.append({"orders": ["north", {"key": "k", "value": "south"}]}, partitions=2)
             ```
         """
+        if not isinstance(records, Mapping):
+            raise ConfigurationError(f"records are a {type(records).__name__}: give a dict with a list for each topic")
         existing = self.topics.partition_counts()
         for topic, added in records.items():
             if topic not in existing:

@@ -1,5 +1,6 @@
 """Running of a claimed asset, op or job against topics in memory, with simulated crashes."""
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,16 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dagster import (
     AssetsDefinition,
+    AssetSelection,
     BetaWarning,
     DagsterInstance,
     DagsterRun,
+    Definitions,
     ExecuteInProcessResult,
     GraphDefinition,
     JobDefinition,
     ResourceDefinition,
     RunConfig,
+    define_asset_job,
     in_process_executor,
-    materialize,
 )
 
 from marshal_dagster.batches import ClaimedBatch
@@ -293,13 +296,13 @@ class _Work:
         assets = _assets_of(self.claimed)
         if assets:
             self._add_partition(instance)
-            return materialize(
-                [_with_replaced_op(asset, replaced) for asset in assets],
+            asset_job = _job_of_assets(
+                self.claimed, [_with_replaced_op(asset, replaced) for asset in assets], resources
+            )
+            return asset_job.execute_in_process(
                 instance=instance,
-                resources=resources,
                 run_config=run_config,
                 partition_key=self.partition_key,
-                tags=self.claimed.tags if isinstance(self.claimed, JobDefinition) else None,
                 raise_on_error=raise_on_error,
             )
         job = _job_of(self.claimed, replaced, resources)
@@ -345,6 +348,7 @@ class _Work:
     def _recorded(self, function: Callable[..., Any], made: MemoryAttempt) -> Callable[..., Any]:
         """Return the function, which also notes with which ranges it is called."""
 
+        @functools.wraps(function)
         def noted(context: Any, batch: ClaimedBatch, *frame: Any) -> Any:  # noqa: ANN401 - the user's
             made.ranges.extend(batch.ranges)
             made.records.extend(self.kafka.topics.read(batch.ranges))
@@ -513,6 +517,25 @@ def _resources_of_job(claimed: Claimed) -> dict[str, object]:
     return {key: resource_in_job(resource) for key, resource in given if key != "io_manager"}
 
 
+def _job_of_assets(
+    claimed: Claimed, assets: Sequence[AssetsDefinition], resources: Mapping[str, object]
+) -> JobDefinition:
+    """Return a job of the assets, with the tags, hooks and retry policy of the job that a test runs."""
+    selection = AssetSelection.assets(*(key for asset in assets for key in asset.keys))
+    job = define_asset_job("assets_in_memory", selection)
+    if isinstance(claimed, JobDefinition):
+        job = define_asset_job(
+            claimed.name,
+            selection,
+            tags=claimed.tags,
+            run_tags=claimed.run_tags,
+            hooks=claimed.hook_defs,
+            op_retry_policy=claimed.op_retry_policy,
+        )
+    defs = Definitions(assets=assets, jobs=[job], resources=resources, executor=in_process_executor)
+    return defs.resolve_job_def(job.name)
+
+
 def _job_of(
     claimed: Claimed, replaced: Mapping[ClaimedBatchOp, ClaimedBatchOp], resources: Mapping[str, object]
 ) -> JobDefinition:
@@ -536,6 +559,7 @@ def _job_of(
         resource_defs=resources,
         executor_def=in_process_executor,
         tags=claimed.tags,
+        run_tags=claimed.run_tags,
         hooks=claimed.hook_defs,
         op_retry_policy=claimed.op_retry_policy,
     )
@@ -549,6 +573,7 @@ def _delivery_of(spec: BatchSpec) -> str:
 def _claimed_first(function: Callable[..., Any], process: MortalProcess) -> Callable[..., Any]:
     """Return a function that dies before it reads if the process crashes after its claim."""
 
+    @functools.wraps(function)
     def processed(*arguments: Any) -> Any:  # noqa: ANN401 - the user's
         process.reach(CrashPoint.AFTER_CLAIM)
         return function(*arguments)

@@ -358,6 +358,7 @@ def _fails(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[d
     [
         ({"crash_at": "later"}, "crash_at is 'later'; the crash points are after_claim, "),
         ({"crash_at": "after_claim", "attempts": 0}, "attempts is 0"),
+        ({"records": ["north"]}, "records are a list: give a dict"),
         ({"records": {"order": []}}, "reads topic 'orders', but there is order"),
     ],
 )
@@ -619,3 +620,41 @@ def test_a_sink_that_would_get_nothing(tmp_path: Path) -> None:
         run_in_memory(op, ORDERS, sink=MemorySink())
     with pytest.raises(marshal.ConfigurationError, match=r"writes frames of Spark, but .*: pass `spark`"):
         run_in_memory(shops, ORDERS, sink=marshal.FileSink(tmp_path))
+
+
+def test_the_retry_policy_and_tags_of_an_asset_job(instance: dg.DagsterInstance) -> None:
+    """The retry policy and the tags of a job of assets apply."""
+    calls: list[int] = []
+
+    def fails_once(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame | list[dict[str, Any]]") -> Any:  # noqa: ANN401
+        calls.append(1)
+        if len(calls) == 1:
+            raise ZeroDivisionError
+        return shops.fn(context, batch, frame)
+
+    retry = dg.RetryPolicy(max_retries=1)
+    defs = dg.Definitions(
+        assets=[shops.replace(fails_once)],
+        jobs=[dg.define_asset_job("retried", op_retry_policy=retry, tags={"team": "a"}, run_tags={"team": "shops"})],
+        resources={"claimer": claimer("effectively_once")},
+    )
+    result = run_in_memory(defs.resolve_job_def("retried"), ORDERS, instance=instance)
+    assert shops_of(result) == ORDERS["orders"]
+    run = result.attempts[0].run
+    assert run is not None
+    assert (run.job_name, run.tags["team"]) == ("retried", "shops")
+
+
+def test_errors_name_the_function(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error about the result of a function that gets a frame names it, and not the library's wrapper."""
+    monkeypatch.setattr(job_control, "batch_jobs", lambda *_: nullcontext())
+    monkeypatch.setattr(job_control, "interruptible_calls", lambda *_: nullcontext())
+    monkeypatch.setattr(job_control, "cancel", lambda *_: None)
+
+    def listed(context: Any, batch: marshal.ClaimedBatch, frame: "DataFrame") -> Any:  # noqa: ANN401, ARG001
+        return [{"partition": 0}]
+
+    replaced = shops.replace(listed)
+    session: Any = FakeSession()
+    with pytest.raises(marshal.ConfigurationError, match=r"function '.*listed' .* returned a builtins.list"):
+        run_in_memory(replaced, ORDERS, spark=session, instance=instance)
