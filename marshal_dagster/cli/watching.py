@@ -48,7 +48,7 @@ def problem_line(problem: str | None) -> list[Line]:
     """Return the line that is shown above an older state."""
     if problem is None:
         return []
-    return [output.styled(f"Kafka cannot be reached, so this is an older state: {problem}", "bold red")]
+    return [output.styled(f"This is an older state: {problem}", "bold red")]
 
 
 def watch(

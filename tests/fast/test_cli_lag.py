@@ -100,7 +100,7 @@ def test_a_small_screen_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 
     assert run(["lag", "--watch", "-b", "somewhere:1"]) == 0
     (page,) = pages
-    assert page[0] == str(problem_line("gone")[0])
+    assert page[0] == str(problem_line("gone")[0]) == "This is an older state: gone"
     assert [TOPIC in part for part in page].count(True) >= 1
 
 
