@@ -938,3 +938,21 @@ def test_rows_that_are_not_committed_are_deleted(target: DeltaTarget) -> None:
     assert len(discarded) == 3
     assert next(table.commits()).table_id == "another"
     assert target.found() == rows_of("a", wanted)
+
+
+def test_a_commit_to_a_former_table_is_no_success(target: DeltaTarget) -> None:
+    """A name can be that of another table once Delta has committed. The rows are not in that table."""
+
+    class Moved(FakeWritten):
+        def commit(self) -> TableState:
+            self.table.id = "another"
+            return TableState(1, "the first table")
+
+    class MovedTable(WritingFirst):
+        def written(self, *arguments: Any) -> FakeWritten | None:  # noqa: ANN401 - as its base
+            found = super().written(*arguments)
+            return found and Moved(found.table, found.rows, found.taken, found.written)
+
+    table, wanted = MovedTable(target.table.path), part(0, 0, 3)
+    with pytest.raises(SinkRejectedError, match="its history no longer shows"):
+        FakeSink(table.path, table).write(target.frame(rows_of("a", wanted)), [wanted], never)

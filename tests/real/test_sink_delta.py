@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -367,6 +368,24 @@ def test_an_external_table_by_name_and_by_path(named: NamedTable, target: DeltaT
     assert deliver(named, "b", part(0, 0, 3)).skipped
     deliver(named, "b", part(0, 3, 6))
     assert target.found() == named.found() == rows_of("a", part(0, 0, 3)) + rows_of("b", part(0, 3, 6))
+
+
+def test_a_name_of_another_folder(named: NamedTable, target: DeltaTarget, tmp_path: Path) -> None:
+    """A batch whose table's name moves to another folder before the commit is written to that folder."""
+    spark, other = named._session(), DeltaTarget(named._session(), tmp_path / "other")
+    deliver(target, "a", part(0, 0, 3))
+    shutil.copytree(target.path, other.path)
+    location = str(target.path).replace("'", "\\'")
+    spark.sql(f"CREATE TABLE {named.name} USING delta LOCATION '{location}'")
+    following = part(0, 3, 6)
+
+    def moved() -> None:
+        spark.sql(f"DROP TABLE IF EXISTS {named.name}")
+        spark.sql(f"CREATE TABLE {named.name} USING delta LOCATION '{other.path}'")
+
+    assert named.sink().write(named.frame(rows_of("b", following)), [following], never, moved).taken
+    assert target.found() == rows_of("a", part(0, 0, 3))
+    assert named.found() == other.found() == rows_of("a", part(0, 0, 3)) + rows_of("b", following)
 
 
 def test_a_table_that_is_dropped_and_created_again(named: NamedTable) -> None:

@@ -291,6 +291,7 @@ class DeltaSink(Steps):
         state, failure = None, None
         try:
             state = written.commit()
+            state = state if written.is_current() else None  # another table may have the name by now
         except Exception as error:  # noqa: BLE001 - a conflict, a lost response and a full disk look alike
             failure = error
         if state is None and not self._has_commit(table, commit, failure):

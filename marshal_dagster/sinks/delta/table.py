@@ -5,7 +5,7 @@ writes rows that replace nothing.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -146,6 +146,8 @@ class WrittenRows:
     """The number of rows, by partition."""
     transaction: Transaction
     location: str
+    newest_state: Callable[[], TableState | None]
+    """Returns the newest version of the table that is at the place now."""
 
     def commit(self) -> TableState:
         """Commit the rows, and return the table's new version. If another commit has the number already, raise."""
@@ -153,8 +155,12 @@ class WrittenRows:
             return self.transaction.commit()
 
     def is_current(self) -> bool:
-        """Return whether the table is still the one for which the rows were written."""
-        return self.transaction.is_current()
+        """Return whether the table at the place is still the one for which the rows were written.
+
+        Delta would commit its next version to a table that was created again, whose versions begin at 0. A name can be
+        that of another folder meanwhile.
+        """
+        return self.transaction.state.is_of(self.newest_state())
 
     def discard(self) -> None:
         """Delete the files."""
@@ -268,7 +274,12 @@ class DeltaTable:
         if counts is None:
             transaction.discard()
             return None
-        return WrittenRows(counts, transaction, self._location())
+        return WrittenRows(counts, transaction, self._location(), self._newest_state)
+
+    def _newest_state(self) -> TableState | None:
+        """Return the version of the table that is at the place now; the catalog finds it again."""
+        log = open_log(self._spark, self._place, self._options)
+        return None if log is None else log.state()
 
     def _log(self) -> DeltaLog | None:
         """Return Delta's log of the table, None if this session cannot read it or a named table does not exist."""

@@ -7,7 +7,7 @@ Delta's classes in the JVM. Where they are missing or unknown, `delta.table` cac
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.sinks.delta.commit import APPLICATION
@@ -34,6 +34,12 @@ class TableState:
 
     version: int
     table_id: str
+    location: str = ""
+    """The table's folder. A copy of a folder has the same id."""
+
+    def is_of(self, other: "TableState | None") -> bool:
+        """Return whether both are versions of one table."""
+        return other is not None and (self.table_id, self.location) == (other.table_id, other.location)
 
 
 class DeltaLog:
@@ -47,7 +53,14 @@ class DeltaLog:
     def state(self) -> TableState | None:
         """Return the table's newest version, None if there is no table. Lists the files of its log."""
         with _active(self.spark):
-            return _state(self._newest())
+            return self.state_of(self._newest())
+
+    def state_of(self, snapshot: Any) -> TableState | None:  # noqa: ANN401 - py4j has no types
+        """Return the version of a snapshot, None if there is no table."""
+        version = int(snapshot.version())
+        if version < 0:
+            return None
+        return TableState(version, str(snapshot.metadata().id()), str(self.log.dataPath().toString()))
 
     def _newest(self) -> Any:  # noqa: ANN401 - py4j has no types
         none = _jvm(self.spark).scala.Option.empty()
@@ -60,7 +73,7 @@ class DeltaLog:
         """
         with _active(self.spark):
             snapshot = self._newest()
-            if _state(snapshot) is None:
+            if self.state_of(snapshot) is None:
                 return None
             metadata, properties = snapshot.metadata(), dict[str, str]()
             entries = metadata.configuration().iterator()
@@ -75,7 +88,7 @@ class DeltaLog:
         """Return a transaction on the table's newest version, None if there is no table."""
         with _active(self.spark):
             transaction = self.log.startTransaction(self.catalog_table, _jvm(self.spark).scala.Option.empty())
-            state = _state(transaction.snapshot())
+            state = self.state_of(transaction.snapshot())
             return None if state is None else Transaction(self, transaction, state)
 
 
@@ -225,15 +238,7 @@ class Transaction:
                 jvm.scala.Option.apply(self._metadata),
             )
             committed = self._transaction.commitIfNeeded(self._data.actions(), operation, self._data.stringTags())
-            return TableState(int(committed.get()), self.state.table_id)
-
-    def is_current(self) -> bool:
-        """Return whether the table was not dropped or replaced since the transaction began.
-
-        Delta would commit its next version to a table that was created again, whose versions begin at 0.
-        """
-        newest = self._log.state()
-        return newest is not None and newest.table_id == self.state.table_id
+            return replace(self.state, version=int(committed.get()))
 
     def discard(self) -> None:
         """Delete the files, which must not have been committed. What cannot be deleted is left to Delta's VACUUM."""
@@ -272,11 +277,6 @@ def rows_of_one_partition(action: str) -> tuple[int, int] | None:
     if rows is None or nulls != 0 or lowest is None or lowest != highest:
         return None
     return int(lowest), int(rows)
-
-
-def _state(snapshot: Any) -> TableState | None:  # noqa: ANN401 - py4j has no types
-    version = int(snapshot.version())
-    return None if version < 0 else TableState(version, str(snapshot.metadata().id()))
 
 
 def _jvm(spark: "SparkSession") -> Any:  # noqa: ANN401 - py4j has no types
