@@ -321,6 +321,19 @@ def test_rows_are_written_without_a_cache(
     assert target.found() == sorted(rows_of("a", part(0, 0, 3), part(1, 0, 2)) + rows_of("b", *batch))
 
 
+def test_a_table_that_the_session_has_cached(target: DeltaTarget) -> None:
+    """Later reads of the session see the batch, as after a commit by Spark's own writer."""
+    deliver(target, "a", part(0, 0, 3))
+    table = target._session().read.format("delta").load(str(target.path))
+    table.cache()
+    try:
+        assert table.count() == 3
+        deliver(target, "b", part(0, 3, 6))
+        assert target._session().read.format("delta").load(str(target.path)).count() == 6
+    finally:
+        table.unpersist()
+
+
 class NamedTable(DeltaTarget):
     """A table that is given by its name."""
 

@@ -238,7 +238,9 @@ class Transaction:
                 jvm.scala.Option.apply(self._metadata),
             )
             committed = self._transaction.commitIfNeeded(self._data.actions(), operation, self._data.stringTags())
-            return replace(self.state, version=int(committed.get()))
+        # Spark's own writer does so too. Else the session would not see these rows in a table that it has cached.
+        self._log.spark.catalog.refreshByPath(self.state.location)
+        return replace(self.state, version=int(committed.get()))
 
     def discard(self) -> None:
         """Delete the files, which must not have been committed. What cannot be deleted is left to Delta's VACUUM."""
