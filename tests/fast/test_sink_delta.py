@@ -386,6 +386,20 @@ def test_one_that_was_too_late_judges_anew(target: DeltaTarget, *, writes_first:
         assert len(tries) == 2
 
 
+@pytest.mark.parametrize("writes_first", [False, True])
+def test_a_table_that_changes_during_a_commit_is_judged_again(target: DeltaTarget, *, writes_first: bool) -> None:
+    """Delta rejects the commit if another writer changed the schema, a property or the protocol meanwhile."""
+    errors = ["[DELTA_METADATA_CHANGED] The metadata was changed", "[DELTA_PROTOCOL_CHANGED] The protocol was changed"]
+
+    def changed(commit: Callable[[], None]) -> None:
+        if errors:
+            raise RuntimeError(errors.pop())
+        commit()
+
+    assert write(target, changed, part(0, 0, 3), writes_first=writes_first).taken == (part(0, 0, 3),)
+    assert target.found() == rows_of("a", part(0, 0, 3))
+
+
 def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
     """If Delta has our transaction but the history does not show our commits, nothing is written."""
     deliver(target, "a", part(0, 0, 3))

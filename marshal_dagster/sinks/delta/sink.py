@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 _FORGETS = "delta.setTransactionRetentionDuration"
 _APPEND_ONLY = "delta.appendOnly"
+_CHANGED = ("DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
+"""Delta's errors if another writer changed the table since the transaction began."""
 MOST_INTERVALS = 1_000
 """The most intervals of offsets that one commit replaces. Each is a condition that costs Spark about 50 ms."""
 
@@ -371,7 +373,7 @@ class DeltaSink(Steps):
         return self._has_commit(table, commit, failure)
 
     def _has_commit(self, table: DeltaTable, commit: Commit, failure: Exception | None) -> bool:
-        """Return whether the table has the commit, or false if another commit has its number.
+        """Return whether the table has the commit, or false if another writer was first.
 
         Raises:
             Exception: `failure`, if no commit has the number.
@@ -382,8 +384,12 @@ class DeltaSink(Steps):
                 return other.attempt == commit.attempt
             if other.number < commit.number:
                 break
-        if failure is not None:
+        if failure is not None and not any(name in str(failure) for name in _CHANGED):
             raise failure
+        if failure is not None:
+            table.refresh()
+            self._refuse_forgetful(table)
+            return False
         raise SinkRejectedError(
             f"table {self._place} has commits of marshal-dagster that its history no longer shows, so nothing was "
             "written: the table was restored, or the log with the sink's last commit was cleaned "
