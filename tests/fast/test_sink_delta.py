@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from pyspark import StorageLevel
 from pyspark.errors import ParseException
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
@@ -781,6 +782,8 @@ def test_where_a_lock_is_not_a_local_tables(tmp_path: Path, monkeypatch: pytest.
 
 class KeptFrame:
     """A frame without rows that records its calls."""
+
+    storageLevel = StorageLevel.NONE  # noqa: N815 - as Spark's
 
     def __init__(self) -> None:
         self.asked: list[str] = []
