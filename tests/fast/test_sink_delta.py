@@ -973,3 +973,29 @@ def test_a_commit_to_a_former_table_is_no_success(target: DeltaTarget) -> None:
     table, wanted = MovedTable(target.table.path), part(0, 0, 3)
     with pytest.raises(SinkRejectedError, match="its history no longer shows"):
         FakeSink(table.path, table).write(target.frame(rows_of("a", wanted)), [wanted], never)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_details_that_are_older_than_the_transaction_are_forgotten(version: int) -> None:
+    """Otherwise a property that was set in between would not be seen while only this sink commits."""
+
+    class Begun:
+        state = TableState(version, "an id")
+
+        def number(self) -> int:
+            return 9
+
+    class BegunLog(KnownLog):
+        def begin(self) -> Begun:
+            return Begun()
+
+        def detail(self) -> dict[str, Any]:
+            return {**super().detail(), "partitionColumns": []}
+
+    commit = Commit().then("a", [part(0, 0, 3)], "an id")
+    table = LoggedTable([commit.to_metadata()], BegunLog(4))
+    table.reuse(None)
+    assert table.table_id() == "an id"
+    following = [part(0, 3, 6)]
+    assert table.written(cast("Any", None), [], following, commit, commit.then("b", following, "an id")) is None
+    assert (table.known(commit) is None) == (version == 5)

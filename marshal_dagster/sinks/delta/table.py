@@ -266,6 +266,8 @@ class DeltaTable:
         transaction = None if log is None else log.begin()
         if transaction is None or transaction.state.table_id != commit.table_id:
             return None
+        if transaction.state != self._state:
+            self._known_detail = None  # an older version's, for which Delta would see no conflict
         if transaction.number() != before.number:
             return None
         rows = self._with_ranges(without_partitions(frame, done), taken, commit.attempt)
