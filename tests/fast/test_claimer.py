@@ -300,12 +300,12 @@ def test_no_more_claims_than_allowed(site: Site) -> None:
 
 
 def test_a_paused_group_is_not_claimed(site: Site) -> None:
-    """If another instance paused the group, nothing is claimed, and the error has the end and the instance."""
+    """If another instance paused the group, nothing is claimed, and the error says until when and by whom."""
     member = site.member()
     site.pause(60)
     member.rationalizer.catch_up()
 
-    with pytest.raises(GroupPausedError, match=r"ops\.1"):
+    with pytest.raises(GroupPausedError, match="by ops;"):
         member.claim([0])
     assert member.paused_until_s() is not None
     assert not any("ClaimingPartition" in value for value in site.values())

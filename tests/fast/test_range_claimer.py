@@ -196,7 +196,7 @@ def test_a_paused_group_is_not_claimed(site: Site) -> None:
     site.pause(60)
     member.rationalizer.catch_up()
 
-    with pytest.raises(GroupPausedError, match=r"ops\.1"):
+    with pytest.raises(GroupPausedError, match="by ops;"):
         member.claim({0: (5, 10)})
     assert member.choose({0: 100}, 10) == {}
     assert messages_sent_by(site, member.member.instance) == []

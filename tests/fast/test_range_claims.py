@@ -562,9 +562,11 @@ def test_ranges_are_shown_where_there_are_any(log: Log) -> None:
 def test_a_copy_of_a_key_has_all_of_it() -> None:
     """A copy of a key has all of its fields."""
     held = Range(5, 9, Phase.PLANNED)
-    key = Key(4, Owner("a", "c", 7), 3, 9, 2, 1, "x" * 22, provisional=True, ranges=(held,))
-    assert all(getattr(key, each.name) != getattr(Key(), each.name) for each in fields(Key))
-    assert key.copy() == key
+    former = Owner("b", "c", 6)
+    key = Key(4, Owner("a", "c", 7), 3, 9, 2, 1, "x" * 22, provisional=True, ranges=(held,), former_owner=former)
+    names = [field.name for field in fields(Key)]
+    assert all(getattr(key, name) != getattr(Key(), name) for name in names)
+    assert all(getattr(key.copy(), name) == getattr(key, name) for name in names)
     assert key.copy() is not key
 
 

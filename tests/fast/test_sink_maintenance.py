@@ -202,7 +202,8 @@ def test_the_commands(
     assert len(entries(output)) == 7
     execute(output, "UPDATE orders SET marshal_range = 99 WHERE kafka_partition = 0")
     assert json.loads(call("check", "--json", code=1)) == {
-        "problems": ["rows that belong to no range: 50. Another writer wrote them, or their range was deleted"]
+        "format_version": 1,
+        "problems": ["rows that belong to no range: 50. Another writer wrote them, or their range was deleted"],
     }
     assert call("vacuum", "--json", code=2) == ""
 
