@@ -84,6 +84,7 @@ INTERNAL: Final = {
     ),
     "sinks.kafka.arrow_rows.UnorderedError": "A task catches it and reports that the rows of its range must be sorted.",
     "sinks.files.parquet_footer.NotParquetError": "A `ValueError` of the file sink's own check of what it has written.",
+    "testing.crashes.SimulatedCrash": "`run_in_memory` raises it in a run that it crashes, and catches it.",
 }
 """Exception classes of the library that are not public, with the reason, by module and name within the package."""
 

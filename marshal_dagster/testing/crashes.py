@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -56,6 +56,8 @@ class MortalProcess:
     def __init__(self, crash_at: CrashPoint | None) -> None:
         self.crash_at: Final = crash_at
         self.is_dead = False
+        self.opened: Final = ExitStack()
+        """Closes what the run has opened, at its end, also if the process has died."""
         self._thread = threading.current_thread()
 
     def reach(self, point: CrashPoint) -> None:
@@ -90,7 +92,8 @@ def running(process: MortalProcess) -> Iterator[None]:
     token = _running.set(process)
     _all_running.add(process)
     try:
-        yield
+        with process.opened:
+            yield
     finally:
         _all_running.discard(process)
         _running.reset(token)

@@ -105,7 +105,9 @@ def resource_in_job(resource: object) -> object:
 def in_memory(resource: object, kafka: MemoryKafka, process: MortalProcess) -> object:
     """Return the resource that takes the place of `resource` in memory: itself, unless it connects to Kafka."""
     if isinstance(resource, ClaimerResource):
-        return ResourceDefinition.hardcoded_resource(MemoryClaimer.of(resource, kafka, process))
+        claimer = MemoryClaimer.of(resource, kafka, process)
+        process.opened.callback(claimer.close)  # Dagster does not close a hardcoded resource
+        return ResourceDefinition.hardcoded_resource(claimer)
     if isinstance(resource, RationalizerResource):
         return ResourceDefinition.hardcoded_resource(MemoryRationalizer.of(resource, kafka))
     return resource

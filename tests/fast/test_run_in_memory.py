@@ -1,5 +1,7 @@
 """Check runs of assets, ops and jobs in memory, with simulated crashes; no test starts Spark."""
 
+import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +74,18 @@ def records_of(result: MemoryResult, kind: type) -> list[Any]:
     log = result.kafka.coordination
     values = [value for number in range(log.identity.partitions) for _, _, value in log.records(number)]
     return [message for value in values if isinstance(message := parse(value), kind)]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Require that the runs of a test leave no handler of log lines and no thread."""
+    library, threads = logging.getLogger("marshal_dagster"), set(threading.enumerate())
+    handlers = list(library.handlers)
+    yield
+    assert library.handlers == handlers
+    assert not [
+        thread for thread in set(threading.enumerate()) - threads if thread.name.split()[0] in {"step", "watch", "ask"}
+    ]
 
 
 def test_rows_ranges_and_positions(instance: dg.DagsterInstance) -> None:
