@@ -256,6 +256,9 @@ class FakeCopyRows:
             cells = ("\\N" if each is None else str(each).replace("\\", "\\\\") for each in row.values())
             yield row["partition"], "\t".join(cells)
 
+    def batches(self, _: object) -> None:
+        """Return that there is no Spark, which passes rows as Arrow batches."""
+
 
 class FakePostgresSink(PostgresSink):
     """A Postgres sink that gets its rows without Spark."""

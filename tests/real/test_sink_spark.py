@@ -356,7 +356,8 @@ def test_a_table_keeps_every_value(spark: "SparkSession", postgres: str) -> None
 
 def test_rows_come_in_pieces(spark: "SparkSession", postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result of many megabytes is transferred through this process in pieces, without loss."""
-    monkeypatch.setattr(frame_lines, "_CHARACTERS_AT_ONCE", 20_000)
+    monkeypatch.setattr(frame_lines, "_LARGE_BYTES", 50_000)
+    monkeypatch.setattr(frame_lines, "_BYTES_AT_ONCE", 20_000)
     sink = postgres_sink(postgres, "partition int, offset long, value string")
     frame = spark.range(0, 5000, numPartitions=8).selectExpr(
         "CAST(id % 2 AS int) AS partition", "id AS offset", "repeat('x', 20) AS value"

@@ -5,7 +5,7 @@ A line is what a database parses: Python only forwards it.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,21 +49,23 @@ class FrameLines:
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Yield each row's partition and line; this process holds a few megabytes of them at a time."""
-        lines = self.rows.select(f.col(PARTITION_COLUMN).cast("bigint"), self._line.alias("line"))
-        batches = self.batches(lines)
+        batches = self.batches(self._lines)
         if batches is None:
-            yield from self._one_by_one(lines)
+            yield from self._one_by_one(self._lines(self.rows))
             return
         for batch in batches:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
-    def batches(self, selected: "DataFrame") -> "Iterator[RecordBatch] | None":
+    def batches(self, select: Callable[["DataFrame"], "DataFrame"]) -> "Iterator[RecordBatch] | None":
         """Return the rows as Arrow batches, in the order of the lines, or None if Spark cannot pass them.
 
         Args:
-            selected: Columns of simple types, selected from `rows`.
+            select: Returns columns of simple types, selected from `rows`.
         """
-        return local_batches(self._joined(selected), _ROWS_AT_ONCE, at_once=self._pieces == 1)
+        return local_batches(self._joined(select(self.rows)), _ROWS_AT_ONCE, at_once=self._pieces == 1)
+
+    def _lines(self, rows: "DataFrame") -> "DataFrame":
+        return rows.select(f.col(PARTITION_COLUMN).cast("bigint"), self._line.alias("line"))
 
     def _one_by_one(self, lines: "DataFrame") -> "Iterable[Row]":
         if self._pieces == 1:

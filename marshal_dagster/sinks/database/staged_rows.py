@@ -29,6 +29,7 @@ from marshal_dagster.sinks.sink import OFFSET_COLUMN, changed_result
 if TYPE_CHECKING:
     import psycopg
     from psycopg.sql import Composed
+    from pyspark.sql import DataFrame
 
     from marshal_dagster._internal.postgres import Connection
 
@@ -195,17 +196,19 @@ class CopiedRows(PostgresRows):
 
     def _copy_batches(self, connection: "Connection") -> int | None:
         """Copy the rows as Arrow batches. Return their number, or None if they are to be copied as lines."""
-        rows = self._lines.rows
-        copied = BatchCopy.of(rows, self._ids, self._there)
-        batches = self._lines.batches(copied.rows(rows, self._there))
+        batches = self._lines.batches(lambda rows: self._batch_copy(rows).rows(rows, self._there))
         if batches is None:
             return None
         try:
             with connection.transaction(), connection.cursor() as cursor:
+                copied = self._batch_copy(self._lines.rows)
                 counts, _ = copied.copy(cursor, ("pg_temp", "marshal_rows"), batches, is_new=False)
         except DoubtfulRowError:
             return None
         return sum(counts.values())
+
+    def _batch_copy(self, rows: "DataFrame") -> BatchCopy:
+        return BatchCopy.of(rows, self._ids, self._there)
 
     def _copy_lines(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> int:
         """Copy the rows as lines, and return their number. Raises `SinkRejectedError` for the row that is rejected."""
