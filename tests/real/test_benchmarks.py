@@ -4,11 +4,10 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -113,43 +112,67 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return started([sys.executable, "-m", "benchmarks", *arguments])
 
 
-def started(command: Sequence[str]) -> subprocess.Popen[str]:
+def started(command: Sequence[str], stderr: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
     """Start a process in the top folder."""
-    return subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
-@cache
-def outcome() -> tuple[int, str, str]:
-    """Run all benchmarks in one process. Return its exit code, what it printed, and its stderr."""
+class Benchmarks:
+    """One process that runs all benchmarks. Each prints its object when it has ended."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
+        self._process, self._errors = process, errors
+        self._found: dict[str, Any] = {}
+
+    def result(self, name: str) -> dict[str, Any]:
+        """Return the object of a benchmark; wait until it has ended."""
+        printed = ""
+        while name not in self._found:
+            line = self._process.stdout.readline() if self._process.stdout else ""
+            assert line, f"exit code {self._process.wait()}: {self._errors.read_text(encoding='utf-8')}"
+            printed += line
+            with suppress(json.JSONDecodeError):
+                found = json.loads(printed)
+                self._found[found["benchmark"]], printed = found, ""
+        return self._found[name]  # type: ignore[no-any-return] # an object
+
+    def exit_code(self) -> int:
+        """Return the exit code of the process, after all benchmarks have ended."""
+        self.result(list(SHORT)[-1])
+        return self._process.wait(WITHIN_S)
+
+
+@pytest.fixture(scope="module")
+def benchmarks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benchmarks]:
+    """Run all benchmarks, while the tests wait for their results."""
     commands = json.dumps([[name, "--json", *options] for name, options in SHORT.items()])
-    with started([sys.executable, "-m", "tests.real.benchmark_runner", commands]) as process:
-        try:
-            printed, errors = process.communicate(timeout=WITHIN_S * len(SHORT))
-        finally:
-            process.terminate()
-    return process.returncode, printed, errors
-
-
-def results() -> dict[str, Any]:
-    """Return the objects that the benchmarks printed, by name."""
-    code, printed, errors = outcome()
-    assert code == 0, errors
-    return dict(zip(SHORT, json.loads("[" + printed.replace("}\n{", "},{") + "]"), strict=True))
+    errors = tmp_path_factory.mktemp("benchmarks") / "stderr"
+    with (
+        errors.open("w", encoding="utf-8") as file,
+        started([sys.executable, "-u", "-m", "tests.real.benchmark_runner", commands], stderr=file) as process,
+    ):
+        yield Benchmarks(process, errors)
+        process.terminate()
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_benchmark_measures_every_case(name: str) -> None:
+def test_a_benchmark_measures_every_case(benchmarks: Benchmarks, name: str) -> None:
     """A benchmark prints one object of the specified form, with figures for each of its cases."""
-    found = results()[name]
+    found = benchmarks.result(name)
     check_form(found)
     assert found["benchmark"] == name
     assert [case["name"] for case in found["cases"]] == CASES[name]
     assert all(case["ours"] > 0 for case in found["cases"])
 
 
-def test_the_measured_log_is_the_one_asked_for() -> None:
+def test_all_benchmarks_end_well(benchmarks: Benchmarks) -> None:
+    """The process has stopped its services."""
+    assert benchmarks.exit_code() == 0
+
+
+def test_the_measured_log_is_the_one_asked_for(benchmarks: Benchmarks) -> None:
     """The log has the requested number of records and keys, and 0.5 % of the records are invalid."""
-    log = results()["world_state"]["conditions"]["log"]
+    log = benchmarks.result("world_state")["conditions"]["log"]
     assert log["keys"] == 1000
     assert log["invalid_records"] == pytest.approx(200, rel=0.3)
     assert log["refused_records"] < 100
