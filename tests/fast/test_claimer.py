@@ -300,7 +300,7 @@ def test_no_more_claims_than_allowed(site: Site) -> None:
 
 
 def test_a_paused_group_is_not_claimed(site: Site) -> None:
-    """If another instance paused the group, nothing is claimed, and the error says until when and by whom."""
+    """If another instance paused the group, nothing is claimed, and the error states until when and by whom."""
     member = site.member()
     site.pause(60)
     member.rationalizer.catch_up()
