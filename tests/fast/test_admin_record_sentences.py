@@ -25,14 +25,14 @@ class Story:
         self.world: PartitionWorld = World(1).start(0, 0)
         self.at_ms = START_MS
         if settings is not None:
-            self.tell("GroupSettings", tail=settings)
+            self.write("GroupSettings", tail=settings)
 
     def judge(self, value: str) -> JudgedRecord:
         """Append a record, one second after the last one."""
         self.at_ms += 1_000
         return judge(self.world, StoredRecord(0, self.world.next_offset, self.at_ms, value.encode()))
 
-    def tell(self, kind: str, tail: object = None, *, by: str = RUN, client: str = "flights") -> str:
+    def write(self, kind: str, tail: object = None, *, by: str = RUN, client: str = "flights") -> str:
         """Append a record of one type, and return its sentence."""
         place = "/0" if kind in {"ReleaseGroup", "GroupSettings", "Mark"} else "flights/3"
         end = "" if tail is None else f"/{tail}"
@@ -40,13 +40,13 @@ class Story:
 
     def own(self, *, by: str = RUN) -> None:
         """Let a member claim the partition, at offset 100."""
-        self.tell("ClaimingPartition", by=by)
-        self.tell("DataTopic", TOPIC_ID, by=by)
-        self.tell("Heartbeat", 100, by=by)
+        self.write("ClaimingPartition", by=by)
+        self.write("DataTopic", TOPIC_ID, by=by)
+        self.write("Heartbeat", 100, by=by)
 
     def pause(self, *, by: str = OPERATOR) -> str:
         """Pause the group for ten minutes."""
-        return self.tell("ReleaseGroup", self.at_ms // 1_000 + 601, by=by, client="jane@host")
+        return self.write("ReleaseGroup", self.at_ms // 1_000 + 601, by=by, client="jane@host")
 
     def wait(self, seconds: int) -> None:
         """Let log time pass."""
@@ -56,26 +56,27 @@ class Story:
 def test_the_life_of_a_claim() -> None:
     """Claim, first position, plan, commit and release name the place and the offsets."""
     story = Story()
-    assert story.tell("ClaimingPartition") == "Run 5b1c0d3e (flights) claimed flights/3 in group etl."
-    assert story.tell("DataTopic", TOPIC_ID) == (
+    assert story.write("ClaimingPartition") == "Run 5b1c0d3e (flights) claimed flights/3 in group etl."
+    assert story.write("DataTopic", TOPIC_ID) == (
         f"Run 5b1c0d3e (flights) recorded that flights/3 in group etl belongs to the Kafka topic with id {TOPIC_ID}."
     )
-    assert story.tell("Heartbeat", 100) == (
+    assert story.write("Heartbeat", 100) == (
         "Run 5b1c0d3e (flights) gave flights/3 in group etl its first position, offset 100."
     )
-    assert story.tell("ClaimingMessages", 200) == (
+    assert story.write("ClaimingMessages", 200) == (
         "Run 5b1c0d3e (flights) planned offsets [100, 200) of flights/3 in group etl as one batch (100 offsets)."
     )
-    assert story.tell("Heartbeat", 100) == (
+    assert story.write("Heartbeat", 100) == (
         "Run 5b1c0d3e (flights) confirmed its claim of flights/3 in group etl at offset 100."
     )
     assert (
-        story.tell("Heartbeat", 200) == "Run 5b1c0d3e (flights) committed offsets [100, 200) of flights/3 in group etl."
+        story.write("Heartbeat", 200)
+        == "Run 5b1c0d3e (flights) committed offsets [100, 200) of flights/3 in group etl."
     )
-    assert story.tell("ReleasingPartition", 200) == (
+    assert story.write("ReleasingPartition", 200) == (
         "Run 5b1c0d3e (flights) released flights/3 in group etl at offset 200."
     )
-    assert story.tell("ClaimingPartition", by=OTHER) == (
+    assert story.write("ClaimingPartition", by=OTHER) == (
         "Run 77aa01bc (flights) claimed flights/3 in group etl; its position is 200."
     )
 
@@ -84,14 +85,14 @@ def test_a_takeover_names_the_silent_owner_and_the_plan_that_is_repeated() -> No
     """The next try of a plan is counted, and so is how long the owner was silent."""
     story = Story()
     story.own()
-    story.tell("ClaimingMessages", 200)
+    story.write("ClaimingMessages", 200)
     story.wait(123)
-    assert story.tell("ClaimingPartition", by=OTHER) == (
+    assert story.write("ClaimingPartition", by=OTHER) == (
         "Run 77aa01bc (flights) claimed flights/3 in group etl, taking it over from run 5b1c0d3e (flights), which was "
         "silent for 2 min 5 s; it repeats the planned offsets [100, 200), try 2."
     )
     story.wait(60)
-    assert story.tell("ClaimingPartition", by=OTHER).startswith(
+    assert story.write("ClaimingPartition", by=OTHER).startswith(
         "Run 77aa01bc (flights) claimed flights/3 in group etl again, after it was silent for 1 min 1 s"
     )
 
@@ -100,9 +101,9 @@ def test_an_operator_that_ends_a_plan_does_not_repeat_it() -> None:
     """`retry` claims the partition to set its position, and processes nothing."""
     story = Story()
     story.own()
-    story.tell("ClaimingMessages", 200)
+    story.write("ClaimingMessages", 200)
     story.wait(123)
-    told = story.tell("ClaimingPartition", by="setting-positions.0f1e2d3c4b5a", client="jane@host")
+    told = story.write("ClaimingPartition", by="setting-positions.0f1e2d3c4b5a", client="jane@host")
     assert told.startswith("jane@host claimed flights/3 in group etl, taking it over from run 5b1c0d3e (flights)")
     assert "repeats" not in told
 
@@ -111,28 +112,28 @@ def test_each_refusal_has_its_reason_and_what_caused_it() -> None:
     """The owner, the pause, the offset, the plan and the silence are named."""
     story = Story()
     story.own()
-    assert story.tell("ClaimingPartition", by=OTHER) == (
+    assert story.write("ClaimingPartition", by=OTHER) == (
         "Run 77aa01bc (flights) could not claim flights/3 in group etl: the partition has a live owner (run 5b1c0d3e "
         "(flights), last heartbeat 1 s before)."
     )
-    assert story.tell("ClaimingMessages", 50).endswith("the plan ends at or before the offset (offset 100).")
-    story.tell("ClaimingMessages", 200)
-    assert story.tell("ClaimingMessages", 300).endswith("another plan is open ([100, 200)).")
-    assert story.tell("RevokingClaim", 77, by=OPERATOR, client="jane@host") == (
+    assert story.write("ClaimingMessages", 50).endswith("the plan ends at or before the offset (offset 100).")
+    story.write("ClaimingMessages", 200)
+    assert story.write("ClaimingMessages", 300).endswith("another plan is open ([100, 200)).")
+    assert story.write("RevokingClaim", 77, by=OPERATOR, client="jane@host") == (
         "jane@host could not revoke the claim of epoch 77 on flights/3 in group etl: the claim of that epoch is over "
         "(the owner is run 5b1c0d3e (flights), epoch 1)."
     )
     story.wait(60)
-    assert story.tell("ClaimingMessages", 200).endswith(
+    assert story.write("ClaimingMessages", 200).endswith(
         "the sender's claim is stale (it was silent for 1 min 6 s, more than 20 s)."
     )
-    story.tell("RevokingClaim", 1, by=OPERATOR)
-    assert story.tell("Heartbeat", 200) == (
+    story.write("RevokingClaim", 1, by=OPERATOR)
+    assert story.write("Heartbeat", 200) == (
         "Run 5b1c0d3e (flights) could not commit offsets [100, 200) of flights/3 in group etl: the sender does not own "
         "the partition (no member does)."
     )
     story.pause()
-    assert story.tell("ClaimingPartition", by=OTHER).endswith(
+    assert story.write("ClaimingPartition", by=OTHER).endswith(
         "the group is paused (until 2026-01-31 18:11:13Z, by jane@host)."
     )
 
@@ -145,7 +146,7 @@ def test_a_pause_its_change_and_its_end() -> None:
         "jane@host changed the end of the pause of group etl to 2026-01-31 18:10:03Z (in 10 min 0 s); it was "
         "2026-01-31 18:10:02Z."
     )
-    assert story.tell("ReleaseGroup", 0, by=OPERATOR, client="jane@host") == "jane@host resumed group etl."
+    assert story.write("ReleaseGroup", 0, by=OPERATOR, client="jane@host") == "jane@host resumed group etl."
 
 
 def test_the_reason_of_a_pause_is_shown_with_it_and_with_what_it_refuses() -> None:
@@ -156,33 +157,33 @@ def test_the_reason_of_a_pause_is_shown_with_it_and_with_what_it_refuses() -> No
     assert sentence(judge(story.world, record)) == (
         "jane@host paused group etl until 2026-01-31 18:10:00Z (for 9 min 59 s), because: the database moves."
     )
-    assert story.tell("ClaimingPartition").endswith("by jane@host (reason: the database moves)).")
+    assert story.write("ClaimingPartition").endswith("by jane@host (reason: the database moves)).")
     story.pause()
-    assert story.tell("ClaimingPartition").endswith("by jane@host).")
+    assert story.write("ClaimingPartition").endswith("by jane@host).")
 
 
 def test_an_operator_sets_a_position_and_another_topic() -> None:
     """A release by the instance that paused the group sets the position; another topic id forgets it."""
     story = Story()
     story.own()
-    story.tell("ReleasingPartition", 100)
+    story.write("ReleasingPartition", 100)
     story.pause()
-    assert story.tell("ClaimingPartition", by=OPERATOR, client="jane@host").startswith("jane@host claimed flights/3")
-    assert story.tell("DataTopic", "B" * 22, by=OPERATOR, client="jane@host").endswith(
+    assert story.write("ClaimingPartition", by=OPERATOR, client="jane@host").startswith("jane@host claimed flights/3")
+    assert story.write("DataTopic", "B" * 22, by=OPERATOR, client="jane@host").endswith(
         f"; it was {TOPIC_ID}, so the position is unknown now."
     )
-    assert story.tell("ReleasingPartition", 7, by=OPERATOR, client="jane@host") == (
+    assert story.write("ReleasingPartition", 7, by=OPERATOR, client="jane@host") == (
         "jane@host set the position of flights/3 in group etl to 7."
     )
-    story.tell("ClaimingPartition", by=OPERATOR)
-    assert story.tell("ReleasingPartition", 3, by=OPERATOR).endswith("to 3; it was 7.")
+    story.write("ClaimingPartition", by=OPERATOR)
+    assert story.write("ReleasingPartition", 3, by=OPERATOR).endswith("to 3; it was 7.")
 
 
 def test_a_revocation_names_the_owner_that_lost() -> None:
     """The claim of the named epoch is the owner's."""
     story = Story()
     story.own()
-    assert story.tell("RevokingClaim", 1, by=OPERATOR, client="jane@host") == (
+    assert story.write("RevokingClaim", 1, by=OPERATOR, client="jane@host") == (
         "jane@host revoked the claim of run 5b1c0d3e (flights) on flights/3 in group etl."
     )
 
@@ -191,33 +192,33 @@ def test_ranges_of_a_partition() -> None:
     """Records that name a range by its epoch show its offsets."""
     story = Story("10000/native/at_least_once/ranges")
     story.own()
-    story.tell("ReleasingPartition", 100)
-    assert story.tell("ClaimingRange", "100/200") == (
+    story.write("ReleasingPartition", 100)
+    assert story.write("ClaimingRange", "100/200") == (
         "Run 5b1c0d3e (flights) claimed offsets [100, 200) of flights/3 in group etl."
     )
     epoch = story.world.next_offset - 1
-    assert story.tell("ClaimingRange", "150/160", by=OTHER).endswith(
+    assert story.write("ClaimingRange", "150/160", by=OTHER).endswith(
         "the range is held, planned or done, in part or whole ([100, 200) claimed)."
     )
-    assert story.tell("PlanningRange", f"{epoch}/150") == (
+    assert story.write("PlanningRange", f"{epoch}/150") == (
         "Run 5b1c0d3e (flights) planned [100, 150) of flights/3 in group etl as one batch."
     )
-    assert story.tell("RangeHeartbeat", epoch) == (
+    assert story.write("RangeHeartbeat", epoch) == (
         "Run 5b1c0d3e (flights) confirmed its claim of [100, 150) of flights/3 in group etl."
     )
-    assert story.tell("RangeDone", epoch, by=OTHER).endswith(
+    assert story.write("RangeDone", epoch, by=OTHER).endswith(
         "could not commit [100, 150) of flights/3 in group etl: the sender does not own the partition (run 5b1c0d3e "
         "(flights))."
     )
-    assert story.tell("RevokingRange", epoch, by=OPERATOR, client="jane@host") == (
+    assert story.write("RevokingRange", epoch, by=OPERATOR, client="jane@host") == (
         "jane@host revoked the claim on [100, 150) of flights/3 in group etl, held by run 5b1c0d3e (flights)."
     )
-    assert story.tell("ClaimingRange", "100/150", by=OTHER).endswith("; it takes over this unfinished plan.")
+    assert story.write("ClaimingRange", "100/150", by=OTHER).endswith("; it takes over this unfinished plan.")
     epoch = story.world.next_offset - 1
-    assert story.tell("RangeDone", epoch, by=OTHER) == (
+    assert story.write("RangeDone", epoch, by=OTHER) == (
         "Run 77aa01bc (flights) committed [100, 150) of flights/3 in group etl."
     )
-    assert story.tell("ReleasingRange", 999).startswith(
+    assert story.write("ReleasingRange", 999).startswith(
         "Run 5b1c0d3e (flights) could not release the range of epoch 999"
     )
 
@@ -225,18 +226,18 @@ def test_ranges_of_a_partition() -> None:
 def test_settings_and_marks() -> None:
     """The settings have all their fields; a mark does nothing."""
     story = Story(None)
-    assert story.tell("GroupSettings", "10000/native/at_most_once/-") == (
+    assert story.write("GroupSettings", "10000/native/at_most_once/-") == (
         "Run 5b1c0d3e (flights) set the settings of group etl: heartbeat interval 10 s, rule set native, delivery "
         "at_most_once, features none."
     )
-    assert story.tell("Mark") == "Run 5b1c0d3e (flights) wrote a mark, which only moves log time."
+    assert story.write("Mark") == "Run 5b1c0d3e (flights) wrote a mark, which only moves log time."
 
 
 def test_go_consumers_move_offsets_without_a_plan() -> None:
     """The notes of an accepted record are part of its sentence."""
     story = Story(f"60000/{RuleSet.GO}/at_least_once/-")
     story.own()
-    assert story.tell("Heartbeat", 90, by="go-1", client="go").endswith(
+    assert story.write("Heartbeat", 90, by="go-1", client="go").endswith(
         "moved the position of flights/3 in group etl from 100 to 90; this displaced run 5b1c0d3e (flights); this "
         "lowered the position."
     )

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
@@ -29,7 +30,6 @@ from marshal_dagster.sinks.sink import OFFSET_COLUMN, changed_result
 if TYPE_CHECKING:
     import psycopg
     from psycopg.sql import Composed
-    from pyspark.sql import DataFrame
 
     from marshal_dagster._internal.postgres import Connection
 
@@ -196,19 +196,19 @@ class CopiedRows(PostgresRows):
 
     def _copy_batches(self, connection: "Connection") -> int | None:
         """Copy the rows as Arrow batches. Return their number, or None if they are to be copied as lines."""
-        batches = self._lines.batches(lambda rows: self._batch_copy(rows).rows(rows, self._there))
+        batches = self._lines.batches(lambda rows: self._batch_copy.rows(rows, self._there))
         if batches is None:
             return None
         try:
             with connection.transaction(), connection.cursor() as cursor:
-                copied = self._batch_copy(self._lines.rows)
-                counts, _ = copied.copy(cursor, ("pg_temp", "marshal_rows"), batches, is_new=False)
+                counts, _ = self._batch_copy.copy(cursor, ("pg_temp", "marshal_rows"), batches, is_new=False)
         except DoubtfulRowError:
             return None
         return sum(counts.values())
 
-    def _batch_copy(self, rows: "DataFrame") -> BatchCopy:
-        return BatchCopy.of(rows, self._ids, self._there)
+    @cached_property
+    def _batch_copy(self) -> BatchCopy:
+        return BatchCopy.of(self._lines.rows, self._ids, self._there)
 
     def _copy_lines(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> int:
         """Copy the rows as lines, and return their number. Raises `SinkRejectedError` for the row that is rejected."""
