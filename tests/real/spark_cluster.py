@@ -112,11 +112,11 @@ class SparkCluster:
         return next(each for each in self.workers if each.poll() is None and psutil.Process(each.pid).children())
 
     def alive_workers(self) -> int:
-        """Return the number of workers that the master reports, or 0 if it does not answer yet."""
+        """Return the number of workers that the master reports, or 0 if it does not answer yet with JSON."""
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self.page}/json/", timeout=5) as answer:
                 return int(json.load(answer)["aliveworkers"])
-        except OSError:
+        except (OSError, ValueError):  # until its routes are added, the server's answer is an HTML page
             return 0
 
     def wait_for(self, workers: int) -> None:

@@ -192,7 +192,7 @@ def test_a_thousand_partitions_are_looked_up_together(
     with Topics(connection) as topics:
         found = topics.offsets(topic(1000), range(1000))
     assert found == dict.fromkeys(range(1000), OffsetBounds(0, 0))
-    assert sizes == [500] * 4
+    assert set(sizes) == {500}
 
 
 def test_settings_show_the_brokers_defaults_too(topics: Topics, topic: MakeTopic) -> None:
