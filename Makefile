@@ -100,7 +100,7 @@ PART ?=
 tests_in = $(if $(PART),$(or $(shell $(BIN)/python -m tests.parts $(PART) $(1)),$(error PART is not a part: see tests/parts.py)),tests/$(1))
 in_part = $(or $(if $(PART),,all),$(filter $(1),$(PART)))
 
-# Each mutant is caught within these seeds (docs/proof.md). `make soak` and `make fuzz-soak` run for hours.
+# Each mutant is caught within these seeds (docs/verification/proof.md). `make soak` and `make fuzz-soak` run for hours.
 TESTED_SEEDS := 5000
 TESTED_OUTBOX_SEEDS := 2500
 TESTED_FUZZ_SECONDS := 20
@@ -144,7 +144,7 @@ test-dagsters: $(READY) $(UV_READY) ## runs the fast tests with the lowest Dagst
 test-brokers: java $(READY) ## runs a smoke test on brokers from Kafka 2.8 on: VERSIONS=2.8.2
 	$(PLATFORMS) broker $(VERSIONS)
 
-docs-platforms: $(READY) ## writes docs/platforms.md from the results of the four targets above
+docs-platforms: $(READY) ## writes docs/reference/platforms.md from the results of the four targets above
 	$(PLATFORMS) page
 
 .PHONY: test-ui
@@ -242,7 +242,7 @@ format: $(READY) ## formats the code and fixes what ruff can fix
 	$(BIN)/ruff format $(SOURCES)
 
 .PHONY: dashboards
-dashboards: $(READY) ## writes the dashboards in observability/ and the tables of docs/metrics.md from their source
+dashboards: $(READY) ## writes the dashboards in observability/ and the tables of docs/reference/metrics.md from their source
 	$(BIN)/python -m tools.dashboards
 	$(BIN)/python -m tools.metrics_tables
 
@@ -258,7 +258,7 @@ wheel: $(UV_READY) ## builds the wheel in build/wheel, and checks that it contai
 	"$(PYTHON)" -m tools.check_wheel build/wheel
 
 .PHONY: extras
-extras: wheel ## measures the installation of the core and of each extra, and writes the table into docs/install.md
+extras: wheel ## measures the installation of the core and of each extra, and writes the table into docs/how-to/install.md
 	"$(PYTHON)" -m tools.measure_extras $(UV) build/wheel
 
 $(UV_READY): Makefile

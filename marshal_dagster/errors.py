@@ -56,7 +56,7 @@ class ConfigurationError(MarshalError):
         Correct the field or the function that the message names, then start the run or command again.
 
     More:
-        docs/use.md
+        docs/how-to/use.md
     """
 
 
@@ -76,8 +76,8 @@ class UnavailableError(MarshalError):
         shows whether the brokers answer.
 
     More:
-        docs/runbook.md#a-broker-is-down
-        docs/security.md#when-there-is-no-connection
+        docs/operate/runbook.md#a-broker-is-down
+        docs/how-to/security.md#when-there-is-no-connection
     """
 
 
@@ -96,8 +96,8 @@ class TopicNotFoundError(MarshalError):
         topic. `allow_missing_topic` of an op or asset lets its runs succeed until the data topic exists.
 
     More:
-        docs/cli.md#the-coordination-topic
-        docs/runbook.md#the-coordination-topic-was-deleted-or-truncated
+        docs/reference/cli.md#the-coordination-topic
+        docs/operate/runbook.md#the-coordination-topic-was-deleted-or-truncated
     """
 
 
@@ -114,8 +114,8 @@ class AuthorizationError(MarshalError):
         Have an administrator run the command in the message, which grants the right.
 
     More:
-        docs/security.md#the-rights-of-each-role
-        docs/security.md#when-a-right-is-missing
+        docs/how-to/security.md#the-rights-of-each-role
+        docs/how-to/security.md#when-a-right-is-missing
     """
 
 
@@ -135,7 +135,7 @@ class UnsafeTopicError(MarshalError):
         dangerous. No option accepts settings with which the topic cannot be used.
 
     More:
-        docs/cli.md#the-coordination-topic
+        docs/reference/cli.md#the-coordination-topic
     """
 
     topic: str
@@ -181,7 +181,7 @@ class CoordinationLogChangedError(MarshalError):
         command again", repeat the command.
 
     More:
-        docs/runbook.md#the-coordination-topic-was-deleted-or-truncated
+        docs/operate/runbook.md#the-coordination-topic-was-deleted-or-truncated
     """
 
 
@@ -200,7 +200,7 @@ class TimestampTypeError(CoordinationLogChangedError):
         members again.
 
     More:
-        docs/runbook.md#findings-of-doctor
+        docs/operate/runbook.md#findings-of-doctor
     """
 
 
@@ -220,7 +220,7 @@ class GoGroupError(MarshalError):
         `marshal-dagster settings set GROUP`.
 
     More:
-        docs/go-consumers.md#what-a-person-does
+        docs/how-to/go-consumers.md#what-a-person-does
     """
 
 
@@ -240,8 +240,8 @@ class IncompleteLogError(MarshalError):
         `marshal-dagster topic create`.
 
     More:
-        docs/runbook.md#incompletelogerror
-        docs/cli.md#recover
+        docs/operate/runbook.md#incompletelogerror
+        docs/reference/cli.md#recover
     """
 
 
@@ -260,7 +260,7 @@ class RecoveryFailedError(MarshalError):
         run `marshal-dagster recover` again.
 
     More:
-        docs/cli.md#recover
+        docs/reference/cli.md#recover
     """
 
 
@@ -280,7 +280,7 @@ class SettingsMismatchError(MarshalError):
         the job of `build_settings_job`.
 
     More:
-        docs/cli.md#settings
+        docs/reference/cli.md#settings
     """
 
 
@@ -297,7 +297,7 @@ class GroupPausedError(MarshalError):
         Wait for the end of the pause, or end it with `marshal-dagster resume GROUP`.
 
     More:
-        docs/pause.md
+        docs/operate/pause.md
     """
 
 
@@ -318,8 +318,8 @@ class ClaimLostError(MarshalError):
         again and again, use a longer heartbeat interval.
 
     More:
-        docs/runbook.md#claimlosterror
-        docs/tune.md#the-heartbeat-interval
+        docs/operate/runbook.md#claimlosterror
+        docs/how-to/tune.md#the-heartbeat-interval
     """
 
 
@@ -339,7 +339,7 @@ class CommitFailedError(MarshalError):
         code commits by itself, commit exactly up to the end of the plan.
 
     More:
-        docs/runbook.md#a-broker-is-down
+        docs/operate/runbook.md#a-broker-is-down
     """
 
 
@@ -358,7 +358,7 @@ class PlanRejectedError(MarshalError):
         that the claim holds.
 
     More:
-        docs/delivery.md#the-steps
+        docs/concepts/delivery.md#the-steps
     """
 
 
@@ -378,7 +378,7 @@ class PositionNotSetError(MarshalError):
         repeat the command with a longer wait.
 
     More:
-        docs/cli.md#position-get-and-position-reset
+        docs/reference/cli.md#position-get-and-position-reset
     """
 
 
@@ -396,7 +396,7 @@ class SettingsNotSetError(MarshalError):
         Let the runs that hold partitions end or stop them, then repeat the command. It completes what is missing.
 
     More:
-        docs/cli.md#settings
+        docs/reference/cli.md#settings
     """
 
 
@@ -414,8 +414,8 @@ class DataTopicChangedError(MarshalError):
         `marshal-dagster position reset`.
 
     More:
-        docs/runbook.md#the-data-topic-was-deleted-and-re-created
-        docs/position.md
+        docs/operate/runbook.md#the-data-topic-was-deleted-and-re-created
+        docs/operate/position.md
     """
 
 
@@ -433,8 +433,8 @@ class DataLossError(MarshalError):
         topic a longer retention.
 
     More:
-        docs/runbook.md#lag-grows
-        docs/position.md
+        docs/operate/runbook.md#lag-grows
+        docs/operate/position.md
     """
 
 
@@ -453,8 +453,8 @@ class StartPositionError(MarshalError):
         then run once with `allow_log_reset`, or set the position.
 
     More:
-        docs/position.md#the-first-positions
-        docs/runbook.md#the-coordination-topic-was-deleted-or-truncated
+        docs/operate/position.md#the-first-positions
+        docs/operate/runbook.md#the-coordination-topic-was-deleted-or-truncated
     """
 
 
@@ -474,8 +474,8 @@ class SinkRejectedError(MarshalError):
         message. Otherwise compare `marshal-dagster position get` with the output before you change anything.
 
     More:
-        docs/runbook.md#sinkrejectederror
-        docs/sinks.md
+        docs/operate/runbook.md#sinkrejectederror
+        docs/how-to/sinks.md
     """
 
 
@@ -494,7 +494,7 @@ class FailingRecordError(MarshalError):
         Correct the code, or skip the message with the command in the error.
 
     More:
-        docs/reprocess.md#a-message-that-cannot-be-processed
+        docs/operate/reprocess.md#a-message-that-cannot-be-processed
     """
 
 
@@ -545,7 +545,7 @@ class DecodeError(MarshalError):
         `or_dead_letter()` instead of `or_fail()`.
 
     More:
-        docs/decoding.md#bad-records
+        docs/how-to/decoding.md#bad-records
     """
 
     count: int
@@ -566,7 +566,7 @@ class DecodeError(MarshalError):
         named = ", ".join(map(str, self.first[:_NAMED])) + (", ..." if len(self.first) > _NAMED else "")
         super().__init__(
             f"{count} {'record' if count == 1 else 'records'} of the batch could not be decoded; the first of each "
-            f"partition: {named}. Correct the schema or the sender, or set bad records aside (docs/decoding.md)"
+            f"partition: {named}. Correct the schema or the sender, or set bad records aside (docs/how-to/decoding.md)"
         )
 
     def __reduce__(self) -> tuple[type["DecodeError"], tuple[int, tuple[BadRecord, ...]]]:
@@ -586,7 +586,7 @@ class SchemaDriftError(MarshalError):
         Add the fields to the schema, or leave them out with `new_fields="ignore"`.
 
     More:
-        docs/decoding.md#json
+        docs/how-to/decoding.md#json
     """
 
 
@@ -606,8 +606,8 @@ class BatchAbortedError(MarshalError):
         call `batch.begin_processing()` in it.
 
     More:
-        docs/executors.md
-        docs/use.md
+        docs/how-to/executors.md
+        docs/how-to/use.md
     """
 
 

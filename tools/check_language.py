@@ -162,7 +162,10 @@ ALLOWED_USES: Final = (
     AllowedUse("*bench*.py", _phrase(r"\bworld state behind\b"), "a case's name, which the stored results contain"),
     AllowedUse("*bench*.py", _phrase(r"\bbeside those asked for\Z"), "a case's name, which the stored results contain"),
     AllowedUse(
-        "tests/*simulator/mutants.py", _phrase(r"[\s\S]+"), "names of mutants, listed in docs/proof.md", _STRINGS
+        "tests/*simulator/mutants.py",
+        _phrase(r"[\s\S]+"),
+        "names of mutants, listed in docs/verification/proof.md",
+        _STRINGS,
     ),
     AllowedUse(
         "tests/simulator/scenario.py", _phrase(r"[\s\S]+"), "names of faults, stored in tests/results", _STRINGS

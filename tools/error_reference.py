@@ -15,7 +15,7 @@ marshal_dagster/devkafka/errors.py. A docstring has this form, in which `More:` 
         What a user or an operator does about it.
 
     More:
-        docs/runbook.md#claimlosterror
+        docs/operate/runbook.md#claimlosterror
 
     Example:
         Code.
@@ -124,14 +124,14 @@ message names the group, topic and partition concerned, and what to do. `help(ma
 same text as this page.
 
 A run that does no work can also succeed, or fail without an error of this library:
-[What a run can report](docs/use.md#what-a-run-can-report). A command that ends with an error has the [exit
-code](docs/cli.md#exit-codes) in the table. For steps by symptom, see the [runbook](docs/runbook.md).
+[What a run can report](docs/how-to/use.md#what-a-run-can-report). A command that ends with an error has the [exit
+code](docs/reference/cli.md#exit-codes) in the table. For steps by symptom, see the [runbook](docs/operate/runbook.md).
 """
 
 DEVKAFKA: Final = """\
 ## The Kafka for one machine
 
-`marshal_dagster.devkafka` and [`marshal-dagster kafka`](docs/cli.md#a-kafka-for-this-machine) raise these.
+`marshal_dagster.devkafka` and [`marshal-dagster kafka`](docs/reference/cli.md#a-kafka-for-this-machine) raise these.
 """
 
 OTHERS: Final = """\
@@ -158,7 +158,7 @@ class ErrorEntry:
     cause: str
     action: str
     more: tuple[str, ...] = ()
-    """Places in the documentation, such as `docs/runbook.md#claimlosterror`."""
+    """Places in the documentation, such as `docs/operate/runbook.md#claimlosterror`."""
     example: str = ""
     attributes: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Type and description of each documented attribute."""
@@ -247,7 +247,7 @@ def _entry(entry: ErrorEntry, level: str, module: str) -> str:
 
 
 def _link(place: str) -> str:
-    """Return a link to a place such as `docs/runbook.md#claimlosterror`, named for its headings."""
+    """Return a link to a place such as `docs/operate/runbook.md#claimlosterror`, named for its headings."""
     path, _, anchor = place.partition("#")
     titles = {slug(title): title for title in _headings((TOP / path).read_text(encoding="utf-8"))}
     if anchor and anchor not in titles:

@@ -1,4 +1,4 @@
-"""Measure what the core and each extra of the wheel take, and write the table of docs/install.md."""
+"""Measure what the core and each extra of the wheel take, and write the table of docs/how-to/install.md."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 _TOP = Path(__file__).resolve().parents[1]
-PAGE: Final = _TOP / "docs" / "install.md"
+PAGE: Final = _TOP / "docs" / "how-to" / "install.md"
 BEGIN: Final = "<!-- begin: written by `make extras` -->\n"
 END: Final = "<!-- end: written by `make extras` -->\n"
 _MB: Final = 1_000_000

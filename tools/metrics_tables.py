@@ -1,4 +1,4 @@
-"""Write the tables of docs/metrics.md from the definitions of the metrics: `python -m tools.metrics_tables`."""
+"""Write the tables of docs/reference/metrics.md from the metrics' definitions: `python -m tools.metrics_tables`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from marshal_dagster.exporter.definitions import DEFINITIONS
 from marshal_dagster.telemetry.metrics import CoordinatorMetrics, Metrics, OutboxMetrics
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "metrics.md"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 _TABLE: Final = re.compile(
     r"(<!-- begin: metrics of (\w+), written by `make dashboards` -->\n).*?(<!-- end -->\n)", re.DOTALL
 )

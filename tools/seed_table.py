@@ -1,4 +1,4 @@
-"""Write docs/seed-protocol.md: each sentence of the seed protocol, with its test or the rule that replaces it.
+"""Write docs/verification/seed-protocol.md: each sentence of the seed protocol, with its test or replacing rule.
 
 Run `python -m tools.seed_table` after a change to tests/fast/seed_protocol.
 """
@@ -12,7 +12,7 @@ from tests.fast.seed_protocol.sentences import NO_PROMISE, SECTIONS, SENTENCES, 
 
 TOP = Path(__file__).resolve().parents[1]
 FOLDER = "tests/fast/seed_protocol"
-PAGE = TOP / "docs" / "seed-protocol.md"
+PAGE = TOP / "docs" / "verification" / "seed-protocol.md"
 
 INTRODUCTION = f"""\
 <!-- Made by `python -m tools.seed_table`; do not edit. -->
@@ -20,7 +20,7 @@ INTRODUCTION = f"""\
 # The seed protocol, sentence by sentence
 
 This library started from the description of the Marshal protocol that came with the public Go library.
-[The protocol](reference/protocol.md) of this project decides where the two differ. Each sentence of the seed that
+[The protocol](docs/reference/protocol.md) of this project decides where the two differ. Each sentence of the seed that
 promises something or describes a step has a test in `{FOLDER}`. The name of the test begins with the
 section and the place. If the protocol differs or requires more, the table names its section and the reason. The test
 then checks the rule that replaces the sentence.
@@ -43,7 +43,7 @@ def render() -> str:
     marked = list(tests())
     replaced = sum(sentence.overridden_by is not None for _, sentence in marked)
     sentences = len({(sentence.section, sentence.number) for _, sentence in marked})
-    lines = [INTRODUCTION]
+    lines = [INTRODUCTION.replace("](docs/", "](../")]
     lines.append(
         f"{sentences} sentences, {len(marked)} tests; {replaced} of them test a rule that replaces or extends one."
     )

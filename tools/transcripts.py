@@ -1,4 +1,4 @@
-"""Write tests/scenarios and docs/transcripts.md: annotated contents of the coordination log in typical cases.
+"""Write tests/scenarios and docs/verification/transcripts.md: annotated coordination logs of typical cases.
 
 Each scenario runs the library on a coordination log in memory. The scenario advances the clock and counts ids, so that
 its transcript is always the same. Run `python -m tools.transcripts` after a change to what members write or readers
@@ -31,7 +31,7 @@ from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 TOP = Path(__file__).resolve().parents[1]
 FOLDER = TOP / "tests" / "scenarios"
-PAGE = TOP / "docs" / "transcripts.md"
+PAGE = TOP / "docs" / "verification" / "transcripts.md"
 
 COLUMNS = "seconds, log offset, instance, record, verdict: what it changed"
 INTRODUCTION = """\

@@ -1,4 +1,4 @@
-"""Code location of one of several deployments that share the partitions of a topic (docs/coordinator-example.md).
+"""Code location of one of several deployments that share a topic (docs/tutorials/several-deployments.md).
 
 Each deployment has its own `MARSHAL_MEMBER`. All write to the same folder, each message once.
 """

@@ -1,4 +1,4 @@
-"""A check that an asset of claimed batches is up to date, also if its topic had no new messages (docs/assets.md)."""
+"""Check that an asset of claimed batches is up to date, also without new messages (docs/how-to/assets.md)."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The example's code location (docs/outbox-example.md): writes each flight's delay as a PostgreSQL row and an event."""
+"""Write the delay of each flight as a PostgreSQL row and an event (docs/tutorials/outbox-events.md)."""
 
 import os
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Count the orders of each shop in a plain Python process, each order once (docs/plain-python.md)."""
+"""Count the orders of each shop in a plain Python process, each order once (docs/how-to/plain-python.md)."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A code location whose asset and op are tested without Kafka (docs/test-your-job.md)."""
+"""A code location whose asset and op are tested without Kafka (docs/how-to/test-your-job.md)."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""The tutorial's code location (docs/tutorial.md): count the orders of each shop, each order once."""
+"""The tutorial's code location (docs/tutorials/first-batch.md): count the orders of each shop, each order once."""
 
 import time
 from pathlib import Path

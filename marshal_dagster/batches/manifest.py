@@ -73,7 +73,8 @@ class BatchManifest:
         if not isinstance(manifest, Mapping):
             raise ConfigurationError(
                 "the Pipes context has no claimed batch: let a run start this script with "
-                "marshal_dagster.run_with_pipes, and open Pipes with the params loader of the platform (docs/pipes.md)"
+                "marshal_dagster.run_with_pipes, and open Pipes with the params loader of the platform "
+                "(docs/how-to/pipes.md)"
             )
         if manifest.get("version") != VERSION:
             raise ConfigurationError(

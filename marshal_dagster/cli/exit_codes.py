@@ -13,7 +13,7 @@ from marshal_dagster.errors import (
 
 
 class ExitCode(IntEnum):
-    """The exit codes; `docs/cli.md` and each command's help list them."""
+    """The exit codes; `docs/reference/cli.md` and each command's help list them."""
 
     OK = 0
     PROBLEMS = 1

@@ -19,7 +19,7 @@ class DevKafkaError(MarshalError):
         Follow the message: correct the directory's rights, or name another directory.
 
     More:
-        docs/cli.md#a-kafka-for-this-machine
+        docs/reference/cli.md#a-kafka-for-this-machine
     """
 
 
@@ -37,7 +37,7 @@ class BrokerFailedError(DevKafkaError):
         Correct what the log line names, then start the cluster again. Give a slow machine a longer timeout.
 
     More:
-        docs/cli.md#a-kafka-for-this-machine
+        docs/reference/cli.md#a-kafka-for-this-machine
     """
 
 
@@ -54,7 +54,7 @@ class ClusterMismatchError(DevKafkaError):
         Use the cluster as it is, delete it with `marshal-dagster kafka down --wipe`, or name another directory.
 
     More:
-        docs/cli.md#a-kafka-for-this-machine
+        docs/reference/cli.md#a-kafka-for-this-machine
     """
 
 
@@ -71,5 +71,5 @@ class ClusterLockedError(DevKafkaError):
         Wait until the other command ends, then try again.
 
     More:
-        docs/cli.md#a-kafka-for-this-machine
+        docs/reference/cli.md#a-kafka-for-this-machine
     """

@@ -1,7 +1,7 @@
 """The metrics of the exporter: one definition each, and their rendering in Prometheus' text format.
 
 Labels are groups, topics and numbers of partitions, which are bounded. A run or an instance is a label of
-`PARTITION_OWNER` alone, which exists only for stale claims by default (docs/metrics.md).
+`PARTITION_OWNER` alone, which exists only for stale claims by default (docs/reference/metrics.md).
 """
 
 from collections.abc import Iterator, Sequence

@@ -242,7 +242,7 @@ class BatchExecution:
     def _retry_parts(self, sink: Sink | None) -> None:
         """Retry plans that failed at least twice, in smaller parts each time; skip parts that fail again.
 
-        See docs/decisions/0015-failing-plans-in-halves.md.
+        See docs/contributing/decisions/0015-failing-plans-in-halves.md.
         """
         if self.spec.claim_entire_topic or self._batches_left() == 0:
             return

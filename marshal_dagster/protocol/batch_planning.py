@@ -195,7 +195,8 @@ def skip_text(range_: ClaimedRange, first: int, end: int) -> str:
     if before <= 0:
         return command
     skipped, them = ("the one offset", "it") if before == 1 else (f"the {before} offsets", "them")
-    return f"{command}, which also skips {skipped} of the batch before it: process {them} first (docs/reprocess.md)"
+    advice = f"process {them} first (docs/operate/reprocess.md)"
+    return f"{command}, which also skips {skipped} of the batch before it: {advice}"
 
 
 def plan_ends(

@@ -97,7 +97,7 @@ def parts_to_retry(plans: Collection[OpenPlan], max_attempts: int = DEFAULT_MAX_
 
     The partitions whose plans have `a` attempts are divided into 2^a parts. Before the last attempt each partition is a
     part of its own. Partitions with the fewest attempts come first. See
-    docs/decisions/0015-failing-plans-in-halves.md.
+    docs/contributing/decisions/0015-failing-plans-in-halves.md.
     """
     attempts: dict[int, int] = {}
     for plan in plans:

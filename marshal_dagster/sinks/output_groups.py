@@ -1,7 +1,7 @@
 """The rule which consumer groups may write to an output.
 
 Each data topic of an output belongs to one group. A renamed group can follow it, or groups can share the output.
-Every sink applies this rule (docs/sinks.md, "Another group").
+Every sink applies this rule (docs/how-to/sinks.md, "Another group").
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -51,7 +51,8 @@ class Sink(Protocol):
     """An output for the delivery mode `effectively_once` (protocol.md, section 6).
 
     All ranges of one call belong to one group and one topic, with at most one range per partition. If a method raises,
-    each range is either unchanged or completely written. docs/sinks.md, "A sink of your own", has a complete example.
+    each range is either unchanged or completely written. docs/how-to/sinks.md, "A sink of your own", has a complete
+    example.
 
     Example:
         ```python

@@ -1,6 +1,6 @@
 """Kafka headers that name the source message of each record, for output topics that are written at least once.
 
-Readers of the output topic can use them to drop duplicates (docs/sinks.md, "Kafka, at least once").
+Readers of the output topic can use them to drop duplicates (docs/how-to/sinks.md, "Kafka, at least once").
 """
 
 from collections.abc import Sequence

@@ -56,7 +56,7 @@ def check_client() -> None:
     if not Path(pyspark.__path__[0], "sql", "connect", "client", "retries.py").exists():
         raise ConfigurationError(
             f"Spark Connect needs PySpark {FIRST_RELEASE} or newer, but {pyspark.__version__} is installed: upgrade "
-            "pyspark, or use a session in the run (docs/spark-sessions.md)"
+            "pyspark, or use a session in the run (docs/how-to/spark-sessions.md)"
         )
 
 

@@ -24,7 +24,7 @@ from marshal_dagster.spark import reader
 from marshal_dagster.testing import MemoryBroker, MemoryLog
 
 CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
-DOCUMENTATION = machine.TOP / "docs" / "benchmarks.md"
+DOCUMENTATION = machine.TOP / "docs" / "verification" / "benchmarks.md"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ See section 2.1, "Stay".
 
 ### 2.2 `Mark` {#mark}
 """
-DOCUMENTS = [SPECIFICATION, "docs/sinks.md", "docs/decisions/0001-locks.md", "README.md"]
+DOCUMENTS = [SPECIFICATION, "docs/how-to/sinks.md", "docs/contributing/decisions/0001-locks.md", "README.md"]
 CITED = "protocol.md"
 
 
@@ -63,7 +63,7 @@ def test_the_sections_and_their_names_are_those_of_the_page() -> None:
         f'# A comment that ends in ({CITED}, section\n# 1, "Record\n# key") and continues.',
         "# Section 2.2: without the file's name.",
         "# RFC 8259, section 77, is another document.",
-        "# docs/sinks.md, ../docs/sinks.md, decisions/0001-locks.md and README.md are there.",
+        "# docs/how-to/sinks.md, ../docs/how-to/sinks.md, decisions/0001-locks.md and README.md are there.",
         "https://example.org/elsewhere.md",
         'f"{name}.md"',
     ],
@@ -95,8 +95,8 @@ def test_a_citation_of_what_does_not_exist_is_found(text: str, reason: str) -> N
 
 def test_a_page_must_name_the_specification() -> None:
     """Section numbers of another page are not checked, but its citations of the specification are."""
-    assert found("as section 77 of the law", "docs/sinks.md") == []
-    assert found("[protocol, section 77](reference/protocol.md)", "docs/sinks.md") != []
+    assert found("as section 77 of the law", "docs/how-to/sinks.md") == []
+    assert found("[protocol, section 77](reference/protocol.md)", "docs/how-to/sinks.md") != []
     assert found("as section 77 requires", SPECIFICATION) != []
 
 

@@ -152,8 +152,8 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
 
 
 def test_the_page_about_the_command_line_names_everything() -> None:
-    """docs/cli.md has each command, and each exit code with its number."""
-    page = (REPOSITORY / "docs" / "cli.md").read_text()
+    """docs/reference/cli.md has each command, and each exit code with its number."""
+    page = (REPOSITORY / "docs" / "reference" / "cli.md").read_text()
     assert [each for each in COMMANDS if f"marshal-dagster {' '.join(each)}" not in page] == []
     assert [code for code in ExitCode if f"| {code.value} |" not in page] == []
 

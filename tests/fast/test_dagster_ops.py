@@ -691,7 +691,7 @@ def test_the_record_that_fails_is_in_the_runs_error(
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_one_message_is_skipped_by_the_steps_of_the_docs(stand: Stand, mode: DeliveryMode) -> None:
-    """The steps are: end the plan, process what precedes the message, set the position past it (docs/reprocess.md)."""
+    """The steps of docs/operate/reprocess.md: end the plan, process what precedes the message, and pass over it."""
     stand.mode = mode
     rows: Counter[Any] = Counter()
     stand.process = _counting_but((1, 4), rows, mode)

@@ -51,25 +51,29 @@ def test_a_command_that_is_none_is_found() -> None:
 
 def test_the_tutorial_shows_the_files_that_are_run() -> None:
     """The page contains each file of the example unchanged."""
-    page = (DOCS / "tutorial.md").read_text()
+    page = (DOCS / "tutorials" / "first-batch.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert sorted(blocks) == sorted(path.read_text() for path in TUTORIAL.glob("*.py"))
 
 
 def test_the_page_of_sinks_shows_the_example() -> None:
     """The page contains the sink and its test unchanged."""
-    page = (DOCS / "sinks.md").read_text()
+    page = (DOCS / "how-to" / "sinks.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     example = Path(__file__).parents[2] / "examples" / "sqlite_sink"
     assert sorted(blocks[2:]) == sorted(path.read_text() for path in example.glob("*.py"))
 
 
 @pytest.mark.parametrize(
-    ("subject", "files"), [("outbox", ["delays.py", "consumer.py"]), ("coordinator", ["parcels.py"])]
+    ("tutorial", "subject", "files"),
+    [
+        ("outbox-events", "outbox", ["delays.py", "consumer.py"]),
+        ("several-deployments", "coordinator", ["parcels.py"]),
+    ],
 )
-def test_the_page_of_an_example_shows_it(subject: str, files: list[str]) -> None:
+def test_the_page_of_an_example_shows_it(tutorial: str, subject: str, files: list[str]) -> None:
     """The page contains the code locations and a consumer unchanged."""
-    page = (DOCS / f"{subject}-example.md").read_text()
+    page = (DOCS / "tutorials" / f"{tutorial}.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     example = Path(__file__).parents[2] / "examples" / subject
     assert blocks == [(example / name).read_text() for name in files]
@@ -77,7 +81,7 @@ def test_the_page_of_an_example_shows_it(subject: str, files: list[str]) -> None
 
 def test_the_page_of_plain_python_shows_the_example() -> None:
     """The page contains the script and the task unchanged."""
-    page = (DOCS / "plain-python.md").read_text()
+    page = (DOCS / "how-to" / "plain-python.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     example = Path(__file__).parents[2] / "examples" / "plain_python"
     assert sorted(blocks) == sorted(path.read_text() for path in example.glob("*.py"))
@@ -85,7 +89,7 @@ def test_the_page_of_plain_python_shows_the_example() -> None:
 
 def test_the_page_of_tests_shows_the_example() -> None:
     """The page contains the code location and its tests unchanged."""
-    page = (DOCS / "test-your-job.md").read_text()
+    page = (DOCS / "how-to" / "test-your-job.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     example = Path(__file__).parents[2] / "examples" / "testing"
     assert sorted(blocks) == sorted(path.read_text() for path in example.glob("*.py"))
@@ -94,18 +98,18 @@ def test_the_page_of_tests_shows_the_example() -> None:
 def test_the_page_of_assets_shows_the_check_of_freshness() -> None:
     """The page contains the check unchanged."""
     path = Path(__file__).parents[2] / "examples" / "freshness" / "up_to_date.py"
-    assert f"```python\n{path.read_text()}```\n" in (DOCS / "assets.md").read_text()
+    assert f"```python\n{path.read_text()}```\n" in (DOCS / "how-to" / "assets.md").read_text()
 
 
 def test_the_page_of_pipes_shows_both_sides() -> None:
     """The page contains the code location and the script unchanged."""
-    page = (DOCS / "pipes.md").read_text()
+    page = (DOCS / "how-to" / "pipes.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for path in (Path(__file__).parents[2] / "examples" / "pipes").glob("*.py"):
         assert path.read_text() in blocks
 
 
-PLATFORMS = sorted(DOCS.glob("pipes-*.md"))
+PLATFORMS = sorted((DOCS / "how-to").glob("pipes-*.md"))
 
 
 @pytest.mark.parametrize("path", PLATFORMS, ids=lambda path: path.stem)
@@ -113,7 +117,7 @@ def test_the_page_of_a_platform_has_code_and_what_was_tried(path: Path) -> None:
     """Its blocks are Python and import public names only; the overview links to it."""
     page = path.read_text()
     assert "## What was tried\n" in page
-    assert f"]({path.name}" in (DOCS / "pipes.md").read_text()
+    assert f"]({path.name}" in (DOCS / "how-to" / "pipes.md").read_text()
     blocks = [ast.parse(block) for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
     imports = [node for block in blocks for node in ast.walk(block) if isinstance(node, ast.ImportFrom)]
     names = {alias.name for node in imports if node.module == "marshal_dagster" for alias in node.names}
@@ -123,7 +127,7 @@ def test_the_page_of_a_platform_has_code_and_what_was_tried(path: Path) -> None:
 def test_the_pages_of_pipes_repeat_no_sentence() -> None:
     """What holds on each platform is in the overview."""
     pages = [re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL) for path in PLATFORMS]
-    pages.append((DOCS / "pipes.md").read_text())
+    pages.append((DOCS / "how-to" / "pipes.md").read_text())
     sentences = [
         sentence
         for page in pages
@@ -135,8 +139,8 @@ def test_the_pages_of_pipes_repeat_no_sentence() -> None:
 
 
 def test_each_public_name_is_in_the_reference_once() -> None:
-    """The pages of `docs/api` and the page of errors list all public names, and no other names of that level."""
-    pages = "\n".join(path.read_text() for path in (DOCS / "api").glob("*.md"))
+    """The pages of `docs/reference/api` and the page of errors list all public names, and no others of that level."""
+    pages = "\n".join(path.read_text() for path in (DOCS / "reference" / "api").glob("*.md"))
     errors = (DOCS / "reference" / "errors.md").read_text()
     names = re.findall(r"^::: marshal_dagster\.(\w+)$", pages, re.MULTILINE)
     names += re.findall(r"^## (\w+Error)$", errors, re.MULTILINE)

@@ -25,8 +25,8 @@ class WellDescribedError(Exception):
         Do this.
 
     More:
-        docs/use.md
-        docs/runbook.md#claimlosterror
+        docs/how-to/use.md
+        docs/operate/runbook.md#claimlosterror
     """
 
     count: int
@@ -115,7 +115,7 @@ def test_a_docstring_of_the_right_form_is_read() -> None:
     entry = error_reference.entry_of(WellDescribedError)
     assert (entry.summary, entry.meaning, entry.action) == ("Something happened.", "Nothing was lost.", "Do this.")
     assert entry.cause == "A cause with\ntwo lines."
-    assert entry.more == ("docs/use.md", "docs/runbook.md#claimlosterror")
+    assert entry.more == ("docs/how-to/use.md", "docs/operate/runbook.md#claimlosterror")
     assert entry.attributes == {"count": ("int", "How often.")}
 
 

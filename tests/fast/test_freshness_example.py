@@ -1,4 +1,4 @@
-"""Check the recipe of docs/assets.md for the freshness of an asset whose topic is drained."""
+"""Check the recipe of docs/how-to/assets.md for the freshness of an asset whose topic is drained."""
 
 import runpy
 from pathlib import Path

@@ -252,7 +252,7 @@ def test_environment_dagster_and_component_offer_the_same_fields() -> None:
 
 def test_the_page_names_each_field() -> None:
     """Each field of authentication is on the page."""
-    page = (Path(__file__).parents[2] / "docs" / "authentication.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "authentication.md").read_text()
     assert [name for name in (*FIELDS, *FOR_ONE_CLIENT) if f"{name}" not in page] == ["timeout_s"]
 
 

@@ -13,7 +13,7 @@ from tools import check_alerts, dashboards
 from tools.metrics_tables import exposed_names
 
 TOP = Path(__file__).parents[2]
-RUNBOOK = (TOP / "docs" / "runbook.md").read_text(encoding="utf-8")
+RUNBOOK = (TOP / "docs" / "operate" / "runbook.md").read_text(encoding="utf-8")
 RULES = check_alerts.rules(check_alerts.RULES.read_text(encoding="utf-8"))
 PANEL_TYPES = {"row", "stat", "table", "timeseries"}
 PARTS = ("Symptom", "Healthy", "Find it", "End it", "What can be lost")
@@ -120,7 +120,7 @@ def test_each_alert_has_its_texts_and_a_section_of_the_runbook(rule: dict[str, A
     assert set(notes) == {"summary", "description", "runbook_url"}
     assert notes["description"].endswith(".")
     assert rule["labels"]["severity"] in {"warning", "critical"}
-    assert notes["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+    assert notes["runbook_url"] == f"docs/operate/runbook.md#{rule['alert'].lower()}"
     section = re.search(rf"^### {rule['alert']}\n(.*?)^##", RUNBOOK, re.MULTILINE | re.DOTALL)
     assert section is not None
     assert re.findall(r"^- \*\*(.+?)\.\*\* \S", section[1], re.MULTILINE) == list(PARTS)

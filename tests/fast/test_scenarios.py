@@ -17,5 +17,5 @@ def test_no_transcript_is_left_over() -> None:
 
 
 def test_the_page_is_made_of_the_transcripts() -> None:
-    """docs/transcripts.md is up to date."""
+    """docs/verification/transcripts.md is up to date."""
     assert transcripts.PAGE.read_text() == transcripts.page()

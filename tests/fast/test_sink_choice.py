@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import machine
 
-PAGE: Final = (machine.TOP / "docs" / "choosing-a-sink.md").read_text()
+PAGE: Final = (machine.TOP / "docs" / "how-to" / "choosing-a-sink.md").read_text()
 MEASURED: Final = {
     "`FileSink`": "file_sink",
     "`DeltaSink`": "delta_sink",

@@ -52,7 +52,7 @@ from tests.simulator.checkers import ViolationError
 LEADER_WITHIN_S: Final = 3.0
 WHEREABOUTS_S: Final = 1.0
 IN_THE_CLIENT: Final = re.compile(r'kafka/(transactions|clients)\.py", line \d+ in (__init__|producer|consumer)\n')
-"""Where a harvester whose clock was wrong may hang (docs/faults.md)."""
+"""Where a harvester whose clock was wrong may hang (docs/verification/faults.md)."""
 COPIES: Final = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}
 
 

@@ -1,4 +1,4 @@
-"""The page of supported versions, `docs/platforms.md`, written from the rows of the results."""
+"""The page of supported versions, `docs/reference/platforms.md`, written from the rows of the results."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -7,7 +7,7 @@ from tests.platforms.environments import TOP
 from tests.platforms.results import PlatformRow, newest_rows
 from tests.platforms.targets import TARGETS, Kind, Target, targets_of
 
-PAGE: Final = TOP / "docs" / "platforms.md"
+PAGE: Final = TOP / "docs" / "reference" / "platforms.md"
 _COMMANDS: Final = {
     Kind.SPARK: "make test-platforms",
     Kind.TUTORIAL: "make test-platforms",
@@ -23,8 +23,9 @@ Kafka, and MariaDB in the long list), kill sessions and repeat their batches, de
 `spark_settings` and `delta_settings` choose the jars that fit.""",
     Kind.TUTORIAL: """## The tutorial
 
-The files of the [tutorial](tutorial.md): a run, a failed run that the sensor repeats, and the totals; and the
-[script without Dagster](plain-python.md). Both run on the oldest Spark and Python, and on newer ones.""",
+The files of the [tutorial](docs/tutorials/first-batch.md): a run, a failed run that the sensor repeats, and the
+totals; and the [script without Dagster](docs/how-to/plain-python.md). Both run on the oldest Spark and Python,
+and on newer ones.""",
     Kind.PYTHON: """## Python
 
 The fast tests, which need neither Java nor a service.""",
@@ -50,7 +51,7 @@ def render(rows: Mapping[tuple[str, str], PlatformRow]) -> str:
         notes = list(_notes(kind, rows))
         if notes:
             parts.append("\n".join(notes))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts).replace("](docs/", "](../") + "\n"
 
 
 def write_page() -> None:

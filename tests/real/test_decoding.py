@@ -632,7 +632,7 @@ def test_protobuf_of_several_schemas_is_read_by_one(spark: "SparkSession", regis
     assert starts == [expected for _, expected in cases]
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "decoding.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "decoding.md"
 
 
 def test_the_examples_of_the_page_do_what_it_says(

@@ -1,5 +1,5 @@
 # ruff: noqa: PT012 - the block that raises is a batch
-"""The commands of docs/disaster-recovery.md on real services: what is lost and what is repeated in each case."""
+"""The commands of docs/operate/disaster-recovery.md on real services: what each case loses and repeats."""
 
 import os
 import re
@@ -39,7 +39,7 @@ from tests.real.kill_points import read_messages
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PAGE = (Path(__file__).parents[2] / "docs" / "disaster-recovery.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "operate" / "disaster-recovery.md").read_text()
 EMPTY, MIRROR = "A new, empty cluster", "A mirror with other offsets"
 LOST, RESTORED, LEFT = "The coordination topic is lost", "The database is restored to yesterday", "Leave the library"
 COMMITTED, ALL = 12, 20

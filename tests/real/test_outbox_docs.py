@@ -1,4 +1,4 @@
-"""The SQL of docs/outbox.md for the database's owner: each role's rights are sufficient, and ids are advanced."""
+"""The SQL of docs/how-to/outbox.md for the database's owner: each role's rights suffice, and ids are advanced."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 from tests.real.conftest import MakeTopic
 from tests.sink_outputs import own_schema
 
-PAGE = (Path(__file__).parents[2] / "docs" / "outbox.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "outbox.md").read_text()
 BLOCKS = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 ROLES = ("outbox_writer", "outbox_harvester", "outbox_operator")
 

@@ -1,4 +1,4 @@
-"""Each role of docs/security.md on a real broker, with exactly the rights that the page's commands grant."""
+"""Each role of docs/how-to/security.md on a real broker, with exactly the rights that the page's commands grant."""
 
 import itertools
 import json
@@ -50,7 +50,7 @@ from tests.real.isolated_client import IsolatedClient
 from tests.real.isolated_script import ROOT, IsolatedScript
 from tests.real.secured_kafka import STORE_PASSWORD, Acl, SecuredKafka, secured_kafka
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "security.md"
 CANARIES = Path(__file__).parent / "canary_location.py"
 ROLES = ("reader", "member", "script", "writer", "operator", "coordinator", "maker")
 PASSWORD = "of-the-role"

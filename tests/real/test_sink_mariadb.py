@@ -17,7 +17,7 @@ from tests.sink_conformance import ahead, deliver, never, part, rows_of
 from tests.sink_outputs import TABLE, FakeMariaDBSink, MariaDBOutput, own_schema
 from tests.sink_typed_frames import TypedFrame, frame_of
 
-SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+SECURITY = Path(__file__).parents[2] / "docs" / "how-to" / "security.md"
 NOWHERE = "mariadb://user:hunter2@127.0.0.1:1/shop"
 
 
@@ -379,7 +379,7 @@ def test_many_writers_of_many_partitions_end(output: MariaDBOutput) -> None:
 
 
 def granted(output: MariaDBOutput, role: str) -> list[str]:
-    """Return the statements of docs/security.md, for an output and a role."""
+    """Return the statements of docs/how-to/security.md, for an output and a role."""
     page = SECURITY.read_text().partition("## The rights in MariaDB")[2].partition("## ")[0]
     statements = re.findall(r"^(GRANT .*);$", page, re.MULTILINE)
     names = {"shop.orders": f"shop.{TABLE}", "shop": output.schema, "'marshal'": f"'{role}'"}

@@ -26,7 +26,7 @@ from tests.sink_outputs import TABLE, hook, own_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+SECURITY = Path(__file__).parents[2] / "docs" / "how-to" / "security.md"
 RANGES = [part(0, 0, 10), part(1, 0, 10), part(2, 0, 10)]
 """Three ranges, the last one without rows."""
 ROWS = sorted((partition, offset, f"message {offset}") for partition in range(2) for offset in range(10))
@@ -305,7 +305,7 @@ def test_a_number_or_a_time_that_the_column_cannot_store_is_named(
 
 @pytest.fixture
 def role(output: Output) -> Iterator[str]:
-    """A role with exactly the rights of docs/security.md, also on the database."""
+    """A role with exactly the rights of docs/how-to/security.md, also on the database."""
     role = f"writer_{output.schema}"
     output.execute("CREATE ROLE {role} LOGIN", role=role)
     output.execute("REVOKE TEMPORARY ON DATABASE postgres FROM PUBLIC")

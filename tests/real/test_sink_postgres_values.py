@@ -581,7 +581,7 @@ def test_a_value_that_the_column_does_not_take_is_named(output: PostgresOutput) 
         f"table {output.schema}.results cannot store the row of topic 't', partition 1, offset 8, column 'value': "
         'invalid input syntax for type integer: "words"; nothing was written. Correct the code that makes the row, or '
         "skip the message: `marshal-dagster position reset g t --to-offset 1=9`, which also skips the one offset of "
-        "the batch before it: process it first (docs/reprocess.md)"
+        "the batch before it: process it first (docs/operate/reprocess.md)"
     )
 
 

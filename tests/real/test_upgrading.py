@@ -1,4 +1,4 @@
-"""Members of two versions in one group: the wheel of an earlier commit and the present code (docs/upgrading.md)."""
+"""Members of two versions in a group: the wheel of an earlier commit and this code (docs/how-to/upgrading.md)."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""The port for databases: what a `DatabaseSink` needs of a database engine (docs/database-dialect.md).
+"""The port for databases: what a `DatabaseSink` needs of a database engine (docs/how-to/database-dialect.md).
 
 `sink` decides what is written. A `Dialect` has the SQL and the driver of one engine. Statements that all engines
 accept are written once, here and in `ranges`, with these conventions:

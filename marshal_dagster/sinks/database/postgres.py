@@ -150,13 +150,13 @@ class PostgresSink(DatabaseSink["Connection"]):
             statement_timeout_s: How many seconds one statement may take, and the transaction may be idle.
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
                 is refused if another group has ranges in the output.
-            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/how-to/sinks.md,
                 "Another group").
             written_by: Whether Spark's tasks copy the rows into a staging table, or the process of the run copies them.
                 Tasks need the packages marshal-dagster, psycopg, pandas and pyarrow on each executor, and the role
                 needs the right to create tables in the schema.
             mode: `append` adds each row. `upsert` replaces the row with the same keys by a newer one
-                (docs/sinks.md, "One row for each key").
+                (docs/how-to/sinks.md, "One row for each key").
             keys: The result's columns by which rows replace each other. The table needs a unique index on them.
             order_by: The result's column that decides between rows of several partitions: the greatest value wins.
             add_columns: Whether columns of the result that the table lacks are added to it, before the frame is

@@ -1,6 +1,6 @@
 """The rights that the role of a PostgreSQL sink needs, and the statements that grant those it lacks.
 
-docs/security.md has the same statements; a test compares them.
+docs/how-to/security.md has the same statements; a test compares them.
 """
 
 from collections.abc import Iterator, Sequence

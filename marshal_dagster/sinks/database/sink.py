@@ -151,12 +151,12 @@ class DatabaseSink(Steps, Generic[Connection]):
             companion: Writes more data in the same transaction.
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
                 is refused if another group has ranges in the output.
-            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/how-to/sinks.md,
                 "Another group").
             written_by: The processes that load the rows. Tasks do it only if the dialect has
                 `Dialect.evaluated_by_tasks`.
-            mode: Whether rows are added, or newer rows replace those with the same keys (docs/sinks.md, "One row for
-                each key").
+            mode: Whether rows are added, or newer rows replace those with the same keys (docs/how-to/sinks.md, "One row
+                for each key").
             keys: The result's columns by which rows replace each other. The table needs a unique index on them.
             order_by: The result's column that decides between rows of several partitions: the greatest value wins.
             add_columns: Whether columns of the result that the table lacks are added to it, before the frame is

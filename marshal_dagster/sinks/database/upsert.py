@@ -69,7 +69,7 @@ class Upsert(Generic[Connection]):
             raise ConfigurationError(
                 f"{self._output}: different values of {', '.join(inexact)} would be the same key there, and rows "
                 "would be lost. Give the column a type and a collation that distinguish all strings "
-                '(docs/sinks.md, "One row for each key")'
+                '(docs/how-to/sinks.md, "One row for each key")'
             )
         if frozenset(stored) not in self._dialect.unique_indexes(connection):
             raise ConfigurationError(

@@ -3,7 +3,8 @@
 Each commit of the sink stores the positions of all partitions of the output as user metadata, and its number as an
 application transaction (`APPLICATION`). Delta rejects concurrent commits of one application transaction, and writes
 no number twice. So a commit is a compare-and-set on the previous number, and a writer that loses judges its ranges
-again (docs/decisions/0009-delta.md). This module decides what to write; `table` reads and writes with Spark.
+again (docs/contributing/decisions/0009-delta.md). This module decides what to write; `table` reads and writes with
+Spark.
 """
 
 import secrets
@@ -96,10 +97,10 @@ class DeltaSink(Steps):
             options: Options of Delta's writer, such as `mergeSchema`.
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
                 is refused if another group has ranges in the output.
-            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/how-to/sinks.md,
                 "Another group").
-            mode: `append` adds each row. `upsert` replaces the row with the same keys by a newer one (docs/sinks.md,
-                "One row for each key in Delta Lake").
+            mode: `append` adds each row. `upsert` replaces the row with the same keys by a newer one
+                (docs/how-to/sinks.md, "One row for each key in Delta Lake").
             keys: The result's columns by which rows replace each other.
             order_by: The result's column that decides between rows of several partitions: the greatest value wins.
 

@@ -485,7 +485,7 @@ class DeltaTable:
         if "connect" in type(self._spark).__module__.split("."):
             raise ConfigurationError(
                 f"table {self._place}: mode='upsert' needs a second session of the same Spark application, which Spark "
-                "Connect does not have. Use a session without Spark Connect (docs/pipes.md)"
+                "Connect does not have. Use a session without Spark Connect (docs/how-to/pipes.md)"
             )
 
     def check_session(self) -> None:
@@ -502,7 +502,7 @@ class DeltaTable:
     def _check_store(self) -> None:
         """Raise `ConfigurationError` if two writers can commit to the table at once because of its storage.
 
-        Delta's own log store for S3 lets one process write; it does not notice a second one (docs/sinks.md,
+        Delta's own log store for S3 lets one process write; it does not notice a second one (docs/how-to/sinks.md,
         "Delta on S3").
         """
         scheme = self._location().partition(":")[0].lower()
@@ -510,7 +510,7 @@ class DeltaTable:
             return
         raise ConfigurationError(
             f"table {self._place} is on S3, where Delta loses commits of a second writer. Set "
-            f"spark.delta.logStore.{scheme}.impl to io.delta.storage.S3DynamoDBLogStore (docs/sinks.md, "
+            f"spark.delta.logStore.{scheme}.impl to io.delta.storage.S3DynamoDBLogStore (docs/how-to/sinks.md, "
             '"Delta on S3")'
         )
 

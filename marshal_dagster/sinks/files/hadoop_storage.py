@@ -1,6 +1,6 @@
 """The storage of a file output on Hadoop file systems such as HDFS, through the driver's JVM.
 
-How a commit file is created depends on the file system (docs/decisions/0011-hadoop-files.md):
+How a commit file is created depends on the file system (docs/contributing/decisions/0011-hadoop-files.md):
 
 - HDFS: write a temporary file and rename it without overwriting, which the NameNode does atomically.
 - A file system with the capability `fs.option.create.conditional.overwrite`: create the file conditionally; it appears
@@ -253,7 +253,7 @@ class HadoopStorage(Storage):
         raise ConfigurationError(
             f"output {self._uri}: its file system ({fs.getClass().getName()}) does not declare that only one of "
             "several writers can create a file, which commits need, so nothing was written. Use HDFS, a local path, or "
-            "S3A of Hadoop 3.4.2 or newer; or declare it yourself with `exclusive` (docs/sinks.md)"
+            "S3A of Hadoop 3.4.2 or newer; or declare it yourself with `exclusive` (docs/how-to/sinks.md)"
         )
 
     def _by_rename(self, name: str, content: bytes, scratch: str) -> None:

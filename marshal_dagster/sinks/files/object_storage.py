@@ -1,8 +1,9 @@
 """The storage of a file output in an object store: S3 and stores like it, Google Cloud Storage, or Azure.
 
 The run's process reaches the store with obstore, a client for all of them; Spark writes and reads rows through Hadoop.
-A commit file is created by one conditional request (docs/decisions/0025-object-stores.md). Each process first tries
-whether the store refuses a second one. If a response is lost, the content of the commit file shows whose it is.
+A commit file is created by one conditional request (docs/contributing/decisions/0025-object-stores.md). Each process
+first tries whether the store refuses a second one. If a response is lost, the content of the commit file shows whose it
+is.
 
 Files are never moved, because a store copies an object to give it another name.
 """

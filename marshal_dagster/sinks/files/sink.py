@@ -11,9 +11,9 @@ Everything but committed files lies in the folder `_marshal`, so a reader of the
 
 A writer writes the files of its attempt, judges its ranges by all commits, and adds the next commit with the names of
 its files. If another writer made that commit first, it judges again (protocol.md, section 6, "Effectively once"). Only
-then are the files moved (`places`, docs/decisions/0023-visible-files.md). Nothing is ever overwritten. Files that a
-fenced process or a late task adds are named in no commit, so they are never moved. Outputs of older versions, and those
-where a move is not atomic, keep their committed files in the folders of the attempts.
+then are the files moved (`places`, docs/contributing/decisions/0023-visible-files.md). Nothing is ever overwritten.
+Files that a fenced process or a late task adds are named in no commit, so they are never moved. Outputs of older
+versions, and those where a move is not atomic, keep their committed files in the folders of the attempts.
 """
 
 import logging
@@ -127,13 +127,13 @@ class FileSink(Steps):
                 and that the files themselves do not have.
             session: For Hadoop file systems: returns the Spark session to use, by default the active one.
             exclusive: For Hadoop file systems that do not declare it themselves: how this one lets only one of several
-                writers create a file (docs/sinks.md, "Files").
+                writers create a file (docs/how-to/sinks.md, "Files").
             storage_options: For object stores: settings of this process's client, by their names in obstore, such as
                 `endpoint` and `region`. A value is a text, a secret such as pydantic's `SecretStr`, or a text
-                `env:NAME` or `file:/PATH` that names where the value is (docs/sinks.md, "Object stores").
+                `env:NAME` or `file:/PATH` that names where the value is (docs/how-to/sinks.md, "Object stores").
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
                 is refused if another group has ranges in the output.
-            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/how-to/sinks.md,
                 "Another group").
 
         Raises:
@@ -219,7 +219,7 @@ class FileSink(Steps):
         Raises:
             SinkRejectedError: If a range cannot be written, or the format cannot store a value unchanged.
             ConfigurationError: If the format cannot store a column's type unchanged, or a setting of the session
-                would change values (docs/sinks.md, "Files").
+                would change values (docs/how-to/sinks.md, "Files").
         """
         spark = session_of(frame)
         check_columns(frame.schema, {RANGE_COLUMN}, case_sensitive=is_case_sensitive(spark))
@@ -430,8 +430,8 @@ class FileSink(Steps):
             if reason := formats.lost_in(commit.format, commit.schema, commit.options):
                 raise SinkRejectedError(
                     f"output {self.path} holds {commit.format} files of an older marshal-dagster, {reason}: nothing "
-                    f'was {done}. Continue in a new folder (docs/sinks.md, "A new folder"), and read the files that '
-                    "committed_files() returns for the old one with Spark's own reader"
+                    f'was {done}. Continue in a new folder (docs/how-to/sinks.md, "A new folder"), and read the files '
+                    "that committed_files() returns for the old one with Spark's own reader"
                 )
 
     def _begin(self, wanted: Sequence[ClaimedRange]) -> str:

@@ -1,1 +1,1 @@
-"""The sink for Iceberg tables (`marshal_dagster.sinks.IcebergSink`; docs/decisions/0022-iceberg.md)."""
+"""The sink for Iceberg tables (`marshal_dagster.sinks.IcebergSink`; docs/contributing/decisions/0022-iceberg.md)."""

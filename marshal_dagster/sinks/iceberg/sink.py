@@ -2,7 +2,7 @@
 
 Spark's tasks write the rows to files. The driver commits them: a compare-and-set on the branch's snapshot, after which
 the branch has both the rows and the positions. A writer that was overtaken judges its ranges again, and commits the
-files that it has written already (docs/decisions/0022-iceberg.md).
+files that it has written already (docs/contributing/decisions/0022-iceberg.md).
 """
 
 import contextlib
@@ -97,13 +97,13 @@ class IcebergSink(Steps):
             catalog_properties: Properties of the catalog, which pyiceberg's configuration does not need to have, such
                 as `{"uri": "https://..."}`. They are never logged.
             branch: The branch of the table. It must exist, unless it is `main`.
-            mode: Only `append`. One row for each key is not supported (docs/decisions/0022-iceberg.md).
+            mode: Only `append`. One row for each key is not supported (docs/contributing/decisions/0022-iceberg.md).
             source_column: The name of a column of type `string`, in which the sink stores for each row its group, its
                 topic and Kafka's id of the topic. With it and the columns `partition` and `offset` of the table, a new
                 generation replaces rows. The result must not have this column.
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
                 is refused if another group has ranges in the output.
-            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/how-to/sinks.md,
                 "Another group").
 
         Raises:

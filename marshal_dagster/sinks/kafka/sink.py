@@ -3,7 +3,7 @@
 Each partition of each group has its own transactional id. Initialising a transaction with it aborts the open
 transaction of an earlier writer and fences that writer, so Kafka accepts only one writer at a time. After that the
 writer reads the newest note of the partition and judges its range by it (protocol.md, section 6). It sends the records
-and, last of all, the new note (docs/decisions/0010-kafka-sink.md).
+and, last of all, the new note (docs/contributing/decisions/0010-kafka-sink.md).
 
 `records` converts rows to records, `notes` defines the notes, and `marshal_dagster.kafka.transactions` contains the
 Kafka client.
@@ -229,7 +229,7 @@ class KafkaSink(Steps):
             on_new_generation: Whether records of a new generation are refused or appended after older ones.
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
                 is refused if another group has ranges in the output.
-            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/how-to/sinks.md,
                 "Another group").
             written_by: Whether Spark's tasks send the records, or the process of the run. Tasks need the packages
                 marshal-dagster, pandas and pyarrow on each executor.

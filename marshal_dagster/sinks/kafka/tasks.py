@@ -3,7 +3,7 @@
 The driver evaluates the rows, and checks the claims and the data topic. A task then fences all earlier writers of its
 range's partition, reads the newest note, and judges the range by it, as the driver would. So a claim that is lost in
 between adds nothing: the next owner writes the same range, and whichever writer is later finds it done
-(docs/decisions/0017-kafka-records-from-tasks.md).
+(docs/contributing/decisions/0017-kafka-records-from-tasks.md).
 """
 
 import pickle

@@ -80,7 +80,7 @@ def decode_json(
         UnavailableError: `schemas` cannot be read.
         SchemaDriftError: With `new_fields="fail"`, objects have fields that `schema` lacks.
         ConfigurationError: Schema or options are invalid, or the session has settings with which Spark would read other
-            values (docs/decoding.md). `tinyint` is invalid, because Spark reads 200 as -56.
+            values (docs/how-to/decoding.md). `tinyint` is invalid, because Spark reads 200 as -56.
 
     Example:
         ```python

@@ -7,7 +7,7 @@ from tools import seed_table
 
 
 def test_the_page_is_what_would_be_written() -> None:
-    """docs/seed-protocol.md is up to date; to update it: python -m tools.seed_table."""
+    """docs/verification/seed-protocol.md is up to date; to update it: python -m tools.seed_table."""
     assert seed_table.PAGE.read_text() == seed_table.render()
 
 

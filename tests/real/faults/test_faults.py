@@ -1,6 +1,6 @@
 """Real members under faults on three real brokers, with a few seeds that together contain every kind of fault.
 
-`make soak-faults` runs 200 seeds; `docs/faults.md` describes what is judged.
+`make soak-faults` runs 200 seeds; `docs/verification/faults.md` describes what is judged.
 """
 
 from itertools import product
