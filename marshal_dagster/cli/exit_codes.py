@@ -27,11 +27,21 @@ class ExitCode(IntEnum):
     PIPE_CLOSED = 141
 
 
-HELP: Final = (
-    "Exit codes: 0 done; 1 something is wrong, or the command was refused; 2 wrong usage or settings; 3 Kafka, or an "
-    "outbox's database, cannot be reached or started; 4 malformed input; 5 the topic does not exist; 6 a right is "
-    "missing; 130 interrupted."
-)
+MEANINGS: Final = {
+    ExitCode.OK: "done",
+    ExitCode.PROBLEMS: "a problem was found, not everything was done, or the command was refused",
+    ExitCode.USAGE: "wrong usage or settings",
+    ExitCode.UNAVAILABLE: "Kafka, or an outbox's database, cannot be reached or started",
+    ExitCode.MALFORMED: "malformed input",
+    ExitCode.TOPIC_MISSING: "the topic does not exist",
+    ExitCode.NOT_ALLOWED: "a right is missing",
+    ExitCode.BUG: "a bug in this program",
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.PIPE_CLOSED: "the reader of the output closed the pipe",
+}
+"""What each exit code means; `docs/reference/cli.md` has the same texts, with details."""
+
+HELP: Final = f"Exit codes: {'; '.join(f'{code.value} {meaning}' for code, meaning in MEANINGS.items())}."
 """The list of exit codes at the end of each command's help."""
 
 

@@ -158,7 +158,7 @@ def _judgement(problems: Iterable[SettingProblem]) -> str:
 def with_servers(problem: SettingProblem, servers: str) -> SettingProblem:
     """Add the cluster's address to the command that fixes a setting, so that it can be run as it is."""
     tool, _, rest = problem.fix.partition(" ")
-    if tool != "kafka-configs":
+    if tool not in {"kafka-configs", "kafka-reassign-partitions"}:
         return problem
     return replace(problem, fix=f"{tool} --bootstrap-server {servers} {rest}")
 

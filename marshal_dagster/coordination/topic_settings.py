@@ -368,7 +368,8 @@ def _replica_problems(topics: Topics, described: TopicDescription, settings: Map
                 str(replicas),
                 str(MOST_REPLICAS),
                 "if one broker fails, all members stop" + (", and its disk has the only copies" if alone else ""),
-                f"kafka-reassign-partitions for {described.name}, with {MOST_REPLICAS} replicas for each partition",
+                "kafka-reassign-partitions --execute --reassignment-json-file replicas.json (a file that names "
+                f"{MOST_REPLICAS} brokers for each partition of {described.name}: docs/how-to/deployment.md, More replicas)",
                 Severity.DANGER if alone and topics.broker_count() > 1 else Severity.WARNING,
             )
         )

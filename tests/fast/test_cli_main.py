@@ -16,7 +16,7 @@ import pytest
 from marshal_dagster import errors
 from marshal_dagster.cli import output, topic
 from marshal_dagster.cli import replay as replay_command
-from marshal_dagster.cli.exit_codes import ExitCode, code_of
+from marshal_dagster.cli.exit_codes import MEANINGS, ExitCode, code_of
 from marshal_dagster.cli.main import COMMANDS as COMMAND_LIST
 from marshal_dagster.cli.main import load_command, run
 from marshal_dagster.coordination import topic_settings
@@ -155,7 +155,7 @@ def test_the_page_about_the_command_line_names_everything() -> None:
     """docs/reference/cli.md has each command, and each exit code with its number."""
     page = (REPOSITORY / "docs" / "reference" / "cli.md").read_text()
     assert [each for each in COMMANDS if f"marshal-dagster {' '.join(each)}" not in page] == []
-    assert [code for code in ExitCode if f"| {code.value} |" not in page] == []
+    assert [code for code in ExitCode if f"| {code.value} | {MEANINGS[code]} |" not in page] == []
 
 
 @pytest.mark.parametrize(
