@@ -369,7 +369,8 @@ def _replica_problems(topics: Topics, described: TopicDescription, settings: Map
                 str(MOST_REPLICAS),
                 "if one broker fails, all members stop" + (", and its disk has the only copies" if alone else ""),
                 "kafka-reassign-partitions --execute --reassignment-json-file replicas.json (a file that names "
-                f"{MOST_REPLICAS} brokers for each partition of {described.name}: docs/how-to/deployment.md, More replicas)",
+                f"{MOST_REPLICAS} brokers for each partition of {described.name}: see More replicas in "
+                "docs/how-to/deployment.md)",
                 Severity.DANGER if alone and topics.broker_count() > 1 else Severity.WARNING,
             )
         )
