@@ -145,3 +145,40 @@ def test_each_public_name_is_in_the_reference_once() -> None:
     names = re.findall(r"^::: marshal_dagster\.(\w+)$", pages, re.MULTILINE)
     names += re.findall(r"^## (\w+Error)$", errors, re.MULTILINE)
     assert Counter(names) == Counter(marshal_dagster.__all__)
+
+
+def links_of(page: Path) -> set[Path]:
+    """Return the pages that a page links to."""
+    targets = re.findall(r"\]\(([^)\s#]+\.md)(?:#[^)]*)?\)", page.read_text())
+    return {(page.parent / target).resolve() for target in targets if "://" not in target}
+
+
+def reachable_from(home: Path) -> set[Path]:
+    """Return the pages that a reader can reach from a page by links, with that page."""
+    found, unread = {home}, [home]
+    while unread:
+        new = links_of(unread.pop()) - found
+        found |= new
+        unread += new
+    return found
+
+
+def test_each_page_is_reachable_from_home() -> None:
+    """A reader finds every page by links in the pages, without the navigation and the search."""
+    pages = {path.resolve() for path in DOCS.rglob("*.md")}
+    assert {path.relative_to(DOCS).as_posix() for path in pages - reachable_from(DOCS / "index.md")} == set()
+
+
+def test_home_links_to_each_page_that_is_no_decision() -> None:
+    """Two clicks suffice: home links to each page, and the list of decisions to each decision."""
+    pages = {path.resolve() for path in DOCS.rglob("*.md") if "decisions" not in path.parts} - {DOCS / "index.md"}
+    assert pages - links_of(DOCS / "index.md") == set()
+
+
+def test_a_page_without_a_link_is_not_reachable(tmp_path: Path) -> None:
+    """Links to other sites, to anchors and from unreachable pages do not count."""
+    (tmp_path / "index.md").write_text("[a](a.md#b) [far](https://example.org/far.md) [here](#here)")
+    (tmp_path / "a.md").write_text("[home](index.md)")
+    (tmp_path / "far.md").write_text("[b](b.md)")
+    reachable = reachable_from(tmp_path / "index.md")
+    assert {path.name for path in reachable} == {"index.md", "a.md"}
