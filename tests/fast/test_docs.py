@@ -177,8 +177,8 @@ def test_home_links_to_each_page_that_is_no_decision() -> None:
 
 def test_a_page_without_a_link_is_not_reachable(tmp_path: Path) -> None:
     """Links to other sites, to anchors and from unreachable pages do not count."""
-    (tmp_path / "index.md").write_text("[a](a.md#b) [far](https://example.org/far.md) [here](#here)")
-    (tmp_path / "a.md").write_text("[home](index.md)")
-    (tmp_path / "far.md").write_text("[b](b.md)")
+    (tmp_path / "index.md").write_text("[a](notes.md#b) [far](https://example.org/setup.md) [here](#here)")
+    (tmp_path / "notes.md").write_text("[home](index.md)")
+    (tmp_path / "setup.md").write_text("[home](index.md)")
     reachable = reachable_from(tmp_path / "index.md")
-    assert {path.name for path in reachable} == {"index.md", "a.md"}
+    assert {path.name for path in reachable} == {"index.md", "notes.md"}
