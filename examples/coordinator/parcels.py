@@ -1,6 +1,7 @@
-"""Code location of one of several deployments that share a topic (docs/tutorials/several-deployments.md).
+"""A deployment that shares a topic (docs/tutorials/several-deployments.md).
 
-Each deployment has its own `MARSHAL_MEMBER`. All write to the same folder, each message once.
+Each deployment has its own `MARSHAL_MEMBER`. All write to the same folder, each
+message once.
 """
 
 import os
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 KAFKA = marshal.KafkaConnectionConfig.from_environment()
-SPARK = {"spark.master": os.environ.get("PARCELS_SPARK_MASTER", "local[*]"), "spark.driver.memory": "512m"}
+SPARK = {
+    "spark.master": os.environ.get("PARCELS_SPARK_MASTER", "local[*]"),
+    "spark.driver.memory": "512m",
+}
 RUNNING = dg.DefaultSensorStatus.RUNNING
 
 claimer = marshal.ClaimerResource(
@@ -30,7 +34,9 @@ sink = marshal.FileSink(os.environ["PARCELS_FOLDER"])
 
 
 @marshal.marshal_asset(topic="parcels", sink=sink, spark_key="pyspark")
-def parcels(_: dg.AssetExecutionContext, __: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
+def parcels(
+    _: dg.AssetExecutionContext, __: marshal.ClaimedBatch, frame: "DataFrame"
+) -> "DataFrame":
     """Keep each message as text."""
     return frame.selectExpr("partition", "offset", "string(value) AS parcel")
 
@@ -45,10 +51,16 @@ defs = dg.Definitions(
         marshal.build_group_member_sensor(work, default_status=RUNNING),
         marshal.build_stale_claim_sensor(redo, group="parcels", default_status=RUNNING),
     ],
-    schedules=[marshal.build_claimed_batch_schedule(work, default_status=dg.DefaultScheduleStatus.RUNNING)],
+    schedules=[
+        marshal.build_claimed_batch_schedule(
+            work, default_status=dg.DefaultScheduleStatus.RUNNING
+        )
+    ],
     resources={
         "claimer": claimer,
         "rationalizer": marshal.RationalizerResource(connection=KAFKA),
-        "pyspark": LazyPySparkResource(spark_config=marshal.spark_settings(app_name="parcels", extra=SPARK)),
+        "pyspark": LazyPySparkResource(
+            spark_config=marshal.spark_settings(app_name="parcels", extra=SPARK)
+        ),
     },
 )

@@ -1,8 +1,8 @@
-"""Read topic `delays` into a SQLite table, each event once, until the process is interrupted.
+"""Read topic `delays` into a SQLite table, each event once, until interrupted.
 
-The header `marshal-outbox-id` identifies an event, and is a unique column of the table. The consumer commits its
-offsets after the table's transaction. After a crash it may therefore read an event again, which only increases
-`deliveries`.
+The header `marshal-outbox-id` identifies an event, and is a unique column of the table.
+The consumer commits its offsets after the table's transaction. After a crash it may
+therefore read an event again, which only increases `deliveries`.
 """
 
 import os
@@ -15,11 +15,13 @@ from confluent_kafka import Consumer, Message
 
 TABLE = """
     CREATE TABLE IF NOT EXISTS delays (
-        place INTEGER PRIMARY KEY, id TEXT UNIQUE, carrier TEXT, event TEXT, deliveries INT DEFAULT 1
+        place INTEGER PRIMARY KEY, id TEXT UNIQUE, carrier TEXT, event TEXT,
+        deliveries INT DEFAULT 1
     )
 """
 ONCE = """
-    INSERT INTO delays (id, carrier, event) VALUES (CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT))
+    INSERT INTO delays (id, carrier, event)
+    VALUES (CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT))
     ON CONFLICT (id) DO UPDATE SET deliveries = deliveries + 1
 """
 SETTINGS = {
@@ -27,13 +29,18 @@ SETTINGS = {
     "group.id": "delays-reader",
     "auto.offset.reset": "earliest",
     "enable.auto.commit": False,
-    "isolation.level": "read_committed",  # librdkafka's default; clients in Java must set it
+    # librdkafka's default; clients in Java must set it.
+    "isolation.level": "read_committed",
 }
 
 
 def row(message: Message) -> tuple[object, object, object]:
     """Return the id, key and value of an event, as bytes."""
-    return dict(message.headers() or [])["marshal-outbox-id"], message.key(), message.value()
+    return (
+        dict(message.headers() or [])["marshal-outbox-id"],
+        message.key(),
+        message.value(),
+    )
 
 
 def read(consumer: Consumer, table: sqlite3.Connection) -> None:
@@ -41,7 +48,9 @@ def read(consumer: Consumer, table: sqlite3.Connection) -> None:
     while True:
         received = consumer.consume(500, timeout=1.0)
         for error in filter(None, (each.error() for each in received)):
-            print(error, file=sys.stderr)  # the client continues, for example once the topic is created
+            print(
+                error, file=sys.stderr
+            )  # the client continues, for example once the topic is created
         messages = [each for each in received if each.error() is None]
         if not messages:
             continue

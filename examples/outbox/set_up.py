@@ -1,4 +1,4 @@
-"""Create the topics, the tables of the sink and the outbox of the example, if they do not exist."""
+"""Create the topics, the tables of the sink and the outbox, if they do not exist."""
 
 from delays import KAFKA, outbox, sink
 from pyspark.sql.types import StructType
@@ -12,5 +12,7 @@ with Topics(KAFKA.to_connection("connection")) as topics:
     for name in ("flights", "delays"):
         topics.create(name, PARTITIONS, copies)
 columns = StructType().add("partition", "integer").add("offset", "long")
-sink.create_tables(columns.add("carrier", "string").add("flight", "integer").add("arr_delay", "double"))
+sink.create_tables(
+    columns.add("carrier", "string").add("flight", "integer").add("arr_delay", "double")
+)
 outbox.create()

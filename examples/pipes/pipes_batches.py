@@ -1,4 +1,4 @@
-"""An asset whose batches a script processes outside of the run, with any client of Dagster Pipes."""
+"""An asset whose batches a script processes, with any client of Dagster Pipes."""
 
 import os
 import sys
@@ -20,10 +20,17 @@ SCRIPT = Path(__file__).with_name("parse_orders.py")
 OUTPUT = os.environ.get("ORDERS_OUTPUT", "orders")
 
 
-@marshal_asset(topic="orders", sink=RemoteSink(OUTPUT), with_frame=False, required_resource_keys=["pipes"])
+@marshal_asset(
+    topic="orders",
+    sink=RemoteSink(OUTPUT),
+    with_frame=False,
+    required_resource_keys=["pipes"],
+)
 def parsed_orders(context: dg.AssetExecutionContext, batch: ClaimedBatch) -> None:
     """The orders as JSON files."""
-    run_with_pipes(context, batch, context.resources.pipes, command=[sys.executable, str(SCRIPT)])
+    run_with_pipes(
+        context, batch, context.resources.pipes, command=[sys.executable, str(SCRIPT)]
+    )
 
 
 defs = dg.Definitions(

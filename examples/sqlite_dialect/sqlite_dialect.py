@@ -1,4 +1,4 @@
-"""A dialect for SQLite: a `DatabaseSink` for results of whole numbers and strings in a database file."""
+"""A dialect for SQLite: a `DatabaseSink` for integers and strings in a file."""
 
 import json
 import re
@@ -12,7 +12,11 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StructType
 
-from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
+from marshal_dagster.errors import (
+    ConfigurationError,
+    SinkRejectedError,
+    UnavailableError,
+)
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.database.dialect import (
     OWN_TABLES,
@@ -35,13 +39,24 @@ OWN_TYPES = {
     Kind.ID: "INTEGER PRIMARY KEY AUTOINCREMENT",
     Kind.INSTANT: "TEXT DEFAULT CURRENT_TIMESTAMP",
 }
-TYPES = {"byte": "INTEGER", "short": "INTEGER", "integer": "INTEGER", "long": "INTEGER", "string": "TEXT"}
+TYPES = {
+    "byte": "INTEGER",
+    "short": "INTEGER",
+    "integer": "INTEGER",
+    "long": "INTEGER",
+    "string": "TEXT",
+}
 
 
 class SqliteDialectSink(DatabaseSink[sqlite3.Connection]):
     """Writes rows to the table `table` in the file `path`."""
 
-    def __init__(self, path: str, table: str, **options: Any) -> None:  # noqa: ANN401 - as `DatabaseSink`
+    def __init__(
+        self,
+        path: str,
+        table: str,
+        **options: Any,  # noqa: ANN401 - as `DatabaseSink`
+    ) -> None:
         """Set the file, the table and the options of `DatabaseSink`."""
         super().__init__(SqliteDialect(path, table), **options)
 
@@ -65,7 +80,10 @@ class Rows:
 
 
 class SqliteDialect(Dialect[sqlite3.Connection]):
-    """SQLite 3.35 or newer. A transaction locks the whole file, so no other lock is needed."""
+    """SQLite 3.35 or newer.
+
+    A transaction locks the whole file, so no other lock is needed.
+    """
 
     lock_clauses: Mapping[LockMode, str] = {LockMode.NOT: "", LockMode.ALONE: ""}
     add_column_statement = "ALTER TABLE {rows} ADD COLUMN {column}"
@@ -76,10 +94,14 @@ class SqliteDialect(Dialect[sqlite3.Connection]):
         self._path = path
 
     @contextmanager
-    def transaction(self, reached: Callable[[str], None]) -> Iterator[sqlite3.Connection]:
+    def transaction(
+        self, reached: Callable[[str], None]
+    ) -> Iterator[sqlite3.Connection]:
         """Yield a connection with one transaction."""
         try:
-            with closing(sqlite3.connect(self._path, timeout=60, isolation_level=None)) as connection:
+            with closing(
+                sqlite3.connect(self._path, timeout=60, isolation_level=None)
+            ) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 yield connection
                 reached("committing")
@@ -88,63 +110,121 @@ class SqliteDialect(Dialect[sqlite3.Connection]):
         except sqlite3.OperationalError as error:
             raise UnavailableError(f"table {self.output}: {error}") from None
         except sqlite3.DatabaseError as error:
-            raise SinkRejectedError(f"table {self.output} cannot store the rows: {error}") from None
+            raise SinkRejectedError(
+                f"table {self.output} cannot store the rows: {error}"
+            ) from None
 
-    def run(self, connection: sqlite3.Connection, statement: str, parameters: Mapping[str, object]) -> sqlite3.Cursor:
+    def run(
+        self,
+        connection: sqlite3.Connection,
+        statement: str,
+        parameters: Mapping[str, object],
+    ) -> sqlite3.Cursor:
         """Execute a statement, in which SQLite writes a parameter as `:name`."""
-        return connection.execute(re.sub(r"%\((\w+)\)s", r":\1", statement).replace("%%", "%"), dict(parameters))
+        return connection.execute(
+            re.sub(r"%\((\w+)\)s", r":\1", statement).replace("%%", "%"),
+            dict(parameters),
+        )
 
     def quoted(self, *names: str) -> str:
         """Return a quoted name."""
-        return ".".join('"' + name.replace('"', '""').replace("%", "%%") + '"' for name in names)
+        return ".".join(
+            '"' + name.replace('"', '""').replace("%", "%%") + '"' for name in names
+        )
 
-    def relation(self, alias: str, columns: Mapping[str, Kind], rows: Iterable[Sequence[object]]) -> Fragment:
+    def relation(
+        self, alias: str, columns: Mapping[str, Kind], rows: Iterable[Sequence[object]]
+    ) -> Fragment:
         """Return the rows as one JSON array."""
-        fields = ", ".join(f"json_extract(value, '$[{at}]') AS \"{name}\"" for at, name in enumerate(columns))
+        fields = ", ".join(
+            f"json_extract(value, '$[{at}]') AS \"{name}\""
+            for at, name in enumerate(columns)
+        )
         given = json.dumps([list(row) for row in rows])
-        return Fragment(f"(SELECT {fields} FROM json_each(%({alias}_rows)s)) AS {alias}", {f"{alias}_rows": given})  # noqa: S608
+        return Fragment(
+            f"(SELECT {fields} FROM json_each(%({alias}_rows)s)) AS {alias}",  # noqa: S608
+            {f"{alias}_rows": given},
+        )
 
-    def lock_topic(self, connection: sqlite3.Connection, topic: str, *, shared: bool) -> None:
+    def lock_topic(
+        self, connection: sqlite3.Connection, topic: str, *, shared: bool
+    ) -> None:
         """Do nothing, because the transaction has locked the file."""
 
     def create_own_tables(self, connection: sqlite3.Connection) -> None:
         """Create the sink's own tables."""
         for name, table in OWN_TABLES.items():
-            parts = [f'"{column}" {OWN_TYPES[kind]}' for column, kind in table.columns.items()]
+            parts = [
+                f'"{column}" {OWN_TYPES[kind]}'
+                for column, kind in table.columns.items()
+            ]
             if table.key:
                 parts.append(f"PRIMARY KEY ({', '.join(map(self.quoted, table.key))})")
-            connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(parts)})")
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(parts)})"
+            )
 
-    def create_output(self, connection: sqlite3.Connection, rows: StructType, keys: Sequence[str] = ()) -> None:
+    def create_output(
+        self, connection: sqlite3.Connection, rows: StructType, keys: Sequence[str] = ()
+    ) -> None:
         """Create the table for the rows."""
-        columns = {RENAMED.get(field.name, field.name): self.column_type(field.name, field.dataType) for field in rows}
-        parts = ["marshal_range INTEGER", *(f"{self.quoted(name)} {kind}" for name, kind in columns.items())]
+        columns = {
+            RENAMED.get(field.name, field.name): self.column_type(
+                field.name, field.dataType
+            )
+            for field in rows
+        }
+        parts = [
+            "marshal_range INTEGER",
+            *(f"{self.quoted(name)} {kind}" for name, kind in columns.items()),
+        ]
         if keys:
             parts.append(f"UNIQUE ({', '.join(map(self.quoted, keys))})")
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {self.quoted(self.table)} ({', '.join(parts)})")
+        connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {self.quoted(self.table)} ({', '.join(parts)})"
+        )
 
     def column_type(self, name: str, data_type: DataType) -> str:
         """Return the type of a column for a Spark type."""
         if data_type.typeName() not in TYPES:
-            raise ConfigurationError(f"column {name!r} has type {data_type.simpleString()}: cast it to string")
+            raise ConfigurationError(
+                f"column {name!r} has type {data_type.simpleString()}: cast it to "
+                "string"
+            )
         return TYPES[data_type.typeName()]
 
     def columns(self, connection: sqlite3.Connection) -> Collection[str]:
         """Return the names of the output's columns."""
-        return [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (self.table,))]
+        return [
+            row[0]
+            for row in connection.execute(
+                "SELECT name FROM pragma_table_info(?)", (self.table,)
+            )
+        ]
 
-    def check_output(self, connection: sqlite3.Connection, types: Mapping[str, DataType]) -> None:
-        """Check the columns' types: in SQLite a column of another type converts values."""
-        declared = dict(connection.execute("SELECT name, type FROM pragma_table_info(?)", (self.table,)))
+    def check_output(
+        self, connection: sqlite3.Connection, types: Mapping[str, DataType]
+    ) -> None:
+        """Check the columns' types, because other types convert values in SQLite."""
+        declared = dict(
+            connection.execute(
+                "SELECT name, type FROM pragma_table_info(?)", (self.table,)
+            )
+        )
         for name, data_type in types.items():
             if declared[name] != (wanted := self.column_type(name, data_type)):
-                raise ConfigurationError(f"column {name!r} is {declared[name]}: make it {wanted}")
+                raise ConfigurationError(
+                    f"column {name!r} is {declared[name]}: make it {wanted}"
+                )
 
-    def unique_indexes(self, connection: sqlite3.Connection) -> Collection[frozenset[str]]:
+    def unique_indexes(
+        self, connection: sqlite3.Connection
+    ) -> Collection[frozenset[str]]:
         """Return the columns of each unique index."""
         found: dict[str, set[str]] = {}
         for index, column in connection.execute(
-            "SELECT i.name, c.name FROM pragma_index_list(?) AS i JOIN pragma_index_info(i.name) AS c "
+            "SELECT i.name, c.name FROM pragma_index_list(?) AS i "
+            "JOIN pragma_index_info(i.name) AS c "
             'WHERE i."unique" AND NOT i.partial',
             (self.table,),
         ):
@@ -154,7 +234,9 @@ class SqliteDialect(Dialect[sqlite3.Connection]):
     @contextmanager
     def evaluated(self, frame: DataFrame, done: Sequence[int]) -> Iterator[Rows]:
         """Fetch all rows."""
-        yield Rows([row.asDict() for row in frame.collect() if row["partition"] not in done])
+        yield Rows(
+            [row.asDict() for row in frame.collect() if row["partition"] not in done]
+        )
 
     def staged_rows(
         self,
@@ -172,28 +254,59 @@ class TemporaryRows(StagedRows[sqlite3.Connection]):
 
     name = "marshal_rows"
 
-    def __init__(self, dialect: SqliteDialect, ids: Mapping[int, int], columns: Sequence[str], rows: Rows) -> None:
+    def __init__(
+        self,
+        dialect: SqliteDialect,
+        ids: Mapping[int, int],
+        columns: Sequence[str],
+        rows: Rows,
+    ) -> None:
         """Store the arguments."""
-        self._dialect, self._ids, self._columns, self._rows = dialect, ids, columns, rows
+        self._dialect, self._ids, self._columns, self._rows = (
+            dialect,
+            ids,
+            columns,
+            rows,
+        )
         self._names = Fragment(", ".join(map(dialect.quoted, column_names(columns))))
         self.has_offsets = "offset" in columns
 
-    def stage(self, connection: sqlite3.Connection, wanted: Sequence[ClaimedRange]) -> None:  # noqa: ARG002
+    def stage(
+        self,
+        connection: sqlite3.Connection,
+        wanted: Sequence[ClaimedRange],  # noqa: ARG002
+    ) -> None:
         """Insert all rows into the temporary table."""
-        statement = "CREATE TEMPORARY TABLE marshal_rows AS SELECT {names} FROM {rows} WHERE 1 = 0"
+        statement = (
+            "CREATE TEMPORARY TABLE marshal_rows AS SELECT {names} FROM {rows} "
+            "WHERE 1 = 0"
+        )
         self._dialect.execute(connection, statement, names=self._names)
         places = ", ".join("?" * (len(self._columns) + 1))
-        rows = [(self._ids[row["partition"]], *(row[name] for name in self._columns)) for row in self._rows.rows]
+        rows = [
+            (self._ids[row["partition"]], *(row[name] for name in self._columns))
+            for row in self._rows.rows
+        ]
         connection.executemany(f"INSERT INTO marshal_rows VALUES ({places})", rows)  # noqa: S608
 
     def move(
-        self, connection: sqlite3.Connection, wanted: Sequence[ClaimedRange], counts: Mapping[int | None, int]
+        self,
+        connection: sqlite3.Connection,
+        wanted: Sequence[ClaimedRange],
+        counts: Mapping[int | None, int],
     ) -> None:
         """Move the rows of `wanted` to the output."""
         moved = self._dialect.execute(
             connection,
-            "INSERT INTO {rows} ({names}) SELECT {names} FROM marshal_rows WHERE {is_taken}",
+            "INSERT INTO {rows} ({names}) SELECT {names} FROM marshal_rows "
+            "WHERE {is_taken}",
             names=self._names,
-            is_taken=self._dialect.one_of("marshal_range", [self._ids[range_.partition] for range_ in wanted]),
+            is_taken=self._dialect.one_of(
+                "marshal_range", [self._ids[range_.partition] for range_ in wanted]
+            ),
         )
-        check_row_count(moved, sum(counts.get(range_.partition, 0) for range_ in wanted), self._dialect.output)
+        check_row_count(
+            moved,
+            sum(counts.get(range_.partition, 0) for range_ in wanted),
+            self._dialect.output,
+        )

@@ -28,7 +28,9 @@ class SqliteOutput(Target):
         """Read all rows of the table."""
         with closing(sqlite3.connect(self.path)) as database:
             database.executescript(TABLES)
-            return database.execute('SELECT partition, "offset", value FROM result').fetchall()
+            return database.execute(
+                'SELECT partition, "offset", value FROM result'
+            ).fetchall()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

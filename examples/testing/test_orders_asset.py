@@ -39,7 +39,12 @@ def test_each_order_is_sent() -> None:
 def test_a_crash_before_the_commit_repeats() -> None:
     """At least once: shops must tolerate an order twice."""
     webhook = FakeWebhook()
-    result = run_in_memory(notify_shops, ORDERS, crash_at=CrashPoint.AFTER_PROCESS, resources={"webhook": webhook})
+    result = run_in_memory(
+        notify_shops,
+        ORDERS,
+        crash_at=CrashPoint.AFTER_PROCESS,
+        resources={"webhook": webhook},
+    )
     assert webhook.sent == ["north", "south", "west"] * 2
     assert len(result.repeated) == 3
 

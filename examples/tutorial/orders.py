@@ -1,4 +1,7 @@
-"""Write 60,000 orders to topic `orders`, and create the topic if it is missing. An order is the name of its shop."""
+"""Write 60,000 orders to topic `orders`, and create the topic if it is missing.
+
+An order is the name of its shop.
+"""
 
 import os
 
@@ -15,7 +18,9 @@ if "orders" not in admin.list_topics(timeout=10).topics:
 
 producer = Producer({"bootstrap.servers": SERVERS})
 for number in range(ORDERS):
-    producer.produce("orders", SHOPS[number % len(SHOPS)], partition=number % PARTITIONS)
+    producer.produce(
+        "orders", SHOPS[number % len(SHOPS)], partition=number % PARTITIONS
+    )
     producer.poll(0)
 producer.flush()
 print(f"{ORDERS:,} orders written")

@@ -1,4 +1,4 @@
-"""The tutorial's code location (docs/tutorials/first-batch.md): count the orders of each shop, each order once."""
+"""Count the orders of each shop, each order once (docs/tutorials/first-batch.md)."""
 
 import time
 from pathlib import Path
@@ -16,12 +16,20 @@ KAFKA = marshal.KafkaConnectionConfig.from_environment()
 sink = marshal.FileSink(Path(__file__).with_name("output"))
 
 
-@marshal.marshal_asset(topic="orders", sink=sink, spark_key="pyspark", max_records=20_000)
-def orders_per_shop(context: dg.AssetExecutionContext, batch: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
+@marshal.marshal_asset(
+    topic="orders", sink=sink, spark_key="pyspark", max_records=20_000
+)
+def orders_per_shop(
+    context: dg.AssetExecutionContext, batch: marshal.ClaimedBatch, frame: "DataFrame"
+) -> "DataFrame":
     """Number of orders of each shop."""
     context.log.info("batch %s", batch.batch_id)
     time.sleep(10)  # leaves time to kill the run
-    return frame.selectExpr("partition", "CAST(value AS STRING) AS shop").groupBy("partition", "shop").count()
+    return (
+        frame.selectExpr("partition", "CAST(value AS STRING) AS shop")
+        .groupBy("partition", "shop")
+        .count()
+    )
 
 
 job = marshal.build_claimed_batch_job(orders_per_shop)
@@ -30,10 +38,18 @@ defs = dg.Definitions(
     assets=[orders_per_shop],
     asset_checks=[marshal.build_claim_checks(orders_per_shop)],
     jobs=[job, redo],
-    sensors=[marshal.build_stale_claim_sensor(redo, group="shops", default_status=dg.DefaultSensorStatus.RUNNING)],
+    sensors=[
+        marshal.build_stale_claim_sensor(
+            redo, group="shops", default_status=dg.DefaultSensorStatus.RUNNING
+        )
+    ],
     resources={
-        "claimer": marshal.ClaimerResource(connection=KAFKA, group="shops", delivery="effectively_once"),
+        "claimer": marshal.ClaimerResource(
+            connection=KAFKA, group="shops", delivery="effectively_once"
+        ),
         "rationalizer": marshal.RationalizerResource(connection=KAFKA),
-        "pyspark": LazyPySparkResource(spark_config=marshal.spark_settings(app_name="shops")),
+        "pyspark": LazyPySparkResource(
+            spark_config=marshal.spark_settings(app_name="shops")
+        ),
     },
 )

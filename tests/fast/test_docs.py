@@ -56,6 +56,25 @@ def test_the_tutorial_shows_the_files_that_are_run() -> None:
     assert sorted(blocks) == sorted(path.read_text() for path in TUTORIAL.glob("*.py"))
 
 
+def test_the_readme_shows_the_file_that_is_run() -> None:
+    """README.md contains the whole file of the quick start, which a real test runs."""
+    path = Path(__file__).parents[2] / "examples" / "quick_start" / "orders_per_shop.py"
+    assert f"```python\n{path.read_text()}```\n" in (DOCS.parent / "README.md").read_text()
+
+
+def test_the_links_of_the_readme_exist() -> None:
+    """Each relative link of README.md and CONTRIBUTING.md names a file, and a heading of it if there is an anchor."""
+    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
+        for target, _, anchor in re.findall(
+            r"\]\((?!https?:)([^)#\s]*)(#([^)\s]*))?\)", (DOCS.parent / name).read_text()
+        ):
+            page = DOCS.parent / (target or name)
+            assert page.is_file(), (name, target)
+            headings = re.findall(r"^#+ (.*)$", page.read_text() if anchor else "", re.MULTILINE)
+            slugs = {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower())) for heading in headings}
+            assert not anchor or anchor in slugs, (name, target, anchor)
+
+
 def test_the_page_of_sinks_shows_the_example() -> None:
     """The page contains the sink and its test unchanged."""
     page = (DOCS / "how-to" / "sinks.md").read_text()
