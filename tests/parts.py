@@ -100,6 +100,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "benchmarks",
         "check_*",
         "conditions",
+        "configuration_reference",
         "demo",
         "docs",
         "error_reference",
