@@ -22,6 +22,7 @@ from jobs.operators import (
 )
 from jobs.settings import CONNECTION, COORDINATION_TOPIC, HEARTBEAT_INTERVAL_S, SPARK_MASTER
 from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.launchpad import configured_in_code
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.spark.session import spark_settings
 from sensors.stale_claims import stale_flights_sensor
@@ -51,8 +52,10 @@ defs = Definitions(
             delivery="effectively_once",
         ),
         "rationalizer": RationalizerResource(connection=CONNECTION, coordination_topic=COORDINATION_TOPIC),
-        "pyspark": LazyPySparkResource(
-            spark_config=spark_settings(app_name="flights", extra={"spark.master": SPARK_MASTER})
+        "pyspark": configured_in_code(
+            LazyPySparkResource(
+                spark_config=spark_settings(app_name="flights", extra={"spark.master": SPARK_MASTER})
+            )
         ),
     },
 )

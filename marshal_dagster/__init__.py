@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from marshal_dagster.protocol.messages import RuleSet as RuleSet
     from marshal_dagster.resources.claimer import ClaimerResource as ClaimerResource
     from marshal_dagster.resources.connection import KafkaConnectionConfig as KafkaConnectionConfig
+    from marshal_dagster.resources.launchpad import configured_in_code as configured_in_code
     from marshal_dagster.resources.outbox import OutboxResource as OutboxResource
     from marshal_dagster.resources.rationalizer import RationalizerResource as RationalizerResource
     from marshal_dagster.resources.spark_connect import SparkConnectResource as SparkConnectResource
@@ -169,6 +170,7 @@ _NAMES: Final = {
     "protocol.messages": "DeliveryMode GroupSettings RuleSet",
     "resources.claimer": "ClaimerResource",
     "resources.connection": "KafkaConnectionConfig",
+    "resources.launchpad": "configured_in_code",
     "resources.outbox": "OutboxResource",
     "resources.rationalizer": "RationalizerResource",
     "resources.spark_connect": "SparkConnectResource",

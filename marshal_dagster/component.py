@@ -52,6 +52,7 @@ from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, SECRETS
 from marshal_dagster.ops.user_function import check_arguments, process_arguments
 from marshal_dagster.resources.claimer import DEFAULT_HEARTBEAT_INTERVAL_S, ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.launchpad import configured_in_code
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.names import as_name
 from marshal_dagster.sensors._exhausted_plans import build_exhausted_plans_check
@@ -597,7 +598,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
 
         single = SINGLE_EXECUTION if self.delivery == "at_most_once" else {}
         settings = spark_settings(app_name=base, extra={**single, **(self.spark_config or {})})
-        return {key: LazyPySparkResource(spark_config=dict(settings))}
+        return {key: configured_in_code(LazyPySparkResource(spark_config=dict(settings)))}
 
     def _schedules(self, job: AnyJob) -> list[ScheduleDefinition]:
         if self.schedule is None:

@@ -5,7 +5,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +16,18 @@ import typer
 
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.messages import INT64_MAX, RuleSet
-from marshal_dagster.protocol.replay import MalformedLogError, StoredRecord, parse_lines
+from marshal_dagster.protocol.messages import INT64_MAX, InvalidMessage, RuleSet, coordination_partition, parse
+from marshal_dagster.protocol.replay import MalformedLogError, StoredRecord, encode_value, parse_lines
 from marshal_dagster.protocol.world import World
 
 STDIN: Final = "-"
 LONGEST_LINE_BYTES: Final = 1 << 24
 """Longer than the JSON form of any record that Kafka accepts."""
+_SEARCHED: Final = 2_000
+"""How many records are searched for data topics."""
+_MOST_TOPICS: Final = 64
+_MOST_PARTITIONS: Final = 1_024
+"""The largest number of coordination partitions that is guessed."""
 _PARTITION_FIRST: Final = re.compile(rb'\{"partition": ?([0-9]{1,10}),')
 
 
@@ -50,7 +56,7 @@ class StoredLogOptions:
         typer.Option(
             "--coordination-partitions",
             metavar="N",
-            help="Number of coordination partitions (default: the largest number in the log + 1).",
+            help="Number of coordination partitions (default: the least that fits the topics in the log).",
             show_default=False,
         ),
     ] = None
@@ -121,13 +127,39 @@ def _rewindable(source: IO[bytes]) -> IO[bytes]:
 
 
 def _partition_count(source: IO[bytes]) -> int:
-    """Return the largest coordination partition + 1, and rewind. Malformed lines are reported later."""
+    """Return the likely number of coordination partitions, and rewind. Malformed lines are reported later."""
     start = source.tell()
     largest = 0
-    for line in _raw_lines(source):
-        largest = max(largest, _partition_in(line))
+    placed: Counter[tuple[str, int]] = Counter()
+    for number, line in enumerate(_raw_lines(source)):
+        partition = _partition_in(line)
+        largest = max(largest, partition)
+        if number < _SEARCHED and len(placed) < _MOST_TOPICS and (topic := _topic_in(line)):
+            placed[topic, partition] += 1
     source.seek(start)
-    return largest + 1
+    return likely_partitions(placed, largest + 1)
+
+
+def likely_partitions(placed: Mapping[tuple[str, int], int], least: int) -> int:
+    """Return the number of coordination partitions of the topic that a stored log is from.
+
+    A log may have no record in the last partitions. The number is the smallest one, from `least` on, with which most
+    records are in the partition of their data topic.
+
+    Args:
+        placed: How many records about a data topic each coordination partition has.
+        least: The smallest possible number: the largest partition in the log + 1.
+    """
+    best, most = least, -1
+    for count in range(least, max(least, _MOST_PARTITIONS) + 1):
+        fitting = sum(
+            records for (topic, partition), records in placed.items() if coordination_partition(topic, count) == partition
+        )
+        if fitting > most:
+            best, most = count, fitting
+        if most == sum(placed.values()):
+            break
+    return best
 
 
 def _partition_in(line: bytes) -> int:
@@ -140,6 +172,16 @@ def _partition_in(line: bytes) -> int:
     except (ValueError, RecursionError, TypeError, LookupError):
         return 0
     return number if type(number) is int else 0
+
+
+def _topic_in(line: bytes) -> str:
+    """Return the data topic of a line's record; empty if it has none."""
+    try:
+        value = json.loads(line)["value"]
+        message = parse(encode_value(value))
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError):
+        return ""
+    return "" if isinstance(message, InvalidMessage) else message.topic
 
 
 def _raw_lines(source: IO[bytes]) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
 """`timeline`: draw what happened to partitions, runs and plans, as one page that works offline."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Final
@@ -17,16 +17,13 @@ from marshal_dagster.cli.options import LogOptions, OnlyGroup
 from marshal_dagster.cli.stored_log import StoredLogOptions, stored_log
 from marshal_dagster.coordination.log import TimedLog
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.messages import NO_NAME, InvalidMessage, coordination_partition, is_name, is_topic, parse
+from marshal_dagster.protocol.messages import NO_NAME, is_name, is_topic
 from marshal_dagster.protocol.replay import StoredRecord
 from marshal_dagster.protocol.world import World
 from marshal_dagster.timeline.builder import TimelineBuilder, Wanted
 from marshal_dagster.timeline.model import Timeline
 
 _MEGABYTE: Final = 1_000_000
-_SEARCHED: Final = 2_000
-"""How many records are searched for topics."""
-_MOST_PARTITIONS: Final = 1_024
 
 app = command_group("Draw a timeline of claims, plans and commits.")
 
@@ -133,30 +130,9 @@ def live_timeline(log: TimedLog, wanted: Wanted, now_ms: int, timeout_s: float) 
 def _from_file(file: str, stored: StoredLogOptions, wanted: Wanted, since: str | None, until: str | None) -> Timeline:
     with stored_log(file, stored) as log:
         records, world = list(log.records), log.world
-    if stored.coordination_partitions is None:
-        defaults = world.defaults
-        count = likely_partitions(records, world.coordination_partitions)
-        world = World(count, defaults.heartbeat_interval_ms, defaults.rule_set)
     last_ms = max((record.timestamp_ms for record in records), default=0)
     limited = wanted if since is None and until is None else _limited(wanted, since, until, last_ms)
     return _built(TimelineBuilder(world, limited), limited, records)
-
-
-def likely_partitions(records: Sequence[StoredRecord], least: int) -> int:
-    """Return the number of coordination partitions of the topic that a stored log is from.
-
-    A log may have no record in the last partitions. The number is the smallest one, from `least` on, for which each
-    topic is in its own partition; `least` if there is none.
-    """
-    homes: dict[str, int] = {}
-    for record in records[:_SEARCHED]:
-        message = parse(record.value)
-        if not isinstance(message, InvalidMessage) and message.topic:
-            homes.setdefault(message.topic, record.partition)
-    for count in range(least, _MOST_PARTITIONS + 1):
-        if all(coordination_partition(topic, count) == home for topic, home in homes.items()):
-            return count
-    return least
 
 
 def _limited(wanted: Wanted, since: str | None, until: str | None, now_ms: int) -> Wanted:

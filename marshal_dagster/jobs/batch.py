@@ -4,7 +4,7 @@ They run an op of `build_claimed_batch_op` or an asset of `marshal_asset`. Senso
 """
 
 from collections.abc import Mapping
-from typing import Final, TypedDict, Unpack, overload
+from typing import Any, Final, TypedDict, Unpack, overload
 
 from dagster import (
     AssetsDefinition,
@@ -22,7 +22,7 @@ from dagster import (
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # has no public name
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ops.config import ClaimedBatchConfig
+from marshal_dagster.ops.config import LIMITS, ClaimedBatchConfig
 from marshal_dagster.runs.names import TOPIC_TAG
 
 EVERY_MINUTE: Final = "* * * * *"
@@ -33,6 +33,9 @@ OP_TAG: Final = "marshal/op"
 
 PER_PARTITION_TAG: Final = "marshal/per_partition"
 """Tag of an asset's job whose runs are each for one Dagster partition."""
+
+_SHOWN: Final = (*LIMITS, "on_idle", "retry_exhausted")
+"""The fields of the run config with which a launchpad opens, if they have a value."""
 
 AnyJob = JobDefinition | UnresolvedAssetJobDefinition
 
@@ -109,10 +112,8 @@ def build_claimed_batch_job(
     op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
     if TOPIC_TAG not in op.tags:
         raise ConfigurationError(f"{op.name!r} has no topic: build it with build_claimed_batch_op or marshal_asset")
-    name, config = options.get("name") or f"{op.name}_job", options.get("config")
-    run_config = (
-        RunConfig(ops={op.name: config}) if config else None
-    )  # an empty one would clear the defaults in the launchpad
+    name = options.get("name") or f"{op.name}_job"
+    run_config = _opens_with(op, options.get("config"))
     tags = {TOPIC_TAG: op.tags[TOPIC_TAG], **(options.get("tags") or {})}
     executor_def = options.get("executor_def", in_process_executor)
     if isinstance(claimed, AssetsDefinition):
@@ -132,10 +133,23 @@ def build_claimed_batch_job(
     return job(
         name=name,
         description=options.get("description") or op.description,
-        config=run_config,  # type: ignore[arg-type] # None is its own default
+        config=run_config,
         tags=tags,
         executor_def=executor_def,
     )(work)
+
+
+def _opens_with(op: OpDefinition, config: ClaimedBatchConfig | None) -> dict[str, Any]:
+    """Return the default run config, with which the launchpad opens: what an operator may want to change.
+
+    Without it a launchpad opens with all defaults of the job, resources included.
+    """
+    fields = op.get_config_field().config_type.fields
+    defaults = {name: field.default_value for name, field in fields.items() if field.default_provided}
+    shown = {name: defaults[name] for name in _SHOWN if defaults.get(name) is not None}
+    given = {} if config is None else RunConfig(ops={op.name: config}).to_config_dict()["ops"][op.name]["config"]
+    other = {name: value for name, value in given.items() if value not in (defaults.get(name), [])}
+    return {"ops": {op.name: {"config": {**shown, **other}}}}
 
 
 def _require_whole(definition: AnyJob) -> None:

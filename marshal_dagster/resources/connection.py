@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Self, get_args
 
 from dagster import Config, ConfigurableResource, EnvVar
+from dagster._utils.cached_method import cached_method  # has no public name
 from pydantic import Field, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
@@ -23,6 +24,7 @@ from marshal_dagster.kafka.connection import (
     SecurityProtocol,
 )
 from marshal_dagster.kafka.topic_names import topic_name_problem
+from marshal_dagster.resources.launchpad import without_defaults
 
 _PLACEHOLDERS: Final = {name: "-----BEGIN PRIVATE KEY-----" if name == "ssl_key_pem" else "?" for name in SECRETS}
 """Texts that take the place of secrets when a connection is checked before their variables are read."""
@@ -245,12 +247,16 @@ def _in_one_line(cls: type[Any], error: ValidationError) -> ConfigurationError:
 class CheckedResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
     """Base class of the resources: an invalid or unknown field raises a `ConfigurationError` in one line."""
 
+    @cached_method  # Dagster finds nested resources by the identity of their definitions
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
-        """Return Dagster's definition of this resource; reject secrets in plain text, which Dagster would show."""
+        """Return Dagster's definition of this resource, whose settings stay out of the launchpad.
+
+        Secrets in plain text are rejected, because Dagster would show them.
+        """
         for field, value in self.__dict__.items():
             for name in value.secrets_in_code() if isinstance(value, KafkaConnectionConfig) else ():
                 raise secret_in_code(f"{type(self).__name__}: {field}.{name}", name)
-        return super().get_resource_definition()
+        return without_defaults(super().get_resource_definition())
 
     @model_validator(mode="wrap")
     @classmethod

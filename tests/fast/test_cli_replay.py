@@ -16,7 +16,7 @@ from tests.reference_reader import PlainReader, records_of
 VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
 CLAIM = "ClaimingPartition/1/1/{instance}/c/g/ev/0"
 BEAT = "Heartbeat/1/1/{instance}/c/g/ev/0/{offset}"
-EV = 4  # the coordination partition of topic ev among 8
+EV, ORDERS = 4, 2  # the coordination partitions of topics ev and orders among 8
 
 
 def log_file(folder: Path, text: str) -> Path:
@@ -109,16 +109,33 @@ def test_standard_input_is_replayed_like_a_file(capsys: pytest.CaptureFixture[st
     assert answer.json == call(capsys, "replay", VECTOR, "--json").json
 
 
-def test_the_coordination_partitions_are_the_largest_number_and_one(
+def test_the_coordination_partitions_are_the_least_number_that_fits(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Without the option, the log's largest partition number determines the number of coordination partitions."""
-    claim = CLAIM.format(instance="a")
-    path = log_file(tmp_path, stored([(EV, 0, 0, claim), (7, 0, 0, "Mark/1/1/a/c/g//0")]))
-    assert call(capsys, "replay", path, "--json").json["invalid"] == 0
-    path = log_file(tmp_path, stored([(EV, 0, 0, claim), (6, 0, 0, "Mark/1/1/a/c/g//0")]))
-    assert call(capsys, "replay", path, "--json").json["invalid"] == 1
-    assert call(capsys, "replay", path, "--json", "--coordination-partitions", "8").json["invalid"] == 0
+    """Without the option, the number follows from the partitions in the log and from the topics of its records."""
+    claim = (EV, 0, 0, CLAIM.format(instance="a"))
+    for last in (EV + 1, 6, 7):
+        path = log_file(tmp_path, stored([claim, (last, 0, 0, "Mark/1/1/a/c/g//0")]))
+        assert call(capsys, "replay", path, "--json").json["invalid"] == 0
+    path = log_file(tmp_path, stored([claim]))
+    assert call(capsys, "replay", path, "--json", "--coordination-partitions", "5").json["invalid"] == 1
+
+
+@pytest.mark.parametrize(
+    ("placed", "least", "found"),
+    [
+        ({}, 3, 3),
+        ({("ev", EV): 1}, 3, 6),
+        ({("ev", EV): 1, ("orders", 2): 1}, 3, 8),
+        ({("ev", EV): 2, ("orders", 2): 1, ("ev", 0): 1, ("orders", 1): 1}, 5, 8),
+        ({("ev", 2_000): 1}, 2_001, 2_001),
+    ],
+)
+def test_most_records_are_in_the_partition_of_their_topic(
+    placed: dict[tuple[str, int], int], least: int, found: int
+) -> None:
+    """A record in a wrong partition, which any program can write, does not mislead."""
+    assert stored_log.likely_partitions(placed, least) == found
 
 
 @pytest.mark.parametrize(
@@ -134,9 +151,9 @@ def test_the_coordination_partitions_are_the_largest_number_and_one(
 )
 def test_the_largest_number_is_what_json_says(capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str) -> None:
     """However a line is written, its partition counts as the JSON parser reads it."""
-    claim = json.dumps({"partition": EV, "offset": 0, "timestamp": 0, "value": CLAIM.format(instance="a")})
-    state = call(capsys, "replay", log_file(tmp_path, f"{claim}\n{line}\n"), "--json").json
-    assert (state["invalid"], owner(state)) == (1, "a")
+    claim = CLAIM.format(instance="a")
+    claims = stored([(EV, 0, 0, claim), (ORDERS, 0, 0, claim.replace("/ev/", "/orders/"))])
+    assert call(capsys, "replay", log_file(tmp_path, f"{claims}{line}\n"), "--json").json["invalid"] == 1
 
 
 def test_the_heartbeat_interval_may_be_a_fraction(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

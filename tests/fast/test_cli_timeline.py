@@ -6,7 +6,7 @@ import pytest
 
 from marshal_dagster._internal import extras
 from marshal_dagster._internal.extras import Extra
-from marshal_dagster.cli.timeline import likely_partitions, live_timeline
+from marshal_dagster.cli.timeline import live_timeline
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import coordination_partition
 from marshal_dagster.protocol.replay import StoredRecord, render_record
@@ -106,14 +106,6 @@ def test_a_log_of_one_coordination_partition_is_drawn(capsys: pytest.CaptureFixt
     found = call(capsys, "timeline", log, "-o", page, "--json").json
     assert (found["partitions"], found["claims"]) == (3, 10)
     assert call(capsys, "timeline", log, "-o", page, "--coordination-partitions", "3", "--json").json["claims"] == 0
-
-
-def test_the_number_of_coordination_partitions_is_the_least_that_fits() -> None:
-    """Without a topic it is the given one."""
-    assert likely_partitions([], 3) == 3
-    found = likely_partitions(incident(), 3)
-    assert coordination_partition("orders", found) == coordination_partition("orders", COORDINATION_PARTITIONS)
-    assert all(coordination_partition("orders", count) != HOME for count in range(3, found))
 
 
 def test_an_empty_log_says_so_in_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

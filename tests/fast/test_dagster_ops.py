@@ -11,7 +11,6 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
-from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.assets.decorator import marshal_asset
@@ -1380,15 +1379,25 @@ def test_jobs_are_of_one_op_and_tagged_with_its_topic() -> None:
     assert build_claimed_batch_schedule(scheduled).cron_schedule == "* * * * *"
 
 
-def test_a_jobs_launchpad_is_filled_with_the_limits_of_its_op() -> None:
-    """A job without its own config leaves the schema's defaults in the launchpad; an empty config would hide them."""
-    job = build_claimed_batch_job(build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, max_records=7))
-    snapshot = job.get_job_snapshot()
-    schema = snapshot.config_schema_snapshot
-    filled_in = default_values_yaml_from_type_snap(
-        schema, schema.get_config_snap(str(snapshot.mode_def_snaps[0].root_config_key))
-    )
-    assert "max_records: 7" in filled_in
+def test_a_batch_jobs_launchpad_opens_with_what_an_operator_may_change() -> None:
+    """The limits of the op or the job, and two choices; resources have no part in it."""
+    op = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, max_records=7)
+    choices = {"on_idle": "skip", "retry_exhausted": False}
+    opened = {
+        build_claimed_batch_job(op): {"max_records": 7, **choices},
+        build_claimed_batch_job(op, config=ClaimedBatchConfig(max_batches=3, partitions=[1], on_idle="fail")): {
+            "max_records": 7,
+            "max_batches": 3,
+            "partitions": [1],
+            "on_idle": "fail",
+            "retry_exhausted": False,
+        },
+        build_reprocess_job(op): {"max_records": 7, "max_batches": 1, **choices},
+    }
+    for job, config in opened.items():
+        assert job.run_config == {"ops": {"work": {"config": config}}}
+        bound = dg.Definitions(jobs=[job], resources={"claimer": dg.ResourceDefinition.none_resource()})
+        assert dg.validate_run_config(bound.resolve_job_def(job.name), job.run_config)
 
 
 def test_a_job_of_another_op_is_refused() -> None:

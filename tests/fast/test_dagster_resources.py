@@ -9,6 +9,7 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 import yaml  # type: ignore[import-untyped]
+from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
 from marshal_dagster.batches import BatchRequest
@@ -27,6 +28,7 @@ from marshal_dagster.protocol.messages import (
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.resources.claimer import BatchOptions, ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.launchpad import configured_in_code
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.announcements import AnnouncedRange, announced_ranges, announcer, rows_in
 from marshal_dagster.runs.log_forwarding import logs_to_run
@@ -252,33 +254,73 @@ def test_a_secret_of_the_environment_reaches_the_connection_alone(monkeypatch: p
     assert [text for text in told if CANARY in text] == []
 
 
+def defaults_of_launchpad(job: dg.JobDefinition) -> Any:  # noqa: ANN401 - any YAML
+    """Return what the launchpad's button "Scaffold all default config" fills in."""
+    schema = job.get_job_snapshot().config_schema_snapshot
+    root = schema.get_config_snap(job.run_config_schema.run_config_schema_type.key)
+    return yaml.safe_load(default_values_yaml_from_type_snap(schema, root))
+
+
 @pytest.mark.parametrize(
     ("connection", "password"),
-    [(_connection(), None), (_connection(**SASL, password=dg.EnvVar("KAFKA_PASSWORD")), {"env": "KAFKA_PASSWORD"})],
+    [(_connection(), None), (_connection(**SASL, password=dg.EnvVar("KAFKA_PASSWORD")), CANARY)],
 )
-def test_what_the_launchpad_fills_in_starts_a_run(
-    connection: KafkaConnectionConfig, password: object, monkeypatch: pytest.MonkeyPatch
+def test_the_launchpad_fills_in_nothing_of_resources(
+    connection: KafkaConnectionConfig, password: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launchpad's default config means the same as the definitions, secrets included."""
+    """A run without a config of resources has the settings of the code, secrets included; a run config replaces one."""
     monkeypatch.setenv("KAFKA_PASSWORD", CANARY)
     seen = []
 
     @dg.op
     def connect(claimer: ClaimerResource) -> None:
-        seen.append(claimer.connection.to_connection("connection").password)
+        found = claimer.connection.to_connection("connection").password
+        seen.append((found and found.get_secret_value(), claimer.heartbeat_interval_s, claimer.group))
 
     @dg.job
     def work() -> None:
         connect()
 
-    definitions = dg.Definitions(jobs=[work], resources={"claimer": _claimer(connection=connection)})
+    claimer = _claimer(connection=connection, heartbeat_interval_s=7)
+    job = dg.Definitions(jobs=[work], resources={"claimer": claimer}).get_job_def("work")
+    assert defaults_of_launchpad(job) == {}
+    assert job.execute_in_process().success
+    other = {"resources": {"claimer": {"config": {"heartbeat_interval_s": 9}}}}
+    assert job.execute_in_process(run_config=other).success
+    assert seen == [(password, 7, claimer.group), (password, 9, claimer.group)]
+
+
+class _Session(dg.ConfigurableResource):  # type: ignore[type-arg] # it is its own value
+    """A resource that is not of this package."""
+
+    settings: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it
+    path: str = "/"
+
+
+def test_any_resource_can_stay_out_of_the_launchpad() -> None:
+    """The settings of the code apply, and the page of the resource shows them."""
+    seen = []
+
+    @dg.op
+    def use(spark: _Session) -> None:
+        seen.append((spark.settings, spark.path))
+
+    @dg.job
+    def work() -> None:
+        use()
+
+    kept = _Session(settings={"a.b": "c"}, path="/jars")
+    shown = dg.Definitions(jobs=[work], resources={"spark": kept}).get_job_def("work")
+    assert "resources" in defaults_of_launchpad(shown)
+    definitions = dg.Definitions(jobs=[work], resources={"spark": configured_in_code(kept)})
     job = definitions.get_job_def("work")
-    schema = job.get_job_snapshot().config_schema_snapshot
-    root = schema.get_config_snap(job.run_config_schema.run_config_schema_type.key)
-    filled_in = yaml.safe_load(default_values_yaml_from_type_snap(schema, root))
-    assert filled_in["resources"]["claimer"]["config"]["connection"].get("password") == password
-    assert job.execute_in_process(run_config=filled_in).success
-    assert [secret and secret.get_secret_value() for secret in seen] == [CANARY if password else None]
+    assert defaults_of_launchpad(job) == {}
+    assert job.execute_in_process().success
+    assert job.execute_in_process(run_config={"resources": {"spark": {"config": {"path": "/"}}}}).success
+    assert seen == [({"a.b": "c"}, "/jars"), ({"a.b": "c"}, "/")]
+    (resource,) = RepositorySnap.from_def(definitions.get_repository_def()).resources or []
+    assert resource.resource_type.endswith("_Session")
+    assert resource.configured_values["path"] == '"/jars"'
 
 
 def test_from_environment_keeps_secrets_there() -> None:
