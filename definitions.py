@@ -53,9 +53,7 @@ defs = Definitions(
         ),
         "rationalizer": RationalizerResource(connection=CONNECTION, coordination_topic=COORDINATION_TOPIC),
         "pyspark": configured_in_code(
-            LazyPySparkResource(
-                spark_config=spark_settings(app_name="flights", extra={"spark.master": SPARK_MASTER})
-            )
+            LazyPySparkResource(spark_config=spark_settings(app_name="flights", extra={"spark.master": SPARK_MASTER}))
         ),
     },
 )

@@ -153,7 +153,9 @@ def likely_partitions(placed: Mapping[tuple[str, int], int], least: int) -> int:
     best, most = least, -1
     for count in range(least, max(least, _MOST_PARTITIONS) + 1):
         fitting = sum(
-            records for (topic, partition), records in placed.items() if coordination_partition(topic, count) == partition
+            records
+            for (topic, partition), records in placed.items()
+            if coordination_partition(topic, count) == partition
         )
         if fitting > most:
             best, most = count, fitting

@@ -144,12 +144,18 @@ def _opens_with(op: OpDefinition, config: ClaimedBatchConfig | None) -> dict[str
 
     Without it a launchpad opens with all defaults of the job, resources included.
     """
-    fields = op.get_config_field().config_type.fields
-    defaults = {name: field.default_value for name, field in fields.items() if field.default_provided}
+    config_type: Any = op.get_config_field().config_type  # a Shape
+    defaults = {name: field.default_value for name, field in config_type.fields.items() if field.default_provided}
     shown = {name: defaults[name] for name in _SHOWN if defaults.get(name) is not None}
-    given = {} if config is None else RunConfig(ops={op.name: config}).to_config_dict()["ops"][op.name]["config"]
+    given = {} if config is None else _as_config(op, config)
     other = {name: value for name, value in given.items() if value not in (defaults.get(name), [])}
     return {"ops": {op.name: {"config": {**shown, **other}}}}
+
+
+def _as_config(op: OpDefinition, config: ClaimedBatchConfig) -> dict[str, Any]:
+    run_config: dict[str, Any] = RunConfig(ops={op.name: config}).to_config_dict()  # type: ignore[no-untyped-call]
+    values: dict[str, Any] = run_config["ops"][op.name]["config"]
+    return values
 
 
 def _require_whole(definition: AnyJob) -> None:

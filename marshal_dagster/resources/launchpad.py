@@ -57,12 +57,14 @@ class _ConfiguredInCode(ConfiguredDefinitionConfigSchema):
 
     def __init__(self, definition: ResourceDefinition) -> None:
         field = definition.get_config_field()
+        config_type: Any = field.config_type  # a Shape
         settings = field.default_value if field.default_provided else {}
         fields = {
             name: Field(each.config_type, is_required=False, description=each.description)
-            for name, each in field.config_type.fields.items()
+            for name, each in config_type.fields.items()
         }
-        super().__init__(definition, DefinitionConfigSchema(Field(Shape(fields))), lambda given: {**settings, **given})
+        optional = DefinitionConfigSchema(Field(Shape(fields)))  # type: ignore[no-untyped-call]
+        super().__init__(definition, optional, lambda given: {**settings, **given})
         self._settings = settings
 
     @property

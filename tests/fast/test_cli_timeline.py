@@ -14,7 +14,7 @@ from marshal_dagster.testing import MemoryBroker, MemoryLog
 from marshal_dagster.timeline.builder import Wanted
 from tests.cli import REPOSITORY, call
 from tests.fast.test_timeline_builder import BEAT, CLAIM, RELEASE, SETTINGS, T0, seconds, spelled
-from tests.timeline_logs import COORDINATION_PARTITIONS, HOME, incident, lines
+from tests.timeline_logs import incident, lines
 
 VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
 CLAIMS = 78

@@ -140,9 +140,8 @@ def test_each_option_reaches_the_asset(executed: Executed) -> None:
     resources = found.resources or {}
     claimer, rationalizer = resources["count_claimer"], resources["count_rationalizer"]
     assert isinstance(claimer, ClaimerResource)
-    spark = resources["count_pyspark"]
-    assert isinstance(spark, LazyPySparkResource)
-    assert (spark.spark_config["spark.driver.memory"], spec.spark_key) == ("4g", "count_pyspark")
+    settings = spark_settings_of(resources["count_pyspark"])
+    assert (settings["spark.driver.memory"], spec.spark_key) == ("4g", "count_pyspark")
     assert claimer.allow_unsafe_topic
     assert claimer.allow_branch_deployments
     assert claimer.coordination_connection is not None
@@ -170,12 +169,19 @@ def test_claims_of_ranges_reach_claimer_and_asset(executed: Executed) -> None:
     assert claimer.claim_ranges
 
 
+def spark_settings_of(resource: Any) -> dict[str, Any]:  # noqa: ANN401 - any resource
+    """Return the settings of the component's own Spark resource."""
+    with dg.build_resources({"spark": resource}) as made:
+        spark = made.spark  # type: ignore[attr-defined] # the name above
+        assert isinstance(spark, LazyPySparkResource)
+        return spark.spark_config
+
+
 @pytest.mark.parametrize(("delivery", "failures"), [("at_most_once", "1"), ("at_least_once", None)])
 def test_at_most_once_has_a_session_that_runs_no_task_twice(delivery: str, failures: str | None) -> None:
     """The component's own session has the settings for the delivery mode."""
     spark = (built(delivery=delivery).resources or {})["count_pyspark"]
-    assert isinstance(spark, LazyPySparkResource)
-    assert spark.spark_config.get("spark.task.maxFailures") == failures
+    assert spark_settings_of(spark).get("spark.task.maxFailures") == failures
 
 
 @pytest.mark.parametrize("is_installed", [True, False])

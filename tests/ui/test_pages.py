@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from demo import flights
 from tests.conditions import wait_until
-from tests.ui.pages import DEMO, expect_no_resources, launch, open_launchpad, replace_in_launchpad, scaffold_defaults
+from tests.ui.pages import DEMO, expect_no_resources, launch, open_launchpad, replace_in_launchpad
 from tests.ui.site import BATCHES, FLIGHTS, MAX_RECORDS
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def test_a_group_is_paused_and_resumed_by_clicking(page: Page, flights_run: str,
     shoot("tick")
     open_launchpad(page, "pause_flights", "duration: 1h")
     shoot("launchpad")
-    scaffold_defaults(page, "dry_run: true")
     expect_no_resources(page)
+    expect(page.get_by_text("All defaults expanded")).to_be_visible()
     launch(page)
     expect(page.get_by_role("cell", name=re.compile("^paused until 2"))).to_be_visible()
     shoot("preview")
