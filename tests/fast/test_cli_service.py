@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -11,16 +12,16 @@ from marshal_dagster.cli.service import run_until_signal
 from marshal_dagster.errors import UnavailableError
 
 
-def signalled() -> None:
-    """Send this process a signal after 0.1 s."""
-    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+def signalled(then: Callable[[], object]) -> None:
+    """Send this process a signal, which is recorded while work runs, and continue with the work."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    then()
 
 
 def test_a_signal_stops_work() -> None:
     """The signal requests the end, and the work ends normally."""
     stopped = threading.Event()
-    signalled()
-    assert run_until_signal(stopped.wait, stopped.set)
+    assert run_until_signal(lambda: signalled(stopped.wait), stopped.set)
 
 
 def test_work_that_ends_by_itself_is_not_stopped() -> None:
@@ -34,7 +35,6 @@ def test_work_that_does_not_end_holds_up_no_process(monkeypatch: pytest.MonkeyPa
     """The work is reported as hung and left running."""
     monkeypatch.setattr(service, "_END_WITHIN_S", 0.2)
     hung = threading.Event()
-    signalled()
     with pytest.raises(UnavailableError, match="did not end within"):
-        run_until_signal(hung.wait, lambda: None)
+        run_until_signal(lambda: signalled(hung.wait), lambda: None)
     hung.set()

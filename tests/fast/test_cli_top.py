@@ -225,7 +225,7 @@ def test_a_terminal_is_filled_and_given_back(environment: dict[str, str], tmp_pa
         )
         written = b""
         while written.count(b"orders/0") < 2:
-            assert select.select([ours], [], [], 30)[0]
+            assert select.select([ours], [], [], WITHIN_S)[0]
             written += os.read(ours, 65_536)
         os.write(ours, b"xq")
         _, errors = process.communicate(timeout=WITHIN_S)

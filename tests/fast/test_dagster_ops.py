@@ -45,6 +45,7 @@ from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.spark import job_control as spark_jobs
 from marshal_dagster.spark import reader, session
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, MemorySink, Scene
+from tests.conditions import WITHIN_S
 from tests.faulty_log import Fault, FaultyLog, InterruptError, of_type
 
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
@@ -379,7 +380,7 @@ def test_progress_is_logged_while_spark_works(stand: Stand, monkeypatch: pytest.
     asked = iter(range(10**6))
     monkeypatch.setattr("marshal_dagster.ops.spark_monitor.PROGRESS_EVERY_S", 0.001)
     monkeypatch.setattr(spark_jobs, "progress", lambda *_: told.set() if next(asked) > 20 else "1 of 2 tasks done")
-    stand.process = lambda _context, _batch, frame: frame if told.wait(20) else None
+    stand.process = lambda _context, _batch, frame: frame if told.wait(WITHIN_S) else None
     result = stand.run()
     assert [line for line in stand.lines(result) if line.startswith("Spark")] == ["Spark: 1 of 2 tasks done"]
 

@@ -125,14 +125,14 @@ def test_a_lock_whose_file_was_deleted_does_not_count(tmp_path: Path) -> None:
     order: list[str] = []
 
     def hold_and_delete() -> None:
-        with locked(path, 10.0):
+        with locked(path, WITHIN_S):
             held.set()
-            let_go.wait(10.0)
+            let_go.wait(WITHIN_S)
             path.unlink()
             order.append("first")
 
     def wait_for_it() -> None:
-        with locked(path, 10.0):
+        with locked(path, WITHIN_S):
             order.append("second")
             assert path.exists()
 
@@ -221,7 +221,7 @@ def test_a_broker_is_asked_whom_it_knows(listener: socket.socket, answer: bytes,
     """All brokers of an answer are read; an answer that is cut, too long or not Kafka's counts as empty."""
     server = threading.Thread(target=answer_once, args=(listener, answer))
     server.start()
-    assert brokers_known_to(listener.getsockname()[1], timeout_s=5.0) == brokers
+    assert brokers_known_to(listener.getsockname()[1], timeout_s=WITHIN_S) == brokers
     server.join()
 
 

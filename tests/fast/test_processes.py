@@ -12,7 +12,7 @@ import pytest
 
 from marshal_dagster._internal import processes
 from marshal_dagster._internal.processes import ProcessMark
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_stop_ends_in_order_first(spawn: Callable[[str], ProcessMark], tmp_path:
     mark = spawn("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.02; done")
     console = tmp_path / "console.log"
     wait_until(lambda: "ready" in console.read_text(encoding="utf-8"), "the process is ready")
-    processes.stop([mark], 10.0)
+    processes.stop([mark], WITHIN_S)
     assert not processes.is_alive(mark)
     assert console.read_text(encoding="utf-8").endswith("bye\n")
 
@@ -91,7 +91,7 @@ def test_stop_kills_what_does_not_heed(spawn: Callable[[str], ProcessMark], tmp_
 def test_a_dead_child_is_reaped(spawn: Callable[[str], ProcessMark]) -> None:
     """A zombie does not count as alive, and none remains."""
     mark = spawn("exit 0")
-    assert processes.wait_gone([mark], 10.0)
+    assert processes.wait_gone([mark], WITHIN_S)
     assert not psutil.pid_exists(mark.pid)
 
 

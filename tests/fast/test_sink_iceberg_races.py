@@ -14,6 +14,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks.conformance.target import never, part, rows_of
+from tests.conditions import WITHIN_S
 from tests.iceberg_tables import IcebergTarget, create_table
 
 WRITERS = 4
@@ -58,7 +59,7 @@ def test_each_range_of_racing_processes_is_there_once(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(120)
+        writer.join(WITHIN_S)
     assert [writer.exitcode for writer in writers] == [0] * len(writers)
     found = IcebergTarget(tmp_path).found()
     offsets = [(partition, offset) for partition, offset, _ in found]

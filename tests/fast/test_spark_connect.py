@@ -180,7 +180,7 @@ def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     builder = SimpleNamespace(remote=lambda _: SimpleNamespace(create=lambda: hanging))
     monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=builder))
     monkeypatch.setattr(connect_session, "fail_fast_when_dead", lambda _: None)
-    monkeypatch.setattr("marshal_dagster.spark.session.check_session", lambda _: answer.wait(20))
+    monkeypatch.setattr("marshal_dagster.spark.session.check_session", lambda _: answer.wait(WITHIN_S))
     monkeypatch.setattr(connect_session, "_ANSWERS_WITHIN_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
