@@ -111,6 +111,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "processes",
         "protocol_page",
         "quick_disk",
+        "release",
         "repository_checks",
         "stress",
         "test_services",
