@@ -10,9 +10,7 @@ from tools import release
 from tools.package_readme import description
 
 TOP = Path(__file__).parents[2]
-README = (
-    "![A picture](docs/images/a.svg)\n\nSee [the page `x`](docs/x.md#y), [Kafka](https://kafka.example) and [up](#z).\n"
-)
+README = "![A picture](pictures/a.svg)\n\nSee [the page `x`](docs/index.md#y), [Kafka](https://kafka.example) and [up](#z).\n"
 SECTION = "## [Unreleased]\n\n{}\n\n## [0.2.0] - 2026-11-27\n\n- A change.\n"
 
 
@@ -24,8 +22,8 @@ def test_links_of_the_description_without_a_source() -> None:
 def test_links_of_the_description_with_a_source() -> None:
     """With the repository's URL, they lead to the files of the version's tag."""
     text = description(README, "https://host.example/a/b/", "0.2.0")
-    assert "![A picture](https://host.example/a/b/raw/v0.2.0/docs/images/a.svg)" in text
-    assert "[the page `x`](https://host.example/a/b/blob/v0.2.0/docs/x.md#y)" in text
+    assert "![A picture](https://host.example/a/b/raw/v0.2.0/pictures/a.svg)" in text
+    assert "[the page `x`](https://host.example/a/b/blob/v0.2.0/docs/index.md#y)" in text
     assert list(release.description_problems(text)) == []
 
 
@@ -59,11 +57,9 @@ def test_the_version_is_in_the_changelog_and_the_install_lines() -> None:
     wheels = {
         name
         for page in (TOP / "README.md", *TOP.glob("docs/**/*.md"))
-        for name in re.findall(r"[\w.]+-py3-none-any.whl", page.read_text())
+        for name in re.findall(r"marshal_dagster-[\w.]+-py3-none-any\.whl", page.read_text())
     }
-    assert {name for name in wheels if name.startswith("marshal_dagster-")} == {
-        f"marshal_dagster-{project['version']}-py3-none-any.whl"
-    }
+    assert wheels == {f"marshal_dagster-{project['version']}-py3-none-any.whl"}
 
 
 def test_the_pythons_are_those_of_the_classifiers() -> None:
