@@ -1,5 +1,6 @@
 """The resources of a run in memory, which take the place of those that connect to Kafka."""
 
+import json
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from dagster import EnvVar, ResourceDefinition
@@ -90,12 +91,12 @@ def memory_claimer(group: str, delivery: str) -> ClaimerResource:
 def resource_in_job(resource: object) -> object:
     """Return the claimer or rationalizer from which a job's resource definition was made; other resources as they are.
 
-    Dagster keeps the fields of a resource as the default config of its definition.
+    The definition keeps the fields of the resource as the default of its config, which Dagster's pages show.
     """
     made_from = getattr(resource, "configurable_resource_cls", None)
     for kind in (ClaimerResource, RationalizerResource):
         if isinstance(made_from, type) and issubclass(made_from, kind):
-            given = cast("Any", resource).config_field.default_value
+            given = json.loads(cast("Any", resource).config_schema.default_value_as_json_str)
             known = kind.model_fields.keys() - _CONNECTIONS.keys()
             fields: dict[str, Any] = {name: _from_config(value) for name, value in given.items() if name in known}
             return kind(connection=_NOWHERE, **fields)

@@ -172,7 +172,7 @@ def test_claims_of_ranges_reach_claimer_and_asset(executed: Executed) -> None:
 def spark_settings_of(resource: Any) -> dict[str, Any]:  # noqa: ANN401 - any resource
     """Return the settings of the component's own Spark resource."""
     with dg.build_resources({"spark": resource}) as made:
-        spark = made.spark  # type: ignore[attr-defined] # the name above
+        spark = made.spark
         assert isinstance(spark, LazyPySparkResource)
         return spark.spark_config
 
