@@ -11,6 +11,7 @@ import pytest
 
 import marshal_dagster
 from marshal_dagster.cli.main import load_command
+from tests.pages import commands_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHORT = 4
@@ -20,8 +21,8 @@ TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
 
 def commands() -> list[str]:
     """Return each call of `marshal-dagster` in a page's blocks or lines, except calls with options only."""
-    text = "\n".join(path.read_text() for path in DOCS.rglob("*.md"))
-    in_blocks = re.findall(r"^\$ (?:.+ \| )?marshal-dagster (\w[^|>\n]*)", text, re.MULTILINE)
+    text = "\n".join(path.read_text() for path in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"])
+    in_blocks = re.findall(r"^(?:.+ \| )?marshal-dagster (\w[^|>\n]*)", "\n".join(commands_of(text)), re.MULTILINE)
     in_lines = re.findall(r"`marshal-dagster (\w[^`]*)`", text)
     return sorted({*in_blocks, *in_lines})
 

@@ -33,6 +33,7 @@ from tests.batch_fixtures import MemorySink
 from tests.cli import Answer, call, start
 from tests.conditions import WITHIN_S, wait_until
 from tests.outbox_fixtures import Site
+from tests.pages import command_blocks
 from tests.real.conftest import MakeTopic
 from tests.real.kill_points import read_messages
 
@@ -48,13 +49,10 @@ ONCE = replace(NATIVE, delivery=DeliveryMode.EFFECTIVELY_ONCE)
 
 
 def blocks(section: str) -> list[list[str]]:
-    """Return the commands of each console block in a section of the page."""
+    """Return the commands of each block in a section of the page."""
     text = re.split(r"^## ", PAGE, flags=re.MULTILINE)
     (found,) = [part for part in text if part.startswith(f"{section}\n")]
-    return [
-        [line.removeprefix("$ ") for line in block.splitlines()]
-        for block in re.findall(r"^```console\n(.*?)^```$", found, re.MULTILINE | re.DOTALL)
-    ]
+    return command_blocks(found)
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ from marshal_dagster.sinks.kafka.sink import NOTES_SETTINGS
 from tests.cli import Answer, call, start
 from tests.conditions import WITHIN_S, wait_until
 from tests.kafka_outputs import KafkaOutput, committed
+from tests.pages import commands_of
 from tests.real.canaries import has_executions, leaks
 from tests.real.isolated_client import IsolatedClient
 from tests.real.isolated_script import ROOT, IsolatedScript
@@ -132,7 +133,7 @@ def stand(secured: SecuredKafka, capsys: pytest.CaptureFixture[str], monkeypatch
 
 def granted(page: str) -> list[list[str]]:
     """Return the page's commands that grant rights, as lists of arguments."""
-    return [shlex.split(line) for line in re.findall(r"^\$ (kafka-acls --add .*)$", page, re.MULTILINE)]
+    return [shlex.split(command) for command in commands_of(page) if command.startswith("kafka-acls --add ")]
 
 
 def acls(command: Sequence[str]) -> Iterator[Acl]:
