@@ -10,7 +10,8 @@ from tools import release
 from tools.package_readme import description
 
 TOP = Path(__file__).parents[2]
-README = "![A picture](pictures/a.svg)\n\nSee [the page `x`](docs/index.md#y), [Kafka](https://kafka.example) and [up](#z).\n"
+PICTURE = "![A picture](pictures/a.svg)\n\n"
+README = f"{PICTURE}See [the page `x`](docs/index.md#y), [Kafka](https://kafka.example) and [up](#z).\n"
 SECTION = "## [Unreleased]\n\n{}\n\n## [0.2.0] - 2026-11-27\n\n- A change.\n"
 
 
