@@ -246,6 +246,11 @@ dashboards: $(READY) ## writes the dashboards in observability/ and the tables o
 	$(BIN)/python -m tools.dashboards
 	$(BIN)/python -m tools.metrics_tables
 
+.PHONY: diagrams
+diagrams: $(UV_READY) ## renders the Mermaid diagrams of the pages as SVG files
+	@$(need_python)
+	$(UV) run --quiet --no-project --python "$(PYTHON)" --with mermaidx==0.10.1 python -m tools.diagrams
+
 .PHONY: docs
 docs: $(READY) ## builds the documentation in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site

@@ -102,6 +102,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "conditions",
         "configuration_reference",
         "demo",
+        "diagrams",
         "docs",
         "error_reference",
         "extras",
