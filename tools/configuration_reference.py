@@ -77,6 +77,7 @@ WITHOUT_OPTIONS: Final = {
     "build_revoke_job": "its options are those of `RevokeConfig`",
     "build_set_position_job": "its options are those of `SetPositionConfig`",
     "build_settings_job": "its options are those of `SettingsConfig`",
+    "configured_in_code": "it takes resources",
     "pipes_parameters": "it passes a batch to a script",
     "run_with_pipes": "it passes a batch to a script",
     "submitted_batch": "it opens the batch in a script",

@@ -11,7 +11,7 @@ from tools import diagrams, mkdocs_hooks
 
 DIAGRAMS = list(diagrams.all_diagrams())
 TEXT = "flowchart LR\n    a --> b\n"
-PAGE = SimpleNamespace(file=SimpleNamespace(src_uri="concepts/notes.md"))
+PAGE = SimpleNamespace(file=SimpleNamespace(src_uri="concepts/outbox.md"))
 
 
 @pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda diagram: diagram.name)
@@ -37,8 +37,8 @@ def test_a_picture_loads_nothing(path: Path) -> None:
 def test_a_block_becomes_its_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The page has the SVG in one line, because a blank line would end the HTML."""
     monkeypatch.setattr(diagrams, "FOLDER", tmp_path)
-    (diagram,) = diagrams.diagrams_of("concepts/notes.md", f"```mermaid\n{TEXT}```\n")
-    assert diagram.file == tmp_path / "concepts-notes-1.svg"
+    (diagram,) = diagrams.diagrams_of("concepts/outbox.md", f"```mermaid\n{TEXT}```\n")
+    assert diagram.file == tmp_path / "concepts-outbox-1.svg"
     diagram.file.write_text(f"{diagram.mark}\n<svg>\n\n<g/></svg>\n", encoding="utf-8")
     page = mkdocs_hooks.on_page_markdown(f"before\n\n```mermaid\n{TEXT}```\n\nafter", page=PAGE)
     assert page == 'before\n\n<figure class="diagram"><svg> <g/></svg></figure>\n\nafter'
@@ -47,7 +47,7 @@ def test_a_block_becomes_its_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_a_changed_block_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The build names the command that renders it."""
     monkeypatch.setattr(diagrams, "FOLDER", tmp_path)
-    (diagram,) = diagrams.diagrams_of("concepts/notes.md", f"```mermaid\n{TEXT}```\n")
+    (diagram,) = diagrams.diagrams_of("concepts/outbox.md", f"```mermaid\n{TEXT}```\n")
     diagram.file.write_text(f"{diagram.mark}\n<svg/>\n", encoding="utf-8")
     with pytest.raises(PluginError, match="make diagrams"):
         mkdocs_hooks.on_page_markdown(f"```mermaid\n{TEXT}    b --> c\n```\n", page=PAGE)
