@@ -532,7 +532,8 @@ class NotesReader:
         If a transaction is open there, this waits for its end, because its notes count if it is committed.
 
         Args:
-            patience_s: How long to wait for open transactions, in seconds.
+            patience_s: How long to wait for an open transaction, in seconds since the last record was read. For an
+                answer of the broker this waits for the time-out of the connection if that is longer.
 
         Raises:
             TransactionStillOpenError: a transaction has not ended in that time.
@@ -561,29 +562,34 @@ class NotesReader:
             )
         consumer, log = self._client
         consumer.assign([TopicPartition(self.topic, NOTES_PARTITION, start)])
-        deadline = time.monotonic() + patience_s
-        readable_end = None
+        progress_s, readable_end = time.monotonic(), None
         at_once = _READ_BATCH if end - start > _FEW_OFFSETS else 1
         try:
             while start < end:
+                before = start
                 for message in consumer.consume(at_once, _PAUSE_S):
                     start = max(start, self._take(message, log))
                     if _is_end(message):
                         readable_end = message.offset()
-                if start < end and time.monotonic() > deadline:
-                    raise self._unread(start, end, patience_s, is_at_open=start == readable_end)
+                if start > before:
+                    progress_s = time.monotonic()
+                is_at_open = start == readable_end
+                # Until the broker has answered, it may be the connection that takes long, and no transaction.
+                within_s = patience_s if is_at_open else max(patience_s, self._connection.timeout_s)
+                if start < end and time.monotonic() - progress_s > within_s:
+                    raise self._unread(start, end, within_s, is_at_open=is_at_open)
         finally:
             consumer.unassign()
 
-    def _unread(self, start: int, end: int, patience_s: float, *, is_at_open: bool) -> TransactionStillOpenError:
+    def _unread(self, start: int, end: int, within_s: float, *, is_at_open: bool) -> TransactionStillOpenError:
         if is_at_open:
             return TransactionStillOpenError(
                 f"topic {self.topic!r} has an open transaction at offset {start}, which has not ended within "
-                f"{patience_s:g} s. Try again; `kafka-transactions find-hanging` finds one that never ends"
+                f"{within_s:g} s. Try again; `kafka-transactions find-hanging` finds one that never ends"
             )
         return TransactionStillOpenError(
             f"topic {self.topic!r}, partition {NOTES_PARTITION}, was read only up to offset {start} of {end} within "
-            f"{patience_s:g} s, because the broker did not answer in time. Check the brokers, then try again"
+            f"{within_s:g} s, because the broker did not answer in time. Check the brokers, then try again"
         )
 
     def _take(self, message: Any, log: ClientLog) -> int:  # noqa: ANN401 - the client library's type hints omit the offset of an error

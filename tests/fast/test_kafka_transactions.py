@@ -231,6 +231,27 @@ def test_an_open_transaction_is_not_a_silent_broker(
     monkeypatch.setattr(consumer, "consume", consume)
     monkeypatch.setattr(clients, "consumer", lambda *_, **__: (consumer, None))
     topics = cast("Any", SimpleNamespace(offsets=lambda *_, **__: {0: OffsetBounds(0, 1)}))
-    reader = NotesReader(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "notes", topics)
+    reader = NotesReader(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=0.05), "notes", topics)
     with pytest.raises(TransactionStillOpenError, match=message):
         reader.newest(0.05)
+
+
+def test_a_broker_that_answers_slowly_has_no_open_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patience is that for a transaction: neither a slow connection nor many records in turn count."""
+    now_s, records = [0.0], [(0, b"a", b"1"), (1, b"b", b"2"), (2, b"c", b"3")]
+
+    def consume(*_: object) -> list[SimpleNamespace]:
+        now_s[0] += 3
+        if now_s[0] < 9:
+            return []
+        (offset, key, value), *records[:] = records
+        found = {"offset": offset, "key": key, "value": value, "error": None}
+        return [SimpleNamespace(**{name: lambda given=given: given for name, given in found.items()})]
+
+    consumer = NotesConsumer([])
+    monkeypatch.setattr(consumer, "consume", consume)
+    monkeypatch.setattr(clients, "consumer", lambda *_, **__: (consumer, None))
+    monkeypatch.setattr(transactions, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    topics = cast("Any", SimpleNamespace(offsets=lambda *_, **__: {0: OffsetBounds(0, 3)}))
+    reader = NotesReader(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=10), "notes", topics)
+    assert reader.newest(2) == {"a": b"1", "b": b"2", "c": b"3"}
