@@ -284,12 +284,18 @@ def test_a_long_answer_is_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     def recorded(handler: Any) -> None:  # noqa: ANN401 - the handler's class is local
         setup(handler)
         write = handler.wfile.write
-        handler.wfile.write = lambda piece: sizes.append(len(piece)) or write(piece)
+
+        def write_piece(piece: bytes) -> Any:  # noqa: ANN401 - as the real one
+            sizes.append(len(piece))
+            return write(piece)
+
+        handler.wfile.write = write_piece
 
     with HealthServer(lambda: {"healthy": True}, metrics=lambda: body) as server:
         assert server._server is not None
-        setup = server._server.RequestHandlerClass.setup
-        monkeypatch.setattr(server._server.RequestHandlerClass, "setup", recorded)
+        handlers: Any = server._server.RequestHandlerClass
+        setup = handlers.setup
+        monkeypatch.setattr(handlers, "setup", recorded)
         with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=WITHIN_S) as answer:
             assert answer.read() == body
     assert max(sizes) == health_server._SENT_BYTES
