@@ -1,4 +1,4 @@
-"""Dagster runs work while an operator pauses, repositions and resumes their group ten times, at random moments."""
+"""Dagster runs work while an operator pauses, repositions and resumes their group six times, at random moments."""
 
 import itertools
 import random
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 GROUP = "etl"
 PARTITIONS, MESSAGES = 3, 150
 MAX_RECORDS = 30
-ROUNDS = 10
+ROUNDS = 6
 FAILS_EVERY = 3
 """One of this many batches with an output fails once, after the write and before the commit."""
 

@@ -96,13 +96,11 @@ def workers(
 
 
 KILLS: list[dict[str, object]] = [
-    {"kill_side": Side.AFTER, "kill_record": "ClaimingPartition"},
     {"kill_side": Side.AFTER, "kill_record": "ClaimingMessages"},
     {"kill_after_messages": 10},
-    {"kill_side": Side.BEFORE, "kill_count": 3},
     {"kill_side": Side.WITHIN, "kill_count": 3},
-    {"kill_side": Side.AFTER, "kill_count": 3},
 ]
+"""Three moments by SIGKILL. `test_kill_points` has all moments, in one process."""
 
 
 @pytest.mark.parametrize("kill", KILLS, ids=str)

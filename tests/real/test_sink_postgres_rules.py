@@ -8,6 +8,9 @@ from tests.sink_conformance import (
     CrashConformance,
     HistoryConformance,
     KillConformance,
+    Model,
+    Output,
+    RangesModel,
     ReplacingConformance,
     SinkConformance,
 )
@@ -15,6 +18,7 @@ from tests.sink_outputs import PostgresOutput, own_schema
 from tests.sink_process import die
 
 __all__ = ["die"]
+SEEDS = 4
 
 
 @pytest.fixture
@@ -48,4 +52,14 @@ class TestKills(KillConformance):
 
 
 class TestHistories(HistoryConformance):
-    """Random histories against a model."""
+    """Fewer random histories against a model than `tests/fast/test_sink_files.py` has."""
+
+    @pytest.mark.parametrize("seed", range(SEEDS))
+    def test_any_history_gives_the_rows_of_the_model(self, output: Output, seed: int) -> None:
+        """The rules are those of statements."""
+        self.play(output, seed, Model())
+
+    @pytest.mark.parametrize("seed", range(SEEDS))
+    def test_any_history_of_ranges_gives_the_rows_of_the_model(self, output: Output, seed: int) -> None:
+        """The same with ranges in any order."""
+        self.play(output, seed, RangesModel())
