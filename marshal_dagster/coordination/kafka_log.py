@@ -139,10 +139,10 @@ class KafkaLog:
         while due:
             for chunk in self._chunks(self._consume(self._consumer, min(_SLICE_S, timeout_s))):
                 self._has_read = True
-                deadline = time.monotonic() + timeout_s
                 if due.get(chunk.partition, chunk.position + 1) <= chunk.position:
                     del due[chunk.partition]
                 yield chunk
+                deadline = time.monotonic() + timeout_s  # without the time that the caller took for the chunk
             if due and time.monotonic() > deadline:
                 raise UnavailableError(
                     f"the coordination topic {self.topic!r} was not read up to {due} (partition: offset) within "

@@ -2,11 +2,13 @@
 
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartition
 
+from marshal_dagster.coordination import kafka_log
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import clients
@@ -72,6 +74,34 @@ def test_the_first_answer_may_take_as_long_as_the_connection_says(monkeypatch: p
         list(log.read_until({0: 4}, HEARTBEAT_S))
 
     assert chunk.position == 3
+
+
+class Parts:
+    """A client that returns the ends of parts of a log, one after another."""
+
+    def __init__(self, *ends: int) -> None:
+        self._due = [[End(end)] for end in ends]
+
+    def assign(self, at: list[TopicPartition]) -> None:
+        """Accept the assignment."""
+
+    def consume(self, count: int, _: float) -> list[End]:
+        """Return the next part; a second call for the same part has nothing more."""
+        return self._due.pop(0) if count == 1 and self._due else []
+
+
+def test_the_time_that_a_reader_takes_for_a_part_is_not_that_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy process may take longer for some thousand records than a broker may take for an answer."""
+    now_s = [0.0]
+    monkeypatch.setattr(kafka_log, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(clients, "consumer", lambda *_, **__: (Parts(3, 7), None))
+    log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=1))
+    log.follow({0: 0})
+    positions = []
+    for chunk in log.read_until({0: 7}, HEARTBEAT_S):
+        positions.append(chunk.position)
+        now_s[0] += 20
+    assert positions == [3, 7]
 
 
 PAUSE = render(ReleaseGroup(instance="jane", client="jane@host", group="flights", time_s=0, expiry_s=9))
