@@ -143,6 +143,10 @@ class DataTopics:
         found = self._found(topic)
         return Description(found.topic_id, tuple(range(len(found.partitions))))
 
+    def partition_numbers(self, topic: str) -> tuple[int, ...]:
+        """Look up a topic's partitions."""
+        return tuple(range(len(self._found(topic).partitions)))
+
     def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, Bounds]:
         """Look up the bounds of the partitions."""
         self.before_offsets()

@@ -200,6 +200,8 @@ class ClaimedBatch:
     @property
     def ranges(self) -> tuple[ClaimedRange, ...]:
         """The ranges to process, by partition."""
+        if not self._early.was_tried:  # only a commit before processing drops or refuses ranges
+            return self._to_do
         return tuple(part for part in self._to_do if not self._is_dropped(part) and not self._early.is_refused(part))
 
     @property
@@ -209,7 +211,7 @@ class ClaimedBatch:
         Either this process may not process them, or the block ended with an error, or it did not read them. `report`
         shows for each range whether it is certainly dropped.
         """
-        return tuple(part for part in self._to_do if self._is_dropped(part))
+        return tuple(part for part in self._to_do if self._early.was_tried and self._is_dropped(part))
 
     @property
     def all_ranges(self) -> tuple[ClaimedRange, ...]:
@@ -450,7 +452,7 @@ class ClaimedBatch:
     # Entering
 
     def _begin(self) -> None:
-        self._context.look_up()
+        self._context.look_up_partitions()
         self._claimer.ensure_group_settings()
         paused_until_s = self._claimer.paused_until_s()
         if paused_until_s is not None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from marshal_dagster.coordination.pause_text import paused_group_text
 from marshal_dagster.coordination.range_claimer import RangeClaim
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError
-from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, check_incarnation, position, reach
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, other_incarnation, position
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.open_plans import retry_command
 from marshal_dagster.protocol.staleness import stale_after_ms
@@ -42,9 +42,13 @@ class BatchContext:
     rationalizer: Rationalizer
     clock: Clock
     is_dead: Callable[[Owner], bool]
+    known_ids: dict[str, str] = field(default_factory=dict)
+    """The id of each data topic at its last look-up; the batches of a session share it."""
     topic_id: str = ""
     existing: Sequence[int] = ()
     """The topic's partitions."""
+    _is_id_present: bool = False
+    """Whether `topic_id` was looked up for this batch, and not for an earlier one."""
 
     @property
     def accepts_loss(self) -> bool:
@@ -64,8 +68,20 @@ class BatchContext:
         """Read the topic's id and partitions from the cluster."""
         described = self.data.describe(self.request.topic)
         self.topic_id, self.existing = described.topic_id, described.partitions
+        self.known_ids[self.request.topic], self._is_id_present = self.topic_id, True
         if self.topic_id == NO_TOPIC_ID:
             self._check_mode_without_id()
+
+    def look_up_partitions(self) -> None:
+        """Read the topic's partitions from the cluster, and its id unless an earlier batch of the session has read it.
+
+        That is much faster for a topic of a thousand partitions. `look_up` reads the id when the claim is won.
+        """
+        known = self.known_ids.get(self.request.topic, NO_TOPIC_ID)
+        if known == NO_TOPIC_ID:
+            self.look_up()
+        else:
+            self.topic_id, self.existing = known, self.data.partition_numbers(self.request.topic)
 
     def _check_mode_without_id(self) -> None:
         """Raise `ConfigurationError` unless the group may read a topic whose re-creation would not be noticed."""
@@ -118,8 +134,12 @@ class BatchContext:
     def keys(self, partitions: Iterable[int]) -> dict[int, Key]:
         """Return copies of the keys' states."""
         with self.rationalizer.lock:
-            world, topic = self.rationalizer.world, self.request.topic
-            return {partition: world.snapshot_key(self.group, topic, partition) for partition in partitions}
+            home, topic = self.rationalizer.world.partition_of(self.request.topic), self.request.topic
+            known = home.group(self.group).keys
+            return {
+                partition: (known.get((topic, partition)) or home.key(self.group, topic, partition)).copy()
+                for partition in partitions
+            }
 
     def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, OffsetBounds]) -> None:
         """Raise `DataTopicChangedError` unless all keys, and their planned ranges, belong to this same topic.
@@ -127,11 +147,21 @@ class BatchContext:
         In a Go group, topic ids are not compared; only an offset beyond the topic's end shows that it is another topic.
         `extents` end where open transactions begin. A position may lie beyond that, but not beyond the last message.
         """
-        beyond = {number for number, key in keys.items() if reach(key) > extents[number].end}
-        whole = self.extents(beyond, committed_only=False) if beyond else {}
-        for number, key in keys.items():
-            known = replace(key, data_topic_id=None) if self.is_go else key
-            check_incarnation(self.name(number), known, self.topic_id, whole.get(number, extents[number]))
+        topic_id = None if self.is_go else self.topic_id
+        doubtful = [n for n, key in keys.items() if other_incarnation(key, topic_id, extents[n]) is not None]
+        if not doubtful:
+            return
+        if not self._is_id_present:
+            self.look_up()
+            topic_id = None if self.is_go else self.topic_id
+        whole = self.extents(doubtful, committed_only=False)
+        for number in doubtful:
+            found = other_incarnation(keys[number], topic_id, whole[number])
+            if found is not None:
+                raise DataTopicChangedError(
+                    f"{self.name(number)}: {found}, so the data topic was deleted and re-created. Nothing is read "
+                    "until an operator sets the position with `marshal-dagster position reset`"
+                )
 
     # Ranges and texts
 

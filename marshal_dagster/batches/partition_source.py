@@ -5,13 +5,15 @@
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.result import Idle
 from marshal_dagster.coordination.claimer import Claim, Claimer
+from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.errors import GroupPausedError, StartPositionError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, first_offset, plan_ends
 from marshal_dagster.protocol.messages import DeliveryMode
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_TRIES: Final = 16
 """How often to claim other partitions if all claims are refused."""
+_TRIES_FOR_MORE: Final = 2
+"""How often to claim other partitions if some claims were won, but fewer than the batch may have."""
 
 
 class PartitionSource:
@@ -33,6 +37,12 @@ class PartitionSource:
         self._context = context
         self._request = context.request
         self._keep_alive = keep_alive
+        self._extents: Mapping[int, OffsetBounds] = {}
+        """The offsets of the partitions that were looked at before the claim."""
+        self._extents_of = NO_TOPIC_ID
+        """The id of the data topic to which these offsets belong."""
+        self._has_claimed = False
+        """Whether anything was claimed, so that the log has to be read again to find out why nothing was won."""
 
     def worth_trying(self, planned: Sequence[int]) -> list[int]:
         """Return the `planned` partitions that look free, without those whose plan has had too many attempts."""
@@ -64,19 +74,40 @@ class PartitionSource:
         return lowest if key.offset is None and key.generation == 0 else None
 
     def _choose(self, wanted: Sequence[int]) -> list[int]:
-        """Return the `wanted` partitions that look free and have unread messages, the largest lag first.
+        """Return the `wanted` partitions that look free and have unread messages, in the order of `_preferred`.
 
         Raises `DataTopicChangedError` if a position belongs to another incarnation of the topic.
         """
         free, exhausted = self._free(wanted)
         extents, keys = self._context.extents(wanted), self._context.keys(wanted)
+        self._extents, self._extents_of = extents, self._context.topic_id
         self._context.check_incarnation({number: keys[number] for number in free}, extents)
         if exhausted:
             logger.error("%s", self._context.given_up(_plans(exhausted)))
         todo = {number: lag for number in free if (lag := _advised_lag(keys[number], extents[number]))}
         if self._request.claim_entire_topic:
             return list(wanted) if todo and len(free) == len(wanted) else []
-        return sorted(todo, key=lambda number: (-todo[number], number))
+        return self._preferred(todo)
+
+    def _preferred(self, lags: Mapping[int, int]) -> list[int]:
+        """Return partitions in the order in which to claim them: those with the largest lag first.
+
+        Runs that start together would all claim the same partitions. So, if the batch may have only some, lags of the
+        same number of binary digits count as equal, and each instance has an order of its own for them.
+        """
+        most = self._request.max_claims
+        if most is None:
+            return sorted(lags, key=lambda number: (-lags[number], number))
+        place = self._own_order(lags, most)
+        return sorted(lags, key=lambda number: (-lags[number].bit_length(), place[number // most], number))
+
+    def _own_order(self, partitions: Iterable[int], most: int) -> dict[int, float]:
+        """Return the place of each block of `most` partitions in this instance's own order.
+
+        Partitions of one block are claimed together, so that another run gets all of a batch or nothing.
+        """
+        chance = random.Random(self.claimer.member.instance)  # noqa: S311 - no secret
+        return {block: chance.random() for block in sorted({number // most for number in partitions})}
 
     def _free(self, wanted: Sequence[int]) -> tuple[list[int], dict[int, Key]]:
         """Return the `wanted` partitions that look free, and separately those whose plan has had too many attempts."""
@@ -92,14 +123,16 @@ class PartitionSource:
         request, is_dead = self._request, self._context.is_dead
         if not chosen:
             return []
+        self._has_claimed = True
         try:
             if request.claim_entire_topic:
                 claims = self.claimer.claim_entire_topic(chosen, is_dead=is_dead)
             else:
                 claims = self._claim_some(chosen, None if is_first else request.max_claims)
         except GroupPausedError:
+            self.claimer.release()
             return []
-        exhausted = [claim.partition for claim in claims if self._is_exhausted(claim)]
+        exhausted = {claim.partition for claim in claims if self._is_exhausted(claim)}
         if exhausted:
             logger.error("%s", self._context.given_up(_plans(self._context.keys(exhausted))))
             self.claimer.release(exhausted)
@@ -110,13 +143,36 @@ class PartitionSource:
         return kept
 
     def _claim_some(self, chosen: Sequence[int], most: int | None) -> list[Claim]:
-        """Claim at most `most` partitions; if all claims are refused, try the next partitions."""
-        rounds = 1 if most is None else min(_MOST_TRIES, -(-len(chosen) // most))
-        for _ in range(rounds):
-            claims = self.claimer.claim(chosen, max_claims=most, is_dead=self._context.is_dead)
-            if claims:
-                return claims
-        return []
+        """Claim at most `most` partitions; if other runs were faster, try what they have left."""
+        is_dead = self._context.is_dead
+        if most is None:
+            return self.claimer.claim(chosen, is_dead=is_dead)
+        won: list[Claim] = []
+        for tried in range(_MOST_TRIES):
+            left = self._left_by_others(chosen, most) if tried else chosen
+            if not left:
+                break
+            new = self.claimer.claim(left, max_claims=most, is_dead=is_dead)
+            won += self._without_read(new)
+            chosen = [number for number in chosen if number not in self.claimer.requested]
+            if len(won) >= most or (won and tried + 1 >= _TRIES_FOR_MORE):
+                break
+        return won
+
+    def _without_read(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Release claims on partitions that other runs have read since they were chosen; return the others."""
+        unread = [claim for claim in claims if _advised_lag(claim, self._extents[claim.partition])]
+        if len(unread) < len(claims):
+            self.claimer.release({claim.partition for claim in claims} - {claim.partition for claim in unread})
+        return unread
+
+    def _left_by_others(self, partitions: Sequence[int], most: int) -> list[int]:
+        """Return which of `partitions` look free and unread by the log as last read, in this instance's own order."""
+        # Owners that are new since the first try are alive. Asking Dagster about each of them takes time.
+        free = self.claimer.claimable(partitions) or self.claimer.claimable(partitions, is_dead=self._context.is_dead)
+        keys, place = self._context.keys(free), self._own_order(free, most)
+        unread = [number for number in free if _advised_lag(keys[number], self._extents[number])]
+        return sorted(unread, key=lambda number: (place[number // most], number))
 
     def _is_exhausted(self, claim: Claim) -> bool:
         return claim.plan_attempts > self._request.max_attempts and not self._request.retry_exhausted
@@ -125,15 +181,15 @@ class PartitionSource:
         """Read the position of each claimed partition and choose its end. Call it only after the claim is won."""
         context, request = self._context, self._request
         context.look_up()
-        extents = context.extents([claim.partition for claim in claims])
         keys = context.keys(claim.partition for claim in claims)
+        extents = self._present_extents(keys)
         context.check_incarnation(keys, extents)
         self.claimer.name_data_topic(context.topic_id)
         self._keep_alive()
         self._check_forgotten(keys)
         starts = self._starts(keys, extents, is_first=key_partition is not None)
         context.check_incarnation(
-            {number: replace(key, offset=starts[number]) for number, key in keys.items()}, extents
+            {number: replace(key, offset=starts[number]) for number, key in keys.items() if key.offset is None}, extents
         )
         if key_partition in starts and len(starts) > 1:
             self.claimer.beat({number: start for number, start in starts.items() if number != key_partition})
@@ -142,6 +198,21 @@ class PartitionSource:
         for number in wanted:
             self.positions[number] = context.position(number, starts[number], extents[number])
         return self._ranges(keys)
+
+    def _present_extents(self, keys: Mapping[int, Key]) -> dict[int, OffsetBounds]:
+        """Return the readable offsets of `keys`, whose states were read after the claim.
+
+        Offsets that were looked up before the claim are used again, if the topic still has the same id and the key's
+        position is not beyond them. A key without a position needs the present ones.
+        """
+        known = self._extents if self._extents_of == self._context.topic_id != NO_TOPIC_ID else {}
+        extents = {
+            number: known[number]
+            for number, key in keys.items()
+            if number in known and key.offset is not None and key.offset <= known[number].end
+        }
+        missing = [number for number in keys if number not in extents]
+        return extents | self._context.extents(missing) if missing else extents
 
     def _starts(
         self, keys: Mapping[int, Key], extents: Mapping[int, OffsetBounds], *, is_first: bool
@@ -211,13 +282,15 @@ class PartitionSource:
         return {range_.partition: range_.end for range_, claim in claims if claim and claim.lease.holds(now_ms)}
 
     def why_idle(self, wanted: Sequence[int]) -> Idle:
-        """Read the log to its end, and return why there is nothing to do."""
+        """Return why there is nothing to do; if a claim was tried, read the log to its end first."""
         context, is_entire = self._context, self._request.claim_entire_topic
-        self.claimer.rationalizer.catch_up()
+        if self._has_claimed:
+            self.claimer.rationalizer.catch_up()
         paused_until_s = self.claimer.paused_until_s()
         if paused_until_s is not None:
             return context.paused(paused_until_s, self.claimer.group.pause_origin)
-        extents, keys = context.extents(wanted), context.keys(wanted)
+        extents = context.extents(wanted) if self._has_claimed else self._extents
+        keys = context.keys(wanted)
         free, exhausted = self._free(wanted)
         todo = [n for n, key in keys.items() if n not in exhausted and _advised_lag(key, extents[n])]
         held = None
@@ -239,7 +312,7 @@ class PartitionSource:
         return self._context.held(text, [(owner, taken[number].last_beat_ms) for number, owner in owners.items()])
 
 
-def _advised_lag(key: Key, extent: OffsetBounds) -> int:
+def _advised_lag(key: Key | Claim, extent: OffsetBounds) -> int:
     """Return about how many offsets are unread; at least 1 for a key without a position or with an open plan."""
     if key.offset is None or key.plan_end is not None:
         return max(1, extent.end - (key.offset or extent.start))

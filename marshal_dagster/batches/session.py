@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from marshal_dagster.batches.batch import BatchObserver, ClaimedBatch
@@ -103,6 +103,8 @@ class BatchSession:
     reader: RecordReader | None = None
     """Reads the records of batches; by default Spark's Kafka source over `connection`."""
     _followed: Rationalizer | None = None
+    _topic_ids: dict[str, str] = field(default_factory=dict)
+    """The id of each data topic at its last look-up."""
 
     def __post_init__(self) -> None:
         check_settings(self.settings, 0)
@@ -285,6 +287,7 @@ class BatchSession:
             rationalizer=rationalizer,
             clock=claimer.clock,
             is_dead=self.is_dead,
+            known_ids=self._topic_ids,
         )
         by_ranges = None
         if enables_ranges(self.settings) and not only_positions:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final
 
 from marshal_dagster.coordination.claims import Member
@@ -120,17 +121,17 @@ class Sender:
         if not messages:
             return {}, []
         self._rationalizer.require_unchanged()
-        records = [Append(number, render(message), reason) for number, message in zip(numbers, messages, strict=True)]
-        acks = self._rationalizer.log.append(records)
-        own: dict[int, dict[int, OwnRecord]] = {}
-        for (number, value, _), message, (offset, _) in zip(records, messages, acks, strict=True):
-            if offset is not None:
-                # If two records were acknowledged at one offset, one of them is lost. `read_past` compares the values.
-                own.setdefault(number, {}).setdefault(offset, (message, value))
+        values = [render(message) for message in messages]
+        acks = self._rationalizer.log.append(list(map(Append, numbers, values, repeat(reason))))
         offsets = [ack.offset for ack in acks]
         if None in offsets:
             _log_unacknowledged(messages, [ack.error for ack in acks if ack.offset is None])
-        return own, offsets
+        own: dict[int, dict[int, OwnRecord]] = {number: {} for number in numbers}
+        for number, message, value, offset in zip(numbers, messages, values, offsets, strict=True):
+            if offset is not None:
+                # If two records were acknowledged at one offset, one of them is lost. `read_past` compares the values.
+                own[number].setdefault(offset, (message, value))
+        return {number: records for number, records in own.items() if records}, offsets
 
 
 def _log_unacknowledged(messages: Sequence[Message], errors: Sequence[str | None]) -> None:

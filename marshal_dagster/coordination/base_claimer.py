@@ -108,6 +108,11 @@ class BaseClaimer(ABC, Generic[H]):
         return dict(self._claim_set.claims)
 
     @property
+    def requested(self) -> Collection[int]:
+        """The partitions that this instance has requested so far. It may request each of them only once."""
+        return self._claim_set.requested.keys()
+
+    @property
     def group(self) -> Group:
         """The group's live state in the topic's coordination partition; use it under `rationalizer.lock`."""
         return self._reader.group

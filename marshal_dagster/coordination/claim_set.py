@@ -5,12 +5,16 @@ Claimers keep their claims here. This module decides which claims still count; i
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from marshal_dagster.coordination.claims import BaseClaim
 from marshal_dagster.coordination.group_reader import GroupReader
 from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.protocol.range_choice import Bounds
+from marshal_dagster.protocol.state import Key
+
+if TYPE_CHECKING:
+    from marshal_dagster.protocol.world import PartitionWorld
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,11 @@ class ClaimSet(Generic[H]):
         self._on_lost = on_lost
         self._began_at = 0
         """The log offset from which records of the group concern this tenure."""
+        self._judged: tuple[PartitionWorld, int] | None = None
+        """The state by which all claims were judged last, and its next log offset.
+
+        Only the next record can change a key, so nothing is judged again before it is read.
+        """
 
     def __enter__(self) -> None:
         """Begin a step."""
@@ -78,15 +87,17 @@ class ClaimSet(Generic[H]):
 
     def lose_refused(self, claim: H, why: str) -> None:
         """Lose a claim whose record was refused, unless the state shows that it is held, or that its range is done."""
-        if not self._is_current(claim):
+        if not claim.refresh(self._reader.key(claim.partition), self._reader.member.instance):
             self.lose(claim.partition, why)
 
     def refresh(self) -> None:
         """Update each claim from the state, and lose those that this instance no longer holds."""
         self.drop_all_if_log_changed()
-        for claim in tuple(self.claims.values()):
-            if not self._is_current(claim):
+        instance = self._reader.member.instance
+        for claim, key in self._claims_with_keys():
+            if not claim.refresh(key, instance):
                 self.lose(claim.partition, _DISPLACED)
+        self._judged = self._reader.home, self._reader.home.next_offset
 
     def lose_displaced(self) -> None:
         """Lose each claim that this instance no longer holds by the log as read; lose all if none is valid.
@@ -94,11 +105,15 @@ class ClaimSet(Generic[H]):
         If reading failed, the part that was read counts.
         """
         self.drop_all_if_log_changed()
-        read, instance = self._reader.home.next_offset, self._reader.member.instance
-        for claim in tuple(self.claims.values()):
+        home, instance = self._reader.home, self._reader.member.instance
+        read = home.next_offset
+        if self._judged is not None and self._judged[0] is home and self._judged[1] == read:
+            return
+        for claim, key in self._claims_with_keys():
             # While the log is read again from its start, the state is older than the claim.
-            if claim.epoch < read and not claim.is_held(self._reader.key(claim.partition), instance):
+            if claim.epoch < read and not claim.is_held(key, instance):
                 self.lose(claim.partition, _DISPLACED)
+        self._judged = home, read
 
     def drop_all_if_log_changed(self) -> None:
         """Lose all claims if, by the log as last read, none is valid."""
@@ -112,9 +127,9 @@ class ClaimSet(Generic[H]):
         """Lose each claim whose lease has ended, or that the log as read shows as lost."""
         self.lose_displaced()
         now_ms = self._reader.clock.lease_ms()
-        self._fence(
-            claim.partition for claim in self.claims.values() if not (claim.lease.holds(now_ms) or claim.is_done)
-        )
+        # Each step of a thousand claims asks this several times, so a lease is judged only where it may have ended.
+        ended = [claim for claim in self.claims.values() if claim.lease.ends_ms <= now_ms]
+        self._fence(claim.partition for claim in ended if not (claim.lease.holds(now_ms) or claim.is_done))
 
     # Checks
 
@@ -167,8 +182,9 @@ class ClaimSet(Generic[H]):
             "guarantees: stop that consumer, or give it another group"
         )
 
-    def _is_current(self, claim: H) -> bool:
-        return claim.refresh(self._reader.key(claim.partition), self._reader.member.instance)
+    def _claims_with_keys(self) -> list[tuple[H, Key]]:
+        claims = tuple(self.claims.values())
+        return list(zip(claims, self._reader.keys(claim.partition for claim in claims), strict=True))
 
     def _lose_all(self, why: str) -> None:
         for partition in tuple(self.claims):

@@ -3,6 +3,7 @@
 `marshal_dagster.batches` uses it for each batch, and the commands of operators use it to set positions.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ class Claimer(BaseClaimer[Claim]):
         wanted = list(partitions)
         dead = self._reader.dead_owners(wanted, is_dead)
         with self.rationalizer.lock:
-            return [number for number in wanted if self._looks_free(number, dead, max_attempts)]
+            return self._that_look_free(wanted, dead, max_attempts)
 
     # Claiming
 
@@ -434,17 +435,21 @@ class Claimer(BaseClaimer[Claim]):
         asked = self._claim_set.requested
         chosen = [number for number in wanted if number not in asked]
         if self.is_go:
-            chosen = [number for number in chosen if self._looks_free(number, dead, None)]
+            chosen = self._that_look_free(chosen, dead, None)
         return chosen if max_claims is None else chosen[: max(0, max_claims - len(self._claim_set.claims))]
 
-    def _looks_free(self, partition: int, dead: Collection[Owner], max_attempts: int | None) -> bool:
-        key, group = self.key(partition), self.group
-        if max_attempts is not None and key.plan_end is not None and key.plan_attempts >= max_attempts:
-            return False
-        now_ms = group.advice_time_ms(self._reader.home.log_time_ms, self.clock.wall_ms())
-        if group.is_live(key, now_ms) and key.owner not in dead:
-            return False
-        return not key.ranges or self._has_no_live_ranges(key, dead)
+    def _that_look_free(self, wanted: Sequence[int], dead: Collection[Owner], max_attempts: int | None) -> list[int]:
+        now_ms = self.group.advice_time_ms(self._reader.home.log_time_ms, self.clock.wall_ms())
+        group, keys = self.group, self._reader.keys(wanted)
+        if max_attempts is None:
+            max_attempts = sys.maxsize
+        return [
+            partition
+            for partition, key in zip(wanted, keys, strict=True)
+            if (key.plan_end is None or key.plan_attempts < max_attempts)
+            and (key.owner is None or key.owner in dead or not group.is_live(key, now_ms))
+            and (not key.ranges or self._has_no_live_ranges(key, dead))
+        ]
 
     def _has_no_live_ranges(self, key: Key, dead: Collection[Owner]) -> bool:
         """Return whether the ranges of a key allow a whole claim: none has a live owner, and none is planned or done.

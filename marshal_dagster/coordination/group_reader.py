@@ -57,6 +57,12 @@ class GroupReader:
         """Return the state of one partition of the data topic."""
         return self.home.key(self.member.group, self.topic, partition)
 
+    def keys(self, partitions: Iterable[int]) -> list[Key]:
+        """Return the states of partitions of the data topic, in that order."""
+        home, group, topic = self.home, self.member.group, self.topic
+        known = home.group(group).keys
+        return [known.get((topic, partition)) or home.key(group, topic, partition) for partition in partitions]
+
     @property
     def unplanned(self) -> Unplanned | None:
         """The last heartbeat that moved an offset of the group without a plan; only Go consumers do that."""
@@ -145,7 +151,7 @@ class GroupReader:
         if is_dead is assume_alive or self.is_go:  # in a Go group members wait until a dead owner is stale
             return frozenset()
         with self.rationalizer.lock:
-            owners = {owner for partition in partitions for owner in self.key(partition).owners}
+            owners = {owner for key in self.keys(partitions) for owner in key.owners}
         if not owners:
             return frozenset()
         instances = {owner.instance: owner for owner in owners}

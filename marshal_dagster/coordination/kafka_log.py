@@ -207,12 +207,15 @@ class KafkaLog:
         return [ack or unanswered for ack in acks]
 
     def _produce(self, producer: Producer, records: Sequence[Append], acks: list[Ack | None]) -> None:
+        produce, topic = producer.produce, self.topic
         for index, (partition, value, reason) in enumerate(records):
-            headers: Headers = [] if reason is None else [(REASON_HEADER, encode_reason(reason))]
+            note = partial(_note, acks, index)
             try:
-                producer.produce(
-                    self.topic, value, partition=partition, headers=headers, on_delivery=partial(_note, acks, index)
-                )
+                if reason is None:
+                    produce(topic, value, partition=partition, on_delivery=note)
+                else:
+                    headers: Headers = [(REASON_HEADER, encode_reason(reason))]
+                    produce(topic, value, partition=partition, headers=headers, on_delivery=note)
             except (BufferError, KafkaException) as error:
                 acks[index] = Ack(None, str(error))
 

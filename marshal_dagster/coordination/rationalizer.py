@@ -411,10 +411,12 @@ class Rationalizer:
                     f"deleted and re-created; {_SEE_DOCTOR}"
                 )
             if isinstance(message, Heartbeat):
-                named = message.group, message.topic, message.partition
-                before = world.key(*named).offset
+                key = world.key(message.group, message.topic, message.partition)
+                before = key.offset
                 verdict = world.apply(offset, timestamp_ms, value, message)
-                outcomes[offset] = RecordResult(verdict, before, world.key(*named).offset)
+                if before is None:  # only then can the heartbeat create the key
+                    key = world.key(message.group, message.topic, message.partition)
+                outcomes[offset] = RecordResult(verdict, before, key.offset)
             else:
                 verdict = world.apply(offset, timestamp_ms, value, message)
                 outcomes[offset] = _ACCEPTED if verdict is ACCEPTED else RecordResult(verdict)

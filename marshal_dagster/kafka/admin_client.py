@@ -128,6 +128,22 @@ class Topics:
             replication=min((len(partition.replicas) for partition in described.partitions), default=0),
         )
 
+    def partition_numbers(self, topic: str) -> tuple[int, ...]:
+        """Look up the numbers of a topic's partitions, in rising order. It is much faster than `describe`.
+
+        Raises:
+            TopicNotFoundError: the topic does not exist; the message has the nearest names.
+            AuthorizationError: DESCRIBE on the topic is missing.
+            UnavailableError: the brokers did not answer in time.
+        """
+        request = Request(f"look up topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
+        try:
+            return self._ask_reader(
+                request, lambda reader, until_s: reader.partition_numbers(topic, until_s=until_s), committed_only=True
+            )
+        except TopicNotFoundError as missing:
+            raise TopicNotFoundError(f"{missing}{self._nearest_names(topic)}") from None
+
     def partition_counts(self) -> dict[str, int]:
         """Look up the number of partitions of each topic that this user may see, except topics that begin with `__`.
 
@@ -223,16 +239,25 @@ class Topics:
         if not wanted:
             return {}
 
-        def asked(_: AdminClient, left_s: float) -> dict[int, T]:
+        return self._ask_reader(
+            Request(doing, on_topic(topic, Right.DESCRIBE), topic),
+            lambda reader, until_s: ask(partial(reader.offsets, topic, until_s=until_s), wanted),
+            committed_only=committed_only,
+        )
+
+    def _ask_reader(self, request: Request, question: Callable[[OffsetReader, float], T], *, committed_only: bool) -> T:
+        """Call `question` with a reader of offsets and the deadline (monotonic seconds); retry it as `_ask`."""
+
+        def asked(_: AdminClient, left_s: float) -> T:
             reader = self._reader(committed_only=committed_only)
             try:
-                return ask(_offsets(reader, topic, left_s), wanted)
+                return question(reader, time.monotonic() + left_s)
             except KafkaException:
                 if (reason := reader.log.reason) is not None:
                     self._log.consider(reason)
                 raise
 
-        return self._ask(Request(doing, on_topic(topic, Right.DESCRIBE), topic), asked)
+        return self._ask(request, asked)
 
     def _reader(self, *, committed_only: bool) -> OffsetReader:
         """Return the reader of offsets; create a new one if the last one is unusable."""

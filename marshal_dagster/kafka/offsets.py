@@ -8,8 +8,9 @@ partitions that takes longer than the broker's answers.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -59,6 +60,19 @@ class OffsetReader:
         """Make the next call of `offsets` look up the topic's leaders again."""
         self._leaders.pop(topic, None)
 
+    def partition_numbers(self, topic: str, *, until_s: float) -> tuple[int, ...]:
+        """Return the numbers of a topic's partitions, in rising order; the brokers are asked each time.
+
+        Args:
+            topic: The topic.
+            until_s: The deadline, in monotonic seconds.
+
+        Raises:
+            KafkaException: the topic does not exist or this user may not see it, or no broker answered in time.
+        """
+        with self._in_use(topic, until_s):
+            return tuple(sorted(self._listed(topic, until_s)))
+
     def offsets(
         self, topic: str, partitions: Sequence[int], *places: int, until_s: float, least: int = 0
     ) -> list[dict[int, int]]:
@@ -80,14 +94,20 @@ class OffsetReader:
             KafkaException: the topic does not exist or this user may not see it; or a partition has no leader, a
                 leader did not answer in time, or an answer is below `least`.
         """
+        with self._in_use(topic, until_s):
+            self._know_leaders(topic, partitions, until_s)
+            return self._all_at(topic, partitions, places, least, until_s)
+
+    @contextmanager
+    def _in_use(self, topic: str, until_s: float) -> Iterator[None]:
+        """Use the client alone for a request about `topic`, and note a failure after which it cannot be used again."""
         if not self._lock.acquire(timeout=max(_LEAST_S, until_s - time.monotonic())):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - a public code of the client library
         try:
             if self.is_spent:
                 raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))  # the caller uses another reader
             try:
-                self._know_leaders(topic, partitions, until_s)
-                found = self._all_at(topic, partitions, places, least, until_s)
+                yield
             except KafkaException as raised:
                 self.forget_leaders(topic)
                 if error_in(raised).code() not in PASSING:
@@ -96,7 +116,6 @@ class OffsetReader:
             finally:
                 self._client.poll(0)  # delivers log lines, because closing depends on the reason in them
             self.log.clear()
-            return found
         finally:
             self._lock.release()
 
@@ -135,19 +154,25 @@ class OffsetReader:
         now_s = time.monotonic()
         if now_s - heard_s < _LEADERS_KNOWN_S and max(partitions) < count:
             return
-        listed = self._client.list_topics(topic, timeout=max(_LEAST_S, until_s - now_s)).topics.get(topic)
+        listed = self._listed(topic, until_s)
+        if missing := sorted(set(partitions) - set(listed)):
+            raise TopicNotFoundError(
+                f"topic {topic!r} has {len(listed)} partitions, and no partition "
+                f"{first_few(missing, _SHOWN)}; name existing partitions, which are numbered from 0"
+            )
+        if any(listed[partition].leader < 0 for partition in partitions):
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+        self._leaders[topic] = now_s, len(listed)
+
+    def _listed(self, topic: str, until_s: float) -> dict[int, Any]:
+        """Return the topic's partitions by number, as the brokers list them."""
+        within_s = max(_LEAST_S, until_s - time.monotonic())
+        listed = self._client.list_topics(topic, timeout=within_s).topics.get(topic)
         if listed is None:
             raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - a public code of the client library
         if listed.error is not None:
             raise KafkaException(listed.error)
-        if missing := sorted(set(partitions) - set(listed.partitions)):
-            raise TopicNotFoundError(
-                f"topic {topic!r} has {len(listed.partitions)} partitions, and no partition "
-                f"{first_few(missing, _SHOWN)}; name existing partitions, which are numbered from 0"
-            )
-        if any(listed.partitions[partition].leader < 0 for partition in partitions):
-            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
-        self._leaders[topic] = now_s, len(listed.partitions)
+        return dict(listed.partitions)
 
 
 def _offset_of(answer: TopicPartition, at: int, least: int, ends: Mapping[int, int]) -> int:

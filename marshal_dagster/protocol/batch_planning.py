@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from marshal_dagster.errors import DataLossError, DataTopicChangedError, StartPositionError
+from marshal_dagster.errors import DataLossError, StartPositionError
 from marshal_dagster.protocol.state import Key, OffsetBounds
 
 
@@ -51,26 +51,21 @@ class Position(NamedTuple):
 
 def reach(key: Key) -> int:
     """Return the end of the last planned or done range of `key`, or its offset if there is no range."""
-    return max((range_.end for range_ in key.ahead), default=key.offset or 0)
+    return max((range_.end for range_ in key.ranges and key.ahead), default=key.offset or 0)
 
 
-def check_incarnation(name: str, key: Key, topic_id: str, extent: OffsetBounds) -> None:
-    """Raise `DataTopicChangedError` if the position in `key` belongs to another incarnation of the data topic.
+def other_incarnation(key: Key, topic_id: str | None, extent: OffsetBounds) -> str | None:
+    """Return what shows that the position in `key` belongs to another incarnation of the data topic, or None.
 
-    `name` is the partition as the message names it; `extent` has the bounds of all records, committed or not.
+    `extent` has the bounds of all records, committed or not. Without `topic_id` only offsets are compared.
     """
-    if key.data_topic_id not in (None, topic_id):
-        found = f"its position belongs to topic id {key.data_topic_id}, the cluster's is {topic_id}"
-    elif key.offset is not None and key.offset > extent.end:
-        found = f"its position {key.offset} lies beyond the topic's end {extent.end}"
-    elif reach(key) > extent.end:
-        found = f"its planned ranges reach {reach(key)}, which lies beyond the topic's end {extent.end}"
-    else:
-        return
-    raise DataTopicChangedError(
-        f"{name}: {found}, so the data topic was deleted and re-created. Nothing is read until an operator sets the "
-        "position with `marshal-dagster position reset`"
-    )
+    if topic_id is not None and key.data_topic_id not in (None, topic_id):
+        return f"its position belongs to topic id {key.data_topic_id}, the cluster's is {topic_id}"
+    if key.offset is not None and key.offset > extent.end:
+        return f"its position {key.offset} lies beyond the topic's end {extent.end}"
+    if reach(key) > extent.end:
+        return f"its planned ranges reach {reach(key)}, which lies beyond the topic's end {extent.end}"
+    return None
 
 
 def first_offset(

@@ -125,7 +125,18 @@ class Key:
 
     def copy(self) -> "Key":
         """Return a copy, which does not change while the reader follows the log."""
-        return replace(self)
+        return Key(  # `replace` takes four times as long
+            self.offset,
+            self.owner,
+            self.last_beat_ms,
+            self.plan_end,
+            self.plan_attempts,
+            self.generation,
+            self.data_topic_id,
+            self.provisional,
+            self.ranges,
+            self.former_owner,
+        )
 
     def end_plan(self) -> None:
         """Delete the open plan, if there is one, and its attempts."""

@@ -190,6 +190,10 @@ class MemoryTopics:
         topic_id, partitions = self._found(topic)
         return TopicDescription(topic_id, tuple(range(len(partitions))))
 
+    def partition_numbers(self, topic: str) -> tuple[int, ...]:
+        """Return the numbers of a topic's partitions. Raises `TopicNotFoundError`."""
+        return tuple(range(len(self._found(topic)[1])))
+
     def partition_counts(self) -> dict[str, int]:
         """Return the number of partitions of each topic."""
         return {topic: len(partitions) for topic, (_, partitions) in self._topics.items()}

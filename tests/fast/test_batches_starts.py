@@ -574,11 +574,11 @@ def test_a_position_gets_its_data_topic_before_the_first_heartbeat(scene: Scene)
 
     def be_slow() -> None:
         if scene.key(2).owner is not None:
-            scene.data.before_offsets = lambda: None
+            scene.data.before_describe = lambda: None
             scene.clock.advance(45)
             threading.Event().wait(0.2)  # by then a heartbeat is due
 
-    scene.data.before_offsets = be_slow
+    scene.data.before_describe = be_slow
     batch = scene.work(scene.delivery(settings=settings), partitions=(2,))
 
     own = [value.split("/")[0] for value in scene.values() if f"/{batch.batch_id}/" in value]
@@ -764,7 +764,7 @@ def test_what_is_refused_is_passed_over(scene: Scene) -> None:
         scene.process(owner)
 
     assert [range_.partition for range_ in owner.all_ranges] == [1]
-    assert [one.partition for one in batch.all_ranges] == [2]
+    assert [one.partition for one in batch.all_ranges] in ([0], [2])
 
 
 @pytest.mark.parametrize(

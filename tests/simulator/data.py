@@ -29,6 +29,11 @@ class ProcessTopics:
         self._wait()
         return self._data.describe(topic)
 
+    def partition_numbers(self, topic: str) -> tuple[int, ...]:
+        """Look up a topic's partitions."""
+        self._wait()
+        return self._data.partition_numbers(topic)
+
     def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, Bounds]:
         """Look up bounds, which may be old when they arrive."""
         bounds = self._data.offsets(topic, partitions, committed_only=committed_only)

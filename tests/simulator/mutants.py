@@ -166,13 +166,13 @@ MUTANTS: Final = (
             ),
             (
                 CLAIM_SET,
-                "        self.drop_all_if_log_changed()\n        for claim in",
-                "        if not self._reader.is_certain:\n            return\n        for claim in",
+                "        self.drop_all_if_log_changed()\n        instance = ",
+                "        if not self._reader.is_certain:\n            return\n        instance = ",
             ),
             (
                 CLAIM_SET,
-                "        self.drop_all_if_log_changed()\n        read, instance",
-                "        if not self._reader.is_certain:\n            return\n        read, instance",
+                "        self.drop_all_if_log_changed()\n        home, instance",
+                "        if not self._reader.is_certain:\n            return\n        home, instance",
             ),
         ),
     ),
@@ -198,8 +198,8 @@ MUTANTS: Final = (
         (
             (
                 CLAIM_SET,
-                ("            if not self._is_current(claim):\n                self.lose(claim.partition, _DISPLACED)"),
-                "            if not self._is_current(claim):\n                pass",
+                "claim.refresh(key, instance):\n                self.lose(claim.partition, _DISPLACED)",
+                "claim.refresh(key, instance):\n                pass",
             ),
         ),
     ),
@@ -319,8 +319,8 @@ MUTANTS: Final = (
     Mutant(
         "a displaced instance claims again",
         CLAIM_SET,
-        "            if not self._is_current(claim):\n                self.lose(claim.partition, _DISPLACED)",
-        "            if not self._is_current(claim):\n"
+        "            if not claim.refresh(key, instance):\n                self.lose(claim.partition, _DISPLACED)",
+        "            if not claim.refresh(key, instance):\n"
         "                claim.epoch = self.claim_again(claim.partition) or claim.epoch",
         (
             (
@@ -626,8 +626,8 @@ MUTANTS: Final = (
     Mutant(
         "ids of the data topic are looked at in a Go group",
         "batches/context.py",
-        "known = replace(key, data_topic_id=None) if self.is_go else key",
-        "known = key",
+        "topic_id = None if self.is_go else self.topic_id",
+        "topic_id = self.topic_id",
     ),
     Mutant(
         "a position in a Go group counts as set although another took the partition",
@@ -689,6 +689,12 @@ MUTANTS: Final = (
         CLAIM_SET,
         "            if claim.epoch < read and not claim.is_held(",
         "            if False and not claim.is_held(",
+    ),
+    Mutant(
+        "claims are judged only once",
+        CLAIM_SET,
+        "self._judged[0] is home and self._judged[1] == read:",
+        "self._judged[0] is home:",
     ),
     Mutant(
         "claims are kept by a reader that continued from a newer snapshot",
