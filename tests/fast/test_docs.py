@@ -202,3 +202,10 @@ def test_a_page_without_a_link_is_not_reachable(tmp_path: Path) -> None:
     (tmp_path / "setup.md").write_text("[home](index.md)")
     reachable = reachable_from(tmp_path / "index.md")
     assert {path.name for path in reachable} == {"index.md", "notes.md"}
+
+
+def test_the_glossary_is_in_order() -> None:
+    """Each term is in it once, from A to Z, with a link to the page that explains it."""
+    terms = re.findall(r"^\| \[([^\]]+)\]\([^)]+\) \|", (DOCS / "concepts" / "glossary.md").read_text(), re.MULTILINE)
+    assert terms == sorted(set(terms), key=str.lower)
+    assert {"claim", "epoch", "generation", "harvester", "lease", "plan", "rationalizer", "world state"} <= set(terms)
