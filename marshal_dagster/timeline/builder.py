@@ -56,6 +56,8 @@ _PLANS: Final = frozenset({ClaimingMessages, PlanningRange})
 _CLAIMS: Final = frozenset({ClaimingPartition, ClaimingRange})
 _BEATS: Final = (Heartbeat, RangeHeartbeat)
 _REVOCATIONS: Final = frozenset({RevokingClaim, RevokingRange})
+_LOST: Final = frozenset({BarEnd.REVOKED, BarEnd.TAKEN_OVER, BarEnd.DISPLACED})
+"""The ends of claims whose work another claim continues."""
 _SAME_ORDER_MS: Final = 60_000
 """A pause or settings are written to each coordination partition; within this time they are one event."""
 
@@ -154,6 +156,7 @@ class TimelineBuilder:
         self._name = None if self._wanted.group is None else f"/{self._wanted.group}/".encode()
         self._bars: list[Bar] = []
         self._open: defaultdict[Lane, dict[Owner, _OpenBar]] = defaultdict(dict)
+        self._lost: defaultdict[Lane, list[Bar]] = defaultdict(list)
         self._marks: list[Mark] = []
         self._pauses: defaultdict[tuple[str, int], list[Span]] = defaultdict(list)
         self._orders: defaultdict[_Order, list[_Copies]] = defaultdict(list)
@@ -261,8 +264,11 @@ class TimelineBuilder:
         for owner in gone:
             bar = opened.pop(owner).bar
             bar.end_ms, bar.end_offset, bar.ended_by = at_ms, drawn.offset, _ENDS.get(kind, BarEnd.TAKEN_OVER)
+            if bar.ended_by in _LOST:
+                self._lost[lane].append(bar)
         for owner, (beat_ms, start, end) in held.items():
-            if owner in opened:
+            is_new = owner not in opened
+            if not is_new:
                 bar = opened[owner].bar
                 bar.heartbeats += (
                     isinstance(drawn.message, _BEATS) and owner.instance == drawn.message.instance and beat_ms == at_ms
@@ -272,7 +278,17 @@ class TimelineBuilder:
                 opened[owner] = _OpenBar(bar, at_ms)
                 self._bars.append(bar)
             bar.last_beat_ms, bar.range_start, bar.range_end = beat_ms, start, end
+            if is_new:
+                self._set_heir(bar)
         return bool(gone) and kind in _CLAIMS
+
+    def _set_heir(self, heir: Bar) -> None:
+        """Set the heir of the lost claims that a new claim continues."""
+        lost = self._lost[heir.lane]
+        for bar in lost:
+            if bar.overlaps(heir):
+                bar.heir = heir
+        lost[:] = [bar for bar in lost if bar.heir is None]
 
     def _check_staleness(self, lane: Lane, interval_ms: int, at_ms: int) -> None:
         for opened in self._open[lane].values():

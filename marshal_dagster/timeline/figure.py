@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from marshal_dagster.timeline.lane_names import lane_names
 from marshal_dagster.timeline.members import Members
 from marshal_dagster.timeline.model import Bar, Lane, MarkKind, Span, Timeline
-from marshal_dagster.timeline.palette import BARS, INK, LABELS, PAUSE, PAUSES, SHAPES, STALE, STALENESS
+from marshal_dagster.timeline.palette import BARS, INK, LABELS, LINKS, PAUSE, PAUSES, SHAPES, STALE, STALENESS
 
 if TYPE_CHECKING:
     from bokeh.models import ColumnDataSource
@@ -17,6 +17,8 @@ MOST_LANES: Final = 300
 """How many lanes the page shows at first; one can drag to the others."""
 _BAR_PART: Final = 0.74
 """The part of a lane's height that its bars take."""
+_OUTLINED_PART: Final = 500
+"""Bars that are shorter than this part of the picture have an outline, without which they could be invisible."""
 _MARK_PX: Final = 10
 _LEAST_SPAN_MS: Final = 60_000
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
@@ -53,6 +55,7 @@ def draw(timeline: Timeline, members: Members) -> "Figure":
     shown = [_draw_pauses(plot, timeline, rows)] if timeline.pauses else []
     shown.append(_draw_bars(plot, timeline, members, rows))
     _draw_stale(plot, timeline, members, rows)
+    _draw_links(plot, timeline, members, rows)
     _draw_labels(plot)
     shown += [_draw_marks(plot, kind, timeline, members, rows) for kind in timeline.kinds]
     hover = CustomJS(code="window.marshalTimeline?.hover(cb_data)")
@@ -167,7 +170,6 @@ def _rectangles(
             "top": np.array([top for top, _ in places], dtype="float32"),
             "bottom": np.array([bottom for _, bottom in places], dtype="float32"),
             "member": np.array(members, dtype="int32"),
-            "alpha": np.ones(len(spans), dtype="float32"),
         }
     )
 
@@ -178,9 +180,12 @@ def _draw_bars(plot: "Figure", timeline: Timeline, members: Members, rows: _Rows
     spans = [bar.held(timeline.span) for bar in timeline.bars]
     source = _rectangles(spans, *_places(timeline.bars, members, rows))
     fills = [int(members.fill(bar.owner.instance)[1:], 16) << 8 | 0xFF for bar in timeline.bars]
+    least_ms = (timeline.span.end_ms - timeline.span.start_ms) / _OUTLINED_PART
     source.data["fill"] = np.array(fills, dtype="uint32")
+    source.data["alpha"] = np.ones(len(spans), dtype="float32")
+    source.data["outline"] = np.array([span.end_ms - span.start_ms < least_ms for span in spans], dtype="float32")
     return _draw_rectangles(
-        plot, source=source, fill_color="fill", fill_alpha="alpha", line_color="fill", line_alpha="alpha", name=BARS
+        plot, source=source, fill_color="fill", fill_alpha="alpha", line_color="fill", line_alpha="outline", name=BARS
     )
 
 
@@ -194,11 +199,32 @@ def _draw_stale(plot: "Figure", timeline: Timeline, members: Members, rows: _Row
         line_color=None,
         hatch_pattern="right_diagonal_line",
         hatch_color=STALE,
-        hatch_alpha="alpha",
         hatch_scale=9,
         hatch_weight=1,
         name=STALENESS,
     )
+
+
+def _draw_links(plot: "Figure", timeline: Timeline, members: Members, rows: _Rows) -> None:
+    """Draw a line from the end of each lost claim to the claim that continued it in another row."""
+    import numpy as np
+    from bokeh.models import ColumnDataSource
+
+    pairs = timeline.links
+    if not pairs:
+        return
+    middles = [(sum(rows.of_bar(bar)) / 2, sum(rows.of_bar(heir)) / 2) for bar, heir in pairs]
+    source = ColumnDataSource(
+        {
+            "x0": np.array([bar.end_ms for bar, _ in pairs], dtype="float64"),
+            "y0": np.array([start for start, _ in middles], dtype="float32"),
+            "x1": np.array([heir.start_ms for _, heir in pairs], dtype="float64"),
+            "y1": np.array([end for _, end in middles], dtype="float32"),
+            "member": np.array([members.number(heir.owner.instance) for _, heir in pairs], dtype="int32"),
+            "alpha": np.ones(len(pairs), dtype="float32"),
+        }
+    )
+    plot.segment(source=source, line_color=INK, line_alpha="alpha", line_width=1.5, name=LINKS)
 
 
 def _places(bars: Sequence[Bar], members: Members, rows: _Rows) -> tuple[list[_Place], list[int]]:

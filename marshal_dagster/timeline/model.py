@@ -79,8 +79,16 @@ class Bar:
     range_end: int | None = None
     stale: list[Span] = field(default_factory=list)
     """The times in which the owner was stale."""
+    heir: "Bar | None" = field(default=None, repr=False, compare=False)
+    """The claim that continued what this one lost: it took the claim over, or claimed next after a revocation."""
     row: int = 0
     """The row of the bar within its lane. Only claims of ranges, which are held at the same time, need several."""
+
+    def overlaps(self, other: "Bar") -> bool:
+        """Return whether both claims are of the same offsets; a claim of a whole partition has all."""
+        if self.range_start is None or self.range_end is None or other.range_start is None or other.range_end is None:
+            return True
+        return self.range_start < other.range_end and other.range_start < self.range_end
 
     def held(self, picture: Span) -> Span:
         """Return the time in which the claim was held; one that is still held ends with the picture."""
@@ -127,6 +135,13 @@ class Timeline:
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
         return not self.lanes
+
+    @property
+    def links(self) -> Sequence[tuple[Bar, Bar]]:
+        """Each lost claim whose heir is in another row of its lane, with the heir."""
+        shown = {id(bar) for bar in self.bars}
+        heirs = [(bar, bar.heir) for bar in self.bars if bar.heir is not None]
+        return [(bar, heir) for bar, heir in heirs if id(heir) in shown and heir.row != bar.row]
 
     @property
     def kinds(self) -> Sequence[MarkKind]:

@@ -12,10 +12,10 @@
   const byId = (id) => document.getElementById(id)
   const data = JSON.parse(byId("data").textContent)
   const tip = byId("tip"), search = byId("search"), found = byId("found")
-  const coloured = ["bars", "stale", ...data.kinds]
+  const coloured = ["bars", ...data.links, ...data.kinds]
   const hovered = new Map()
   const switchedOff = new Set()
-  let plot, model, texts, matching, scheduled = 0
+  let plot, model, stale, texts, matching, scheduled = 0
   let mouse = { x: 0, y: 0 }
 
   async function readTexts() {
@@ -36,11 +36,20 @@
     matching = match(search.value)
     for (const name of coloured) {
       const source = model(name).data_source
-      const { member, alpha } = source.data
-      for (let n = 0; n < alpha.length; n++) alpha[n] = !matching || matching[member[n]] ? 1 : DIMMED
+      const { member, alpha, outline } = source.data
+      for (let n = 0; n < alpha.length; n++) {
+        alpha[n] = !matching || matching[member[n]] ? 1 : DIMMED
+        if (outline?.[n]) outline[n] = alpha[n]
+      }
       source.change.emit()
     }
+    model("stale").data_source.data = matching ? chosen(stale, matching) : stale
     found.textContent = matching ? summary() : ""
+  }
+
+  function chosen(columns, matching) {
+    const isChosen = (_, n) => matching[columns.member[n]]
+    return Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values.filter(isChosen)]))
   }
 
   function summary() {
@@ -168,9 +177,13 @@
     remember()
   }
 
-  // WebGL that is computed without a GPU is slower than a plain canvas.
+  // WebGL that is computed without a GPU is slower than a plain canvas. Not every browser admits that it is.
   function hasGpu() {
-    return Boolean(document.createElement("canvas").getContext("webgl", { failIfMajorPerformanceCaveat: true }))
+    const gl = document.createElement("canvas").getContext("webgl", { failIfMajorPerformanceCaveat: true })
+    if (!gl) return false
+    const info = gl.getExtension("WEBGL_debug_renderer_info")
+    const renderer = gl.getParameter(info ? info.UNMASKED_RENDERER_WEBGL : gl.RENDERER)
+    return !/swiftshader|llvmpipe|softpipe|software|basic render/i.test(renderer)
   }
 
   async function begin() {
@@ -180,6 +193,7 @@
     const doc = Bokeh.documents[0]
     model = (name) => doc.get_model_by_name(name)
     plot = model("plot")
+    stale = model("stale").data_source.data
     for (const range of [plot.x_range, plot.y_range]) {
       for (const side of ["start", "end"]) plot.connect(range.properties[side].change, detailSoon)
     }

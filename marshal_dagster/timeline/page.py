@@ -19,7 +19,7 @@ from marshal_dagster.timeline.hover_texts import count_text, hover_texts
 from marshal_dagster.timeline.lane_names import lane_names
 from marshal_dagster.timeline.members import Members
 from marshal_dagster.timeline.model import Lane, Timeline
-from marshal_dagster.timeline.palette import RUNS, SHAPES, WHITE, Shape
+from marshal_dagster.timeline.palette import LINKS, RUNS, SHAPES, WHITE, Shape
 
 _LANE_PX: Final = 60
 """The largest height of a lane."""
@@ -38,24 +38,28 @@ def render_page(timeline: Timeline, *, empty: str) -> str:
         ConfigurationError: the extra `timeline` is not installed.
     """
     require_extra(Extra.TIMELINE, "the timeline")
-    title = _title(timeline.lanes)
     parts = {
-        "TITLE": html.escape(title),
+        "TITLE": html.escape(_title(timeline.lanes)),
         "SUBTITLE": html.escape(_subtitle(timeline)),
         "STYLE": _part("page.css"),
         "NOTES": _notes(timeline),
     }
     if timeline.is_empty:
-        return _filled(_part("empty.html"), parts | {"EMPTY": html.escape(empty)})
+        content = f'<main class="empty"><p>{html.escape(empty)}</p></main>'
+        return _filled(_part("frame.html"), parts | {"LIBRARY": "", "SEARCH": "", "CONTENT": content})
+    drawn = {"LIBRARY": library(), "SEARCH": _part("search.html"), "CONTENT": _picture(timeline)}
+    return _filled(_part("frame.html"), parts | drawn)
+
+
+def _picture(timeline: Timeline) -> str:
+    """Return the legend, the lanes, and the data and the script that belong to them."""
     members = Members(timeline)
     texts = json.dumps(hover_texts(timeline)).encode()
     return _filled(
-        _part("page.html"),
-        parts
-        | {
+        _part("picture.html"),
+        {
             "LEGEND": _legend(timeline),
             "HEIGHT": str(_AXES_PX + _LANE_PX * len(timeline.lanes)),
-            "LIBRARY": library(),
             "FIGURE": _json(figure_json(draw(timeline, members), "plot")),
             "DATA": _json(_script_data(timeline, members)),
             "TEXTS": base64.b64encode(zlib.compress(texts, 9)).decode(),
@@ -129,6 +133,7 @@ def _script_data(timeline: Timeline, members: Members) -> dict[str, Any]:
         "members": members.as_json(),
         "lanes": lane_names(timeline.lanes),
         "kinds": [kind.value for kind in timeline.kinds],
+        "links": [LINKS] if timeline.links else [],
         "routine": [kind.value for kind in timeline.kinds if SHAPES[kind].is_routine],
     }
 

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from marshal_dagster.timeline.model import MarkKind
 
-BARS, STALENESS, PAUSES, LABELS = "bars", "stale", "pauses", "labels"
+BARS, STALENESS, PAUSES, LABELS, LINKS = "bars", "stale", "pauses", "labels", "links"
 """The names of what is drawn, beside those of the kinds of marks."""
 INK: Final = "#1b1f24"
 RUNS: Final = ("#77aadd", "#ee8866", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#c9b3e6")

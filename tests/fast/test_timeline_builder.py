@@ -300,6 +300,21 @@ def test_ranges_that_are_held_at_the_same_time_are_in_rows_of_their_lane() -> No
     assert kinds(found) == [MarkKind.POSITION, MarkKind.PLAN, MarkKind.COMMIT]
 
 
+def test_a_lost_claim_has_the_one_that_continues_it_as_its_heir() -> None:
+    """The heir of a range is in another row if the row was taken meanwhile; a released claim has no heir."""
+    settings = SETTINGS.replace("/-", "/ranges")
+    values = [
+        *("ClaimingPartition a", "Heartbeat a 0", f"DataTopic a {'t' * 22}", "ReleasingPartition a 0"),
+        *("ClaimingRange b 0 10", "ClaimingRange c 10 20", "RevokingRange o 5"),
+        *("ClaimingRange d 20 30", "ClaimingRange e 0 10"),
+    ]
+    records = [record(0, 0, settings), *(record(n, n, spelled(value)) for n, value in enumerate(values, 1))]
+    found = timeline(records)
+    heirs = {bar.owner.instance: bar.heir and bar.heir.owner.instance for bar in found.bars}
+    assert heirs == {"a.1": None, "b.1": "e.1", "c.1": None, "d.1": None, "e.1": None}
+    assert [(bar.owner.instance, heir.owner.instance) for bar, heir in found.links] == [("b.1", "e.1")]
+
+
 def test_a_window_keeps_claims_that_began_before_it_and_leaves_out_what_ended_before() -> None:
     """A claim keeps its true start. Records are judged from the log's beginning."""
     records = log((1, f"{CLAIM} a"), (2, f"{BEAT} a 0"), (3, f"{RELEASE} a 0"), (4, f"{CLAIM} b"), (8, f"{BEAT} b 5"))

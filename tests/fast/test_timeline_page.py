@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from marshal_dagster.protocol.state import Owner
 from marshal_dagster.protocol.world import World
 from marshal_dagster.timeline.builder import TimelineBuilder, Wanted
 from marshal_dagster.timeline.members import Members
-from marshal_dagster.timeline.model import Timeline
+from marshal_dagster.timeline.model import Bar, BarEnd, Lane, Span, Timeline
 from marshal_dagster.timeline.page import render_page
 from marshal_dagster.timeline.palette import BARS, PAUSES, RUNS
 from tests.fast.test_timeline_builder import BEAT, CLAIM, PLAN, RELEASE, T0, log, record, spelled, timeline
@@ -97,12 +98,33 @@ def test_each_bar_mark_and_pause_has_its_text(page: str) -> None:
         PAUSES: 2,
     }
     assert shown[BARS][0].splitlines()[2:] == [
-        "Then: taken over by another claim.",
+        "Then: taken over by another claim. Continued by b.1.",
         f"1 heartbeat, the last at {iso(2)}",
         f"Stale from {iso(22)} for 8 s",
     ]
     assert "could not" in shown["refusal"][0]
     assert set(columns(page)) == set(shown) | {"stale", "labels"}
+
+
+def test_a_line_leads_from_a_lost_range_to_the_claim_that_continues_it() -> None:
+    """Without such a range there is no line."""
+    first, heir = bar_of("a.1", 0, 5, row=0), bar_of("b.1", 7, 9, row=1)
+    first.heir = heir
+    lanes, span = [first.lane], Span(T0, T0 + 9_000)
+    found = Timeline(span, lanes, [first, heir], [], [], rows={first.lane: 2}, records=2)
+    (line,) = [column for name, column in columns(render_page(found, empty=EMPTY)).items() if name == "links"]
+    assert set(line) == {"x0", "y0", "x1", "y1", "member", "alpha"}
+    first.heir = None
+    assert "links" not in columns(render_page(found, empty=EMPTY))
+
+
+def bar_of(instance: str, start_s: int, end_s: int, *, row: int) -> Bar:
+    """Return the bar of a range."""
+    lane, start_ms = Lane("g", "ev", 0), T0 + start_s * 1_000
+    owner = Owner(instance, "client", start_s)
+    bar = Bar(lane, owner, start_ms, start_s, start_ms, "a sentence", end_ms=T0 + end_s * 1_000, row=row)
+    bar.ended_by, bar.range_start, bar.range_end = BarEnd.REVOKED, 0, 10
+    return bar
 
 
 def iso(second: int) -> str:

@@ -23,6 +23,10 @@ PLACE = """([atMs, lane]) => {
     ]
 }"""
 """Returns where a time and a lane are on the screen."""
+RENDERER = """() => {
+    const gl = document.createElement('canvas').getContext('webgl')
+    return gl.getParameter(gl.getExtension('WEBGL_debug_renderer_info').UNMASKED_RENDERER_WEBGL)
+}"""
 ALPHAS = "() => [...Bokeh.documents[0].get_model_by_name('bars').data_source.data.alpha]"
 SHOWN_MS = "() => { const { start, end } = Bokeh.documents[0].get_model_by_name('plot').x_range; return end - start }"
 
@@ -78,6 +82,13 @@ def test_a_timeline_is_drawn_without_a_network_and_explains_what_one_points_at(o
     expect(tip).to_contain_text("could not")
     opened.point(113, 0)
     expect(tip).to_be_hidden()
+
+
+def test_without_a_gpu_the_page_draws_on_a_plain_canvas(opened: Opened) -> None:
+    """WebGL in software needs several times as long for a step of the zoom."""
+    is_software = "SwiftShader" in opened.page.evaluate(RENDERER)
+    backend = opened.page.evaluate("() => Bokeh.documents[0].get_model_by_name('plot').output_backend")
+    assert backend == ("canvas" if is_software else "webgl")
 
 
 def test_a_search_dims_the_claims_of_other_runs(opened: Opened) -> None:
