@@ -93,7 +93,7 @@ def run(sizes: Sizes) -> Measured:
     return Measured(
         [
             Case("claim 1 partition", *single, "ms", Goal.RATIO_AT_MOST, 2),
-            Case(f"claim {sizes.partitions:,} partitions", *many, "ms", Goal.RATIO_AT_MOST, 3),
+            Case(f"claim {sizes.partitions:,} partitions", *many, "ms", Goal.RATIO_AT_MOST, 2),
             Case("fresh process to first won claim", *fresh, "ms", Goal.RATIO_AT_MOST, 2),
         ],
         {"record_bytes": len(records_like_claims(1)[0])},

@@ -105,6 +105,11 @@ class BatchContext:
                 "`marshal-dagster position reset`"
             )
 
+    @property
+    def _compared_id(self) -> str | None:
+        """The topic id with which those of keys are compared; None in a Go group, whose keys have no id."""
+        return None if self.is_go else self.topic_id
+
     def wanted(self) -> list[int]:
         """Return the partitions that the request names; raise `ConfigurationError` if the topic does not have them."""
         if self.request.partitions is None:
@@ -147,16 +152,15 @@ class BatchContext:
         In a Go group, topic ids are not compared; only an offset beyond the topic's end shows that it is another topic.
         `extents` end where open transactions begin. A position may lie beyond that, but not beyond the last message.
         """
-        topic_id = None if self.is_go else self.topic_id
-        doubtful = [n for n, key in keys.items() if other_incarnation(key, topic_id, extents[n]) is not None]
+        known = self._compared_id
+        doubtful = [n for n, key in keys.items() if other_incarnation(key, known, extents[n]) is not None]
         if not doubtful:
             return
         if not self._is_id_present:
             self.look_up()
-            topic_id = None if self.is_go else self.topic_id
         whole = self.extents(doubtful, committed_only=False)
         for number in doubtful:
-            found = other_incarnation(keys[number], topic_id, whole[number])
+            found = other_incarnation(keys[number], self._compared_id, whole[number])
             if found is not None:
                 raise DataTopicChangedError(
                     f"{self.name(number)}: {found}, so the data topic was deleted and re-created. Nothing is read "

@@ -344,6 +344,16 @@ def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.Monk
         assert client.calls[8:] == ["leaders", "offsets", "offsets"]
 
 
+def test_partitions_are_listed_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Added partitions are seen at once, and the brokers' temporary failures are passed over."""
+    client = Noting()
+    with topics_of(client, monkeypatch) as asked:
+        assert asked.partition_numbers("orders") == (0, 1)
+        client.partitions = 3
+        assert asked.partition_numbers("orders") == (0, 1, 2)
+        assert client.calls == ["leaders"] * 2
+
+
 class Held(ElectingClient):
     """A client that waits until it may answer. It checks that it is not closed before it does."""
 

@@ -46,7 +46,7 @@ def test_a_topic_is_described_by_id_and_partitions(topics: Topics, topic: MakeTo
     name = topic(3)
     found = topics.describe(name)
     assert found.name == name
-    assert found.partitions == (0, 1, 2)
+    assert found.partitions == topics.partition_numbers(name) == (0, 1, 2)
     assert found.replication == 1
     assert len(found.topic_id) == 22
     assert len(base64.b64decode(found.topic_id + "==", altchars=b"-_", validate=True)) == 16
@@ -78,6 +78,7 @@ def test_a_topic_that_is_missing_is_told(connection: KafkaConnection) -> None:
         start = time.monotonic()
         for question in (
             lambda: topics.describe("no-such-topic"),
+            lambda: topics.partition_numbers("no-such-topic"),
             lambda: topics.settings("no-such-topic"),
             lambda: topics.offsets("no-such-topic", [0]),
             lambda: topics.group_offsets("g", "no-such-topic"),

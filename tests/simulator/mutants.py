@@ -626,8 +626,8 @@ MUTANTS: Final = (
     Mutant(
         "ids of the data topic are looked at in a Go group",
         "batches/context.py",
-        "topic_id = None if self.is_go else self.topic_id",
-        "topic_id = self.topic_id",
+        "return None if self.is_go else self.topic_id",
+        "return self.topic_id",
     ),
     Mutant(
         "a position in a Go group counts as set although another took the partition",
