@@ -32,6 +32,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "settings_mismatch",
         "simulator",
         "snapshot*",
+        "state_keys",
         "faults",
         "fault_*",
         "fuzz",

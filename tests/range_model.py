@@ -43,7 +43,7 @@ from marshal_dagster.protocol.messages import (
     type_name,
 )
 from marshal_dagster.protocol.range_set import MOST_RANGES
-from marshal_dagster.protocol.state import Group, Key, Phase, Range, enables_ranges
+from marshal_dagster.protocol.state import Group, Key, Keys, Phase, Range, enables_ranges
 from marshal_dagster.protocol.world import VerdictKind, World
 
 HI_MS: Final = 10
@@ -138,7 +138,9 @@ class Walk:
         """Return a copy of the state after the present log."""
         group = self.world.group_of("g", PLACE[0])
         return View(
-            replace(group.keys.get(PLACE) or Key()), replace(group, keys={}), self.world.partitions[0].log_time_ms or 0
+            replace(group.keys.get(PLACE) or Key()),
+            replace(group, keys=Keys()),
+            self.world.partitions[0].log_time_ms or 0,
         )
 
     def append(self, message: Message) -> int:

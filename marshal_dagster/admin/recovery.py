@@ -33,7 +33,7 @@ from marshal_dagster.protocol.messages import (
     render,
     type_name,
 )
-from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key, OffsetBounds
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key, Keys, OffsetBounds
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld, VerdictKind, World
 
 NAME: Final = "recover"
@@ -107,7 +107,7 @@ class ObservedPartition:
             settled.settings_accepted,
             paused.paused_until_s,
             paused.paused_by,
-            dict(here.keys),
+            Keys(here.keys.items()),
             paused.pause_client,
             paused.pause_reason,
         )
@@ -393,7 +393,7 @@ def _recovered(
     world = PartitionWorld(seen.number, seen.coordination_partitions, seen.defaults, 0)
     world.resume_at(at + 1, observed.mark_ms)
     world.set_last_record(observed.mark)
-    world.groups = {name: replace(group, keys={}) for name, group in observed.groups.items() if name != NAME}
+    world.groups = {name: replace(group, keys=Keys()) for name, group in observed.groups.items() if name != NAME}
     for name, settings in named.items():
         group = world.groups.setdefault(name, Group(seen.defaults))
         if not group.settings_accepted:

@@ -4,14 +4,16 @@ It implements `marshal_dagster.coordination.log.CoordinationLog` with confluent-
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from itertools import groupby
+from typing import Final, cast
 
 from confluent_kafka import (
+    TIMESTAMP_CREATE_TIME,
     TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
     KafkaException,
@@ -49,6 +51,8 @@ This is less than the margin of a lease.
 """
 Headers = list[tuple[str, str | bytes | None]]
 _PAUSE: Final = b"ReleaseGroup/"
+_PAUSE_INITIAL: Final = _PAUSE[0]
+_TIMESTAMP_TYPES: Final = frozenset({TIMESTAMP_NOT_AVAILABLE, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME})
 _POSITION_LOST: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 _PASSING: Final = clients.HARMLESS_TO_A_READER | {
@@ -155,31 +159,46 @@ class KafkaLog:
         first = consumer.consume(1, timeout_s)
         return [*first, *consumer.consume(READ_BATCH, 0)] if first else first
 
-    def _chunks(self, messages: Iterable[Any]) -> Iterator[Chunk]:
+    def _chunks(self, messages: Sequence[Message]) -> Iterator[Chunk]:
         """Sort messages by partition. A partition's end moves the position too, as an offset may have no record."""
-        records: defaultdict[int, list[tuple[int, int, bytes | None]]] = defaultdict(list)
-        sender_timed: defaultdict[int, set[int]] = defaultdict(set)
-        reasons: defaultdict[int, dict[int, str]] = defaultdict(dict)
-        ends: dict[int, int] = {}
-        for message in messages:
-            error = message.error()
-            if error is None:
-                offset, (timestamp_type, timestamp_ms), value = message.offset(), message.timestamp(), message.value()
-                records[message.partition()].append((offset, timestamp_ms, value))
-                if value is not None and value.startswith(_PAUSE) and (reason := _reason_of(message)) is not None:
-                    reasons[message.partition()][offset] = reason
-                if timestamp_type != TIMESTAMP_LOG_APPEND_TIME:
-                    sender_timed[message.partition()].add(offset)
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name
-                ends[message.partition()] = message.offset()
+        chunks, begin = [], 0
+        for partition, run in groupby([message.partition() for message in messages]):
+            end = begin + len(list(run))
+            chunks.append(self._chunk(cast("int", partition), messages[begin:end]))
+            begin = end
+        del messages  # so that they are not in memory while their records are applied
+        yield from chunks
+
+    def _chunk(self, partition: int, messages: Sequence[Message]) -> Chunk:
+        """Return the records of messages of one partition, and raise for an error among them (`_judge`).
+
+        Nearly always all are records with the broker's timestamp, so one pass over them is enough.
+        """
+        records = _records(messages, {TIMESTAMP_LOG_APPEND_TIME})
+        position = self._positions[partition]
+        sender_timed: Collection[int] = ()
+        if len(records) < len(messages):
+            events = [message for message in messages if message.error() is not None]
+            position = max(position, self._end_among(partition, events))
+            if len(records) + len(events) < len(messages):
+                broker_timed = {offset for offset, _, _ in records}
+                records = _records(messages, _TIMESTAMP_TYPES)
+                sender_timed = {offset for offset, _, _ in records if offset not in broker_timed}
+        if records:
+            position = max(position, records[-1][0] + 1)
+        self._positions[partition] = position
+        return Chunk(partition, records, position, sender_timed, _reasons(messages, records))
+
+    def _end_among(self, partition: int, events: Iterable[Message]) -> int:
+        """Return the end of the partition if one of `events` is about it, else 0."""
+        end = 0
+        for event in events:
+            error = event.error()
+            if error is None or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name
+                end = cast("int", event.offset())
             else:
-                self._judge(error, message.partition())
-        for partition in ends.keys() | records.keys():
-            read = records.get(partition, ())
-            after = read[-1][0] + 1 if read else 0
-            position = max(self._positions[partition], after, ends.get(partition, 0))
-            self._positions[partition] = position
-            yield Chunk(partition, read, position, sender_timed.get(partition, ()), reasons.get(partition, {}))
+                self._judge(error, partition)
+        return end
 
     def _judge(self, error: KafkaError, partition: int) -> None:
         """Raise for an error, unless it is temporary or does not concern a reader by position."""
@@ -285,6 +304,28 @@ class KafkaLog:
                 unsent = producer.flush(_SLICE_S)
         if unsent:
             self.purge()
+
+
+def _records(messages: Iterable[Message], timestamp_types: Collection[int]) -> list[tuple[int, int, bytes | None]]:
+    """Return offset, timestamp in ms and value of the records that have one of these types of timestamp."""
+    return [
+        (message.offset(), timestamp[1], message.value())  # type: ignore[misc] # a record has an offset
+        for message in messages
+        if message.error() is None and (timestamp := message.timestamp())[0] in timestamp_types
+    ]
+
+
+def _reasons(messages: Iterable[Message], records: Iterable[tuple[int, int, bytes | None]]) -> Mapping[int, str]:
+    """Return the reasons of the pauses among `records`, by log offset."""
+    pauses = {
+        offset
+        for offset, _, value in records
+        if value and value[0] == _PAUSE_INITIAL and value.startswith(_PAUSE)  # two steps, because a call is slow
+    }
+    if not pauses:
+        return {}
+    found = {offset: _reason_of(message) for message in messages if (offset := message.offset()) in pauses}
+    return {offset: reason for offset, reason in found.items() if offset is not None and reason is not None}
 
 
 def _reason_of(message: Message) -> str | None:

@@ -107,13 +107,6 @@ class Rule:
     effect: Effect
     guards: tuple[tuple[Guard, Refusal], ...] = ()
 
-    def refusal(self, event: Event[Any]) -> Refusal | None:
-        """Return the reason why `event` is refused, or None if it is accepted."""
-        for guard, refusal in self.guards:
-            if not guard(event):
-                return refusal
-        return None
-
 
 # Guards: conditions under which a record is accepted
 
@@ -136,7 +129,8 @@ def is_pauser(event: Event[Any]) -> bool:
 
 
 def is_running(event: Event[Any]) -> bool:
-    return not event.group.is_paused(event.log_time_ms)
+    group = event.group
+    return group.paused_until_s is None or not group.is_paused(event.log_time_ms)
 
 
 def is_running_or_pauser(event: Event[Any]) -> bool:

@@ -37,12 +37,15 @@ from marshal_dagster.protocol.messages import (
     TOPIC_ID,
     GroupSettings,
     Invalid,
+    InvalidError,
     RuleSet,
     coordination_partition,
     is_name,
     is_topic,
     settings_of,
     settings_text,
+    shared_name,
+    shared_topic_id,
 )
 from marshal_dagster.protocol.pause_reason import is_reason
 from marshal_dagster.protocol.rules import RecordNote, Refusal
@@ -264,7 +267,7 @@ def load(stored: StoredSnapshot, defaults: GroupSettings) -> PartitionWorld | Re
         return _read_rows(stored.name, [json.loads(line) for line in text.split(b"\n")], defaults)
     except _RejectedError as rejected:
         return rejected.reason
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError):
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError, InvalidError):
         return RejectedSnapshot.MALFORMED
 
 
@@ -501,8 +504,6 @@ def _read_key_row(  # noqa: PLR0917 - the fields of a row, in their order
     last_beat_ms: int,
     *owner: Any,  # noqa: ANN401 - instance, client and epoch, or nothing
 ) -> Key:
-    if data_topic_id is not None and TOPIC_ID.fullmatch(data_topic_id) is None:
-        raise ValueError(data_topic_id)
     return Key(
         offset=None if offset is None else _whole_number(offset),
         owner=_read_owner(*owner) if owner else None,
@@ -510,7 +511,7 @@ def _read_key_row(  # noqa: PLR0917 - the fields of a row, in their order
         plan_end=None if plan_end is None else _whole_number(plan_end),
         plan_attempts=_whole_number(plan_attempts),
         generation=_whole_number(generation),
-        data_topic_id=data_topic_id,
+        data_topic_id=None if data_topic_id is None else shared_topic_id(data_topic_id),
     )
 
 
@@ -532,9 +533,9 @@ def _time(value: Any) -> int:  # noqa: ANN401 - as above
 
 
 def _name(value: Any) -> str:  # noqa: ANN401 - as above
-    if type(value) is not str or not is_name(value):
+    if type(value) is not str:
         raise ValueError(value)
-    return value
+    return shared_name(value)
 
 
 def _topic(value: Any, name: SnapshotName) -> str:  # noqa: ANN401 - as above

@@ -3,9 +3,10 @@
 `rules` changes these values; `world` holds them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from marshal_dagster.protocol.messages import GroupSettings, RuleSet
@@ -156,6 +157,107 @@ class Key:
         self.generation = generation
 
 
+class _TopicKeys(NamedTuple):
+    """The keys of a group in one data topic.
+
+    `first` has the keys of partition 0, 1, 2 and so on, up to the first partition without a key, and `others` those
+    after it.
+    """
+
+    first: list[Key]
+    others: dict[int, Key]
+
+    def put(self, partition: int, key: Key) -> None:
+        """Add a key, or replace it."""
+        first, others = self
+        if partition < len(first):
+            first[partition] = key
+        elif partition > len(first):
+            others[partition] = key
+        else:
+            others.pop(partition, None)
+            first.append(key)
+            while others and (following := others.pop(len(first), None)) is not None:
+                first.append(following)
+
+    def items(self) -> Iterator[tuple[int, Key]]:
+        """Return the partition and the state of all keys."""
+        yield from enumerate(self.first)
+        yield from sorted(self.others.items(), key=itemgetter(0))
+
+
+class Keys:
+    """The keys of a group by (topic, partition); those of a topic are in the order of their partitions.
+
+    A dict would have a tuple and an entry for each key, which need nearly 100 bytes.
+    """
+
+    __slots__ = ("_topics",)
+    __hash__ = None  # type: ignore[assignment] # the keys change
+
+    def __init__(self, keys: Iterable[tuple[DataPartitionId, Key]] = ()) -> None:
+        """Start with some keys."""
+        self._topics: dict[str, _TopicKeys] = {}
+        for place, key in keys:
+            self[place] = key
+
+    def get(self, place: DataPartitionId) -> Key | None:
+        """Return a key, or None if there is none."""
+        topic, partition = place
+        keys = self._topics.get(topic)
+        if keys is None:
+            return None
+        first, others = keys
+        return first[partition] if 0 <= partition < len(first) else others.get(partition)
+
+    def __getitem__(self, place: DataPartitionId) -> Key:
+        """Return a key; raise `KeyError` if there is none."""
+        key = self.get(place)
+        if key is None:
+            raise KeyError(place)
+        return key
+
+    def __setitem__(self, place: DataPartitionId, key: Key) -> None:
+        """Add a key, or replace it."""
+        topic, partition = place
+        keys = self._topics.get(topic)
+        if keys is None:
+            self._topics[topic] = keys = _TopicKeys([], {})
+        keys.put(partition, key)
+
+    def __contains__(self, place: DataPartitionId) -> bool:
+        """Return whether there is a key."""
+        return self.get(place) is not None
+
+    def __iter__(self) -> Iterator[DataPartitionId]:
+        """Return the topics and partitions of all keys."""
+        return (place for place, _ in self.items())
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return sum(len(first) + len(others) for first, others in self._topics.values())
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both have equal keys."""
+        return isinstance(other, Keys) and dict(self.items()) == dict(other.items())
+
+    def __repr__(self) -> str:
+        """Return all keys."""
+        return f"Keys({list(self.items())})"
+
+    def items(self) -> Iterator[tuple[DataPartitionId, Key]]:
+        """Return the topic and partition, and the state, of all keys."""
+        for topic, keys in self._topics.items():
+            for partition, key in keys.items():
+                yield (topic, partition), key
+
+    def values(self) -> Iterator[Key]:
+        """Return the state of all keys."""
+        for first, others in self._topics.values():
+            yield from first
+            yield from others.values()
+
+
 class PauseOrigin(NamedTuple):
     """Who paused a group, and why. It is for people; no rule uses the client and the reason."""
 
@@ -190,7 +292,7 @@ class Group:
     """The end of the last pause, in unix seconds; it may have passed."""
     paused_by: str | None = None
     """The instance that sent that pause."""
-    keys: dict[DataPartitionId, Key] = field(default_factory=dict)
+    keys: Keys = field(default_factory=Keys)
     """The group's keys in this coordination partition."""
     pause_client: str | None = field(default=None, compare=False)
     """The client id of `paused_by`, for people; None if it is not known. No rule uses it."""

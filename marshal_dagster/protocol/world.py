@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from marshal_dagster.protocol.messages import (
     GROUP_MESSAGES,
-    MAX_VALUE_BYTES,
     WITHOUT_SETTINGS,
+    ClaimingMessages,
     GroupSettings,
     GroupSettingsRecord,
     Heartbeat,
@@ -31,7 +31,7 @@ from marshal_dagster.protocol.messages import (
     parse,
 )
 from marshal_dagster.protocol.rules import GO, NATIVE, OBSERVING, Event, Notes, RecordNote, Refusal, Rules
-from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key, Owner
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key
 
 
 class VerdictKind(StrEnum):
@@ -104,8 +104,9 @@ class PartitionWorld:
         self.log_time_ms: int | None = None
         self.unplanned: dict[str, Unplanned] = {}
         """For each group the last heartbeat that moved an offset without a plan, since this reader started."""
-        self._beats: dict[bytes, tuple[Key, Owner, bool]] = {}
-        self._remembered: dict[tuple[str, DataPartitionId], bytes] = {}
+        self._beats: dict[bytes, Key] = {}
+        self._beat_of: dict[int, bytes] = {}
+        """The remembered heartbeat of a key, by the `id` of the key; a reader never drops a key."""
         self._event: Event[Message] = Event(_NOTHING, -1, 0, Group(defaults), Key())
         """The record that is being judged. The object is reused, because creating one costs as much as some rules."""
 
@@ -167,7 +168,7 @@ class PartitionWorld:
         if log_time_ms is None or timestamp_ms > log_time_ms:
             self.log_time_ms = log_time_ms = timestamp_ms
         if known is not None:
-            return self._judge(known, offset, log_time_ms, value)
+            return self._judge(known, offset, log_time_ms, None)
         message = parse(value)
         if isinstance(message, InvalidMessage):
             return self._count_invalid(message.reason)
@@ -187,58 +188,48 @@ class PartitionWorld:
     def apply_many(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
         """Apply records, given as (offset, timestamp in ms, value), in order. The result is the same as by `apply`.
 
-        Nearly all records of a long log are heartbeats of a known owner at an offset that is not lower. They can only
-        move `last_beat_ms` and the offset, so they are applied without parsing.
+        Nearly all records of a long log are heartbeats of a known owner that differ from its last one in the sender's
+        time only. They can only move `last_beat_ms`, so one look into a dict applies them.
         """
-        beats, log_time_ms, known_head = self._beats, self.log_time_ms, b""
+        beats, log_time_ms, next_offset, known_head = self._beats, self.log_time_ms, self.next_offset, b""
         for offset, timestamp_ms, value in records:
             if value is not None:
                 head = value[:_BEAT_LENGTH]
                 if head == known_head or _BEAT.fullmatch(head):
                     known_head = head
-                    sender, _, tail = value[_BEAT_LENGTH:].rpartition(b"/")
-                    key, owner, is_go = beats.get(sender, _NO_BEAT)
-                    if (
-                        key.owner is owner
-                        and key.offset is not None
-                        and tail.isdigit()
-                        and len(tail) <= _PLAIN_DIGITS
-                        and (tail[0] != _ZERO or len(tail) == 1)
-                        and (to := int(tail)) >= key.offset
-                        and (to == key.offset or key.plan_end is not None or is_go)
-                    ):
-                        self.next_offset = offset + 1
+                    key = beats.get(value[_BEAT_LENGTH:])
+                    if key is not None and key.owner is not None:
+                        next_offset = offset + 1
                         if timestamp_ms > log_time_ms:  # type: ignore[operator] # noqa: PLR1730 - max() is slow here
                             log_time_ms = timestamp_ms
                         key.last_beat_ms = log_time_ms  # type: ignore[assignment] # set, because the owner is known
-                        if to != key.offset:
-                            key.move(to)
                         continue
-            self.log_time_ms = log_time_ms
+            self.log_time_ms, self.next_offset = log_time_ms, next_offset
             self.apply(offset, timestamp_ms, value)
-            log_time_ms = self.log_time_ms
-        self.log_time_ms = log_time_ms
+            log_time_ms, next_offset = self.log_time_ms, self.next_offset
+        self.log_time_ms, self.next_offset = log_time_ms, next_offset
 
     def _judge(self, message: Message, offset: int, log_time_ms: int, value: bytes | None) -> Verdict:
         kind, place = type(message), (message.topic, message.partition)
         group = self.groups.get(message.group) or Group(self.defaults)
-        key = group.keys.get(place) or Key(provisional=not self.certain)
+        known = group.keys.get(place)
+        key = known or Key(provisional=not self.certain)
         event = self._event
         event.message, event.offset, event.log_time_ms = message, offset, log_time_ms
         event.group, event.key = group, key
         rule = self._rules_of(group)[kind]
-        refusal = rule.refusal(event)
-        if refusal is not None:
-            self.refused[refusal] += 1
-            return _REFUSED[refusal]
+        for guard, refusal in rule.guards:
+            if not guard(event):
+                self.refused[refusal] += 1
+                return _REFUSED[refusal]
         notes = rule.effect(event)
         if kind is not Mark:
             self.groups[message.group] = group
             if kind not in GROUP_MESSAGES:
-                group.keys[place] = key
-        if kind is Heartbeat:
-            self._remember_beat(value, group, key, (message.group, place))
-        elif kind is GroupSettingsRecord and RANGES in group.settings.features:
+                if known is None:
+                    group.keys[place] = key
+                self._remember_beat(message, value, key)
+        if kind is GroupSettingsRecord and RANGES in group.settings.features:
             self.had_ranges = True
         if not notes:
             return ACCEPTED
@@ -252,19 +243,21 @@ class PartitionWorld:
             return OBSERVING
         return NATIVE if group.settings.rule_set is RuleSet.NATIVE else GO
 
-    def _remember_beat(self, value: bytes | None, group: Group, key: Key, named: tuple[str, DataPartitionId]) -> None:
-        """Store the sender's fields of an accepted heartbeat, so that `apply_many` recognises that owner.
+    def _remember_beat(self, message: Message, value: bytes | None, key: Key) -> None:
+        """Store an accepted heartbeat without its time, so that `apply_many` recognises the next one that is equal.
 
-        Only the last owner of each key is stored, because there is no limit to the number of owners.
+        Such a heartbeat changes nothing but `last_beat_ms` until another record of the key is accepted, or settings
+        remove its owner. Of these records only a plan changes neither owner nor offset. `value` is None for a record
+        of this process, because `apply_many` does not read its next heartbeat either.
         """
-        if value is None or key.owner is None or key.ranges or not self.certain:
+        if type(message) is ClaimingMessages:
             return
-        rest = value[: value.rindex(b"/")]
-        if _BEAT.fullmatch(rest[:_BEAT_LENGTH]) is None or len(rest) > _LONGEST_REST:
+        self._beats.pop(self._beat_of.pop(id(key), b""), None)
+        if type(message) is not Heartbeat or value is None or not self.certain or len(self._beats) >= MOST_BEATS:
             return
-        self._beats.pop(self._remembered.get(named, b""), None)
-        self._remembered[named] = sender = rest[_BEAT_LENGTH:]
-        self._beats[sender] = (key, key.owner, group.settings.rule_set is RuleSet.GO)
+        if message.offset == key.offset and key.owner is not None and _BEAT.fullmatch(value[:_BEAT_LENGTH]):
+            self._beat_of[id(key)] = beat = value[_BEAT_LENGTH:]
+            self._beats[beat] = key
 
     def _count_invalid(self, reason: Invalid) -> Verdict:
         self.invalid[reason] += 1
@@ -274,11 +267,8 @@ class PartitionWorld:
 _BEAT: Final = re.compile(rb"Heartbeat/1/[1-9][0-9]{9}/")
 """The beginning of a heartbeat whose time has ten digits, as the unix time has until the year 2286."""
 _BEAT_LENGTH: Final = len(b"Heartbeat/1/0123456789/")
-_PLAIN_DIGITS: Final = 18
-_LONGEST_REST: Final = MAX_VALUE_BYTES - len("/") - _PLAIN_DIGITS
-"""The longest beginning of a heartbeat to which any offset of `_PLAIN_DIGITS` digits can be appended."""
-_ZERO: Final = ord("0")
-_NO_BEAT: Final = (Key(), Owner("", "", None), False)
+MOST_BEATS: Final = 16_384
+"""How many heartbeats a reader of a coordination partition remembers; the other keys' are parsed."""
 _NOTHING: Final = Mark(instance="", client="", group="", time_s=0)
 
 

@@ -19,7 +19,7 @@ from marshal_dagster.protocol import messages, snapshots
 from marshal_dagster.protocol.messages import Message
 from marshal_dagster.protocol.rules import RecordNote, Refusal
 from marshal_dagster.protocol.snapshots import StoredSnapshot
-from marshal_dagster.protocol.state import DataPartitionId, Group, Key, Owner
+from marshal_dagster.protocol.state import Group, Key
 from marshal_dagster.protocol.world import PartitionWorld, Verdict
 from tests.fuzz import __main__ as command_line
 from tests.fuzz import coordinator as fuzzed_coordinator
@@ -109,7 +109,7 @@ def test_a_world_that_remembers_what_it_refused_is_found(monkeypatch: pytest.Mon
 
     def remember(self: PartitionWorld, message: Message, offset: int, log_time_ms: int, value: bytes | None) -> Verdict:
         verdict = judge(self, message, offset, log_time_ms, value)
-        self._beats.setdefault(value or b"", (Key(), Owner("", "", None), False))
+        self._beats.setdefault(value or b"", Key())
         return verdict
 
     monkeypatch.setattr(PartitionWorld, "_judge", remember)
@@ -120,9 +120,9 @@ def test_a_world_that_remembers_what_it_refused_is_found(monkeypatch: pytest.Mon
 def test_a_world_that_keeps_more_than_a_record_holds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The growth for an accepted record has a limit."""
 
-    def hoard(self: PartitionWorld, value: bytes | None, _: Group, key: Key, __: object) -> None:
+    def hoard(self: PartitionWorld, _: Message, value: bytes | None, key: Key) -> None:
         self._beats.clear()
-        self._beats[(value or b"") * 1_000] = (key, key.owner or Owner("", "", None), False)
+        self._beats[(value or b"") * 1_000] = key
 
     monkeypatch.setattr(PartitionWorld, "_remember_beat", hoard)
     with pytest.raises(PromiseError, match="grow a reader no more"):
@@ -133,11 +133,9 @@ def test_a_world_that_remembers_former_owners_is_found(monkeypatch: pytest.Monke
     """However many owners a key has had, only one heartbeat is remembered."""
     remember = PartitionWorld._remember_beat
 
-    def keep_all(
-        self: PartitionWorld, value: bytes | None, group: Group, key: Key, named: tuple[str, DataPartitionId]
-    ) -> None:
-        self._remembered.clear()
-        remember(self, value, group, key, named)
+    def keep_all(self: PartitionWorld, message: Message, value: bytes | None, key: Key) -> None:
+        self._beat_of.clear()
+        remember(self, message, value, key)
 
     monkeypatch.setattr(PartitionWorld, "_remember_beat", keep_all)
     with pytest.raises(PromiseError, match="one heartbeat is remembered"):
@@ -200,12 +198,12 @@ def test_a_snapshot_whose_checksum_nobody_looks_at_is_found(monkeypatch: pytest.
 def test_a_name_that_cannot_be_written_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forged snapshot must not restore a state that its reader could not write."""
     monkeypatch.setattr(messages, "_NOT_IN_NAMES", frozenset({"Cc"}))
-    messages.is_name.cache_clear()
+    messages.shared_name.cache_clear()
     try:
         with pytest.raises(UnicodeEncodeError):
             run_corpus("snapshots")
     finally:
-        messages.is_name.cache_clear()
+        messages.shared_name.cache_clear()
 
 
 def test_a_note_whose_fields_nobody_looks_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,7 @@ def check_repeatedly(check: Callable[[bytes], int], data: bytes) -> int:
 
 def held_bytes(world: PartitionWorld) -> int:
     """Return the size of what a reader keeps of the records that it has read, except its counts of reasons."""
-    size = sum(map(sys.getsizeof, (world.groups, world._beats, world._remembered, *world._remembered)))
-    for rest, remembered in world._beats.items():
-        size += sys.getsizeof(rest) + sys.getsizeof(remembered)
+    size = sum(map(sys.getsizeof, (world.groups, world._beats, *world._beats, world._beat_of)))
     for name, group in world.groups.items():
         features = group.settings.features
         size += sum(map(sys.getsizeof, (name, group, group.keys, group.paused_by, features, *features)))

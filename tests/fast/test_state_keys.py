@@ -1,0 +1,99 @@
+"""The keys of a group behave as a dict does, and need little memory."""
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from marshal_dagster.protocol import messages
+from marshal_dagster.protocol import world as world_module
+from marshal_dagster.protocol.state import DataPartitionId, Key, Keys
+from marshal_dagster.protocol.world import World
+
+KEYS = 4_000
+KEYS_OF_A_RUN = 10
+START_MS = 1_795_230_000_000
+
+
+def test_keys_are_found_as_in_a_dict() -> None:
+    """Whatever the order in which keys come, each is found, once, and those of a topic are in order."""
+    for seed in range(200):
+        rng = Random(seed)
+        keys, expected = Keys(), dict[DataPartitionId, Key]()
+        for offset in range(rng.randrange(60)):
+            place = rng.choice("ab"), rng.randrange(rng.choice((3, 30, 2**31)))
+            keys[place] = expected[place] = Key(offset=offset)
+            assert len(keys) == len(expected)
+        assert dict(keys.items()) == expected
+        assert list(keys) == [place for place, _ in keys.items()]
+        assert [key for _, key in sorted(keys.items(), key=lambda item: item[0])] == [
+            expected[place] for place in sorted(expected)
+        ]
+        assert {id(key) for key in keys.values()} == {id(key) for key in expected.values()}
+        assert all(keys[place] is key and place in keys for place, key in expected.items())
+        assert keys == Keys(expected.items())
+        assert [partition for topic, partition in keys if topic == "a"] == sorted(
+            n for topic, n in expected if topic == "a"
+        )
+        for place in (("a", -1), ("a", 30), ("c", 0)):
+            if place not in expected:
+                assert keys.get(place) is None
+                with pytest.raises(KeyError):
+                    keys[place]
+
+
+def records_of_runs() -> Iterator[tuple[int, int, bytes]]:
+    """Yield the claim, the topic's id, the commit and a heartbeat of each key; each run has ten keys."""
+    offset = 0
+    for first in range(0, KEYS, KEYS_OF_A_RUN):
+        run = f"{first:08x}-6f64-4a4e-9d1b-0c8f6a2d7e11.ab12/dagster/etl/orders-{first // 1_000}"
+        for kind in ("ClaimingPartition", "DataTopic", "Heartbeat", "Heartbeat"):
+            for number in range(first, first + KEYS_OF_A_RUN):
+                tails = {
+                    "ClaimingPartition": "",
+                    "DataTopic": f"/{first // 1_000:022}",
+                    "Heartbeat": f"/{10**9 + number}",
+                }
+                value = f"{kind}/1/1795230000/{run}/{number % 1_000}{tails[kind]}"
+                yield offset, START_MS + first, value.encode()
+                offset += 1
+
+
+@pytest.mark.parametrize(("most_beats", "most_bytes"), [(0, 300), (KEYS, 500)], ids=["without heartbeats", "with them"])
+def test_a_key_needs_little_memory(monkeypatch: pytest.MonkeyPatch, most_beats: int, most_bytes: int) -> None:
+    """A million keys need less than 300 MB; only for a limited number of them a heartbeat is remembered too."""
+    monkeypatch.setattr(world_module, "MOST_BEATS", most_beats)
+    world = World(1, 60_000)
+    world.start(0, 0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        world.apply_many(0, records_of_runs())
+        for cached in (
+            messages.shared_name,
+            messages.shared_topic,
+            messages.shared_topic_id,
+            messages._repeated_number,
+        ):
+            cached.cache_clear()
+        gc.collect()
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    read = world.partitions[0]
+    assert (len(read.groups["etl"].keys), len(read._beats)) == (KEYS, min(KEYS, most_beats))
+    assert read.refused.total() == read.invalid.total() == 0
+    assert held_bytes < KEYS * most_bytes
+
+
+def test_keys_without_a_remembered_heartbeat_are_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit changes no state."""
+    states = []
+    for most_beats in (0, 7, KEYS):
+        monkeypatch.setattr(world_module, "MOST_BEATS", most_beats)
+        world = World(1, 60_000)
+        world.apply_many(0, records_of_runs())
+        states.append(world.partitions[0].groups)
+    assert states[0] == states[1] == states[2]
