@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from difflib import SequenceMatcher
 from typing import Final
 
 
@@ -14,6 +13,8 @@ def first_few(items: Sequence[object], most: int, separator: str = ", ") -> str:
 
 def nearest_first(wanted: str, names: Iterable[str]) -> list[str]:
     """Return `names` with those first that are most like `wanted`."""
+    from difflib import SequenceMatcher
+
     return sorted(names, key=lambda name: (-SequenceMatcher(None, wanted.lower(), name.lower()).ratio(), name))
 
 

@@ -7,10 +7,10 @@ implementations of the topic pass the same tests: `kafka_snapshots.KafkaSnapshot
 """
 
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
-from uuid import uuid4
 
 from marshal_dagster.coordination.log import CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.protocol.messages import GroupSettings
@@ -169,7 +169,7 @@ class Snapshots:
             AuthorizationError: this user may not write to it.
             UnavailableError: no answer in time.
         """
-        number, snapshot_id = world.number, uuid4().hex
+        number, snapshot_id = world.number, os.urandom(16).hex()
         records = render(world, identity.topic_id, snapshot_id)
         self._topic.append(number, records)
         at = self._topic.bounds([number])[number]

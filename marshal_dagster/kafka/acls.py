@@ -3,7 +3,6 @@
 `errors` and the command line put both into error messages.
 """
 
-import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -49,6 +48,8 @@ class Needed:
             servers: The bootstrap servers.
             user: The user name; None if the name of the principal is unknown. The command then has `NAME` in its place.
         """
+        import shlex
+
         words = ["kafka-acls", "--bootstrap-server", servers, "--add", "--allow-principal", f"User:{user or 'NAME'}"]
         for right in self.rights:
             words += ["--operation", right]

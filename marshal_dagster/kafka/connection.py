@@ -6,21 +6,21 @@ appears in a `repr`, an error or a log.
 """
 
 import copy
-import difflib
 import json
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka import authentication, tls_settings
 from marshal_dagster.kafka.authentication import SaslMechanism
 from marshal_dagster.kafka.passthrough import client_setting_refusal, spark_option_refusal
 from marshal_dagster.kafka.secret_text import FILE_OF, SecretText, dereferenced, read_pem_file, secret_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 Setting = str | int | float | bool | Callable[..., Any]
@@ -265,7 +265,7 @@ class KafkaConnection:
         return cls.from_settings(settings, source="environment", name_of=variable)
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Self:
+    def from_file(cls, path: "str | Path") -> Self:
         """Create a connection from a TOML or JSON file whose top level has the fields.
 
         Args:
@@ -282,6 +282,8 @@ class KafkaConnection:
             KafkaConnection.from_file("kafka.toml")
             ```
         """
+        from pathlib import Path
+
         path = Path(path)
         settings = _read_file(path)
         for name in FILES:
@@ -462,6 +464,8 @@ def _one_of(choices: Sequence[str]) -> Callable[[object], str]:
 
 def _readable(kind: str) -> Callable[[object], str]:
     def take(value: object) -> str:
+        from pathlib import Path
+
         path = _text(value)
         if not (Path(path).is_file() and os.access(path, os.R_OK)):
             raise ValueError(f"must name a {kind} that this process can read; {path!r} is not such a file")
@@ -493,6 +497,8 @@ def _settings(kind: str, refusal: Callable[[str, Mapping[str, str]], str | None]
 
 
 def _unknown_field(name: str, name_of: Callable[[str], str]) -> str:
+    import difflib
+
     near = difflib.get_close_matches(name, _FIELDS, n=1)
     hint = f"; did you mean {name_of(near[0])}?" if near else "; remove it"
     return f"{name_of(name)} is not a setting of a connection{hint}"
@@ -574,7 +580,9 @@ def _json_object(text: str, name: str, example: str) -> dict[str, Any]:
     return value
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: "Path") -> dict[str, Any]:
+    import tomllib
+
     if path.suffix not in {".toml", ".json"}:
         raise ConfigurationError(f"Kafka connection file {path}: must be a .toml or .json file")
     try:

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from marshal_dagster.errors import ConfigurationError
@@ -94,6 +93,8 @@ def read_pem_file(path: str, name: str) -> str:
     Raises:
         ConfigurationError: The file cannot be read.
     """
+    from pathlib import Path
+
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -136,6 +137,8 @@ def _value(value: str, place: str) -> str:
 
 def _file_text(path: str, problem: str) -> str:
     """Return the text of a file without line breaks at its end; `problem` begins the error if it cannot be read."""
+    from pathlib import Path
+
     try:
         return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:

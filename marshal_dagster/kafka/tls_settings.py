@@ -5,7 +5,6 @@ PKCS#12 key store.
 """
 
 import re
-from pathlib import Path
 from typing import Any, Final
 
 from marshal_dagster.errors import ConfigurationError
@@ -143,6 +142,8 @@ def _text_of_key(fields: Fields, *, reads_files: bool) -> str:
         return text.get_secret_value()
     if not reads_files:
         return ""
+    from pathlib import Path
+
     return Path(fields["ssl_key_location"]).read_text(encoding="utf-8", errors="replace")
 
 

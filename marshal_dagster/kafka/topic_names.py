@@ -1,7 +1,6 @@
 """Check the names of topics, and suggest existing topics for a misspelt name."""
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 from typing import Final
 
 from marshal_dagster._internal.texts import first_few
@@ -13,6 +12,8 @@ _MOST_NEAR: Final = 5
 
 def nearest_names_text(name: str, names: Iterable[str]) -> str:
     """Return the end of an error message with up to five of `names`, the most similar to `name` first."""
+    from difflib import SequenceMatcher
+
     others = sorted(set(names) - {name})
     if not others:
         return "this user can see no topic"

@@ -4,7 +4,6 @@ A member calls these functions after it has won a claim. They compute with the s
 caller reads those from Kafka.
 """
 
-import shlex
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -184,6 +183,8 @@ def skip_text(range_: ClaimedRange, first: int, end: int) -> str:
 
     The command sets the position to `end`. So it also skips the offsets of the range before `first`.
     """
+    import shlex
+
     place = ["marshal-dagster", "position", "reset", range_.group, range_.topic]
     command = f"`{shlex.join([*place, '--to-offset', f'{range_.partition}={end}'])}`"
     before = first - range_.start

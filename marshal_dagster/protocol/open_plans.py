@@ -3,7 +3,6 @@
 Sensors and the command line use this to report failing batches and to suggest the command that retries them.
 """
 
-import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -121,5 +120,7 @@ def retry_commands(plans: Sequence[OpenPlan]) -> str:
 
 def retry_command(group: str, topic: str, partitions: Collection[int]) -> str:
     """Return the command that retries the exhausted plans of a topic; it names the partition if there is only one."""
+    import shlex
+
     only = map(str, partitions) if len(partitions) == 1 else ()
     return shlex.join(["marshal-dagster", "retry", group, topic, *only])
