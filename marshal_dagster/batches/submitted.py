@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from marshal_dagster.batches.failing_record import find_failing_record
 from marshal_dagster.batches.manifest import BatchManifest, ScriptOutcome
-from marshal_dagster.coordination.checked_log import open_rationalizer
 from marshal_dagster.coordination.claim_watch import ClaimWatch
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
@@ -350,6 +349,7 @@ def _connect(
     manifest: BatchManifest, connection: KafkaConnection, coordination: KafkaConnection
 ) -> tuple[Rationalizer, "Topics"]:
     """Open the coordination log, of which nothing is read yet, and the topics of the data cluster."""
+    from marshal_dagster.coordination.checked_log import open_rationalizer
     from marshal_dagster.kafka.admin_client import Topics
 
     first = manifest.ranges[0]

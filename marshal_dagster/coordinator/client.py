@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import DataPartitionId
@@ -21,16 +21,11 @@ from marshal_dagster.coordinator.messages import (
     Register,
     parse_coordinator_message,
 )
-from marshal_dagster.coordinator.transport import (
-    CLIENT_FAILURES,
-    CoordinatorTopics,
-    Reader,
-    Writer,
-    end_of,
-    partition_of,
-)
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
+
+if TYPE_CHECKING:
+    from marshal_dagster.coordinator.transport import CoordinatorTopics, Reader, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +72,7 @@ class CoordinatedMember:
         *,
         start: Work,
         stop: Work,
-        topics: CoordinatorTopics | None = None,
+        topics: "CoordinatorTopics | None" = None,
         clock: Clock | None = None,
         offsets: Callable[[], Offsets] = dict,
         **registration: Any,  # noqa: ANN401 - the fields of a Register
@@ -118,7 +113,7 @@ class CoordinatedMember:
                 f"be from 1 to {LONGEST_SESSION_MS}"
             )
         self._connection = connection
-        self._topics = topics or CoordinatorTopics()
+        self._topics = topics or _default_topics()
         self._clock = clock or SystemClock()
         self._register = register
         self._offsets = offsets
@@ -165,6 +160,8 @@ class CoordinatedMember:
             AuthorizationError: The user may not read or write one of these topics.
             UnavailableError: The brokers do not answer in time.
         """
+        from marshal_dagster.coordinator.transport import end_of, partition_of
+
         self._topics.check_member(self._connection)
         partitions = self._topics.partitions(self._connection)
         at = end_of(self._connection, self._topics.coordinator_messages, partition_of(self._register.group, partitions))
@@ -207,6 +204,8 @@ class CoordinatedMember:
 
         Returns the offset of the next message to read.
         """
+        from marshal_dagster.coordinator.transport import partition_of
+
         partition = partition_of(self._register.group, partitions)
         while True:
             try:
@@ -225,8 +224,10 @@ class CoordinatedMember:
                 return at
 
     @contextmanager
-    def _clients(self, partitions: int) -> Iterator[tuple[Reader, Writer]]:
+    def _clients(self, partitions: int) -> "Iterator[tuple[Reader, Writer]]":
         """Yield new clients. Raises `ConfigurationError` if they cannot be made, such as without a key file."""
+        from marshal_dagster.coordinator.transport import Reader, Writer
+
         with (
             closing(Reader(self._connection, self._topics.coordinator_messages)) as reader,
             closing(Writer(self._connection, self._topics, partitions)) as writer,
@@ -235,6 +236,8 @@ class CoordinatedMember:
 
     def _note_failure(self, error: Exception) -> None:
         """Record a failure of the clients, and log it unless it is the present one."""
+        from marshal_dagster.coordinator.transport import CLIENT_FAILURES
+
         before, self._failure = self._failure, error
         if str(error) == str(before):
             return
@@ -259,7 +262,7 @@ class CoordinatedMember:
         self._work.wait()
         return True
 
-    def _turn(self, membership: Membership, reader: Reader, writer: Writer, at: int) -> int:
+    def _turn(self, membership: Membership, reader: "Reader", writer: "Writer", at: int) -> int:
         for record in reader.read(_BUSY_TICK_S if self._work.is_busy else _TICK_S):
             at = record.offset + 1
             message = parse_coordinator_message(record.value)
@@ -282,7 +285,7 @@ class CoordinatedMember:
             logger.exception("%s: `offsets` has failed, so no offsets are reported to the coordinator", self._work.name)
             return {}
 
-    def _do(self, actions: MemberActions, writer: Writer) -> None:
+    def _do(self, actions: MemberActions, writer: "Writer") -> None:
         """Queue work to stop and start, with the messages to send afterwards; send other messages at once."""
         is_last = any(isinstance(message, Leave) for message in actions.messages)
         if actions.stop or actions.start or is_last:
@@ -291,11 +294,17 @@ class CoordinatedMember:
         for message in actions.messages:
             writer.send_to_coordinator(message)
 
-    def _report_done(self, membership: Membership, writer: Writer) -> None:
+    def _report_done(self, membership: Membership, writer: "Writer") -> None:
         for actions in self._work.done():
             reports = membership.stopped(actions.stop).messages if actions.stop else ()
             for message in (*actions.messages, *reports):
                 writer.send_to_coordinator(message)
+
+
+def _default_topics() -> "CoordinatorTopics":
+    from marshal_dagster.coordinator.transport import CoordinatorTopics
+
+    return CoordinatorTopics()
 
 
 class _WorkThread:

@@ -9,26 +9,25 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.acls import Right, on_topic
-from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topic_creation import create_and_warn
-from marshal_dagster.kafka.transactions import check_notes_are_kept
 from marshal_dagster.outbox.harvest import Harvest, HarvestCounts, LeadershipLostError
 from marshal_dagster.outbox.interfaces import BatchUnsettledError, PublisherFencedError, SessionSupersededError
 from marshal_dagster.outbox.metrics import metrics_recorded
 from marshal_dagster.outbox.options import DEFAULT_OPTIONS, HarvesterOptions
-from marshal_dagster.outbox.publisher import NOTES_SETTINGS, KafkaPublisher
 from marshal_dagster.outbox.schema import OutboxRegistration, OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.store import PostgresStore
+
+if TYPE_CHECKING:
+    from marshal_dagster.election.elector import Elector
+    from marshal_dagster.outbox.publisher import KafkaPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +91,11 @@ class OutboxTopics:
             AuthorizationError: The user may not create the topics.
             UnavailableError: The brokers do not answer in time.
         """
+        from marshal_dagster.election.elector import LEADER_SETTINGS
+        from marshal_dagster.kafka.admin_client import Topics
+        from marshal_dagster.kafka.topic_creation import create_and_warn
+        from marshal_dagster.outbox.publisher import NOTES_SETTINGS
+
         with Topics(connection) as topics:
             copies = replication or min(_SAFE_COPIES, topics.broker_count())
             safe = {"min.insync.replicas": "2"} if copies >= _SAFE_COPIES else {}
@@ -288,13 +292,15 @@ class Harvester:
                 f"{error}; `marshal-dagster outbox init` creates the topics of an outbox"
             ) from None
 
-    def _look_at_ends(self, elector: Elector) -> None:
+    def _look_at_ends(self, elector: "Elector") -> None:
         """On standby, check every 10 s whether this harvester could take over.
 
         If that succeeds, the failure of a recent term remains.
         """
         if time.monotonic() - self._looked_at_s < _LOOK_AT_ENDS_S:
             return
+        from marshal_dagster.kafka.admin_client import Topics
+
         try:
             self._look_up()
             with Topics(self._connection) as topics:
@@ -310,7 +316,11 @@ class Harvester:
         with self._tables.telling(), self._tables.database.connect(is_one_transaction=True) as connection:
             return self._tables.registration(connection)
 
-    def _elector(self, registration: OutboxRegistration) -> Elector:
+    def _elector(self, registration: OutboxRegistration) -> "Elector":
+        from marshal_dagster.election.elector import Elector
+        from marshal_dagster.kafka.admin_client import Topics
+        from marshal_dagster.kafka.transactions import check_notes_are_kept
+
         topics = OutboxTopics.of(registration.uid)
         with Topics(self._connection) as asking:
             check_notes_are_kept(asking, topics.notes)
@@ -322,7 +332,9 @@ class Harvester:
             is_alive=lambda: self.idle_s <= IDLE_AFTER_S,
         )
 
-    def _ends(self, registration: OutboxRegistration) -> tuple[PostgresStore, KafkaPublisher]:
+    def _ends(self, registration: OutboxRegistration) -> "tuple[PostgresStore, KafkaPublisher]":
+        from marshal_dagster.outbox.publisher import KafkaPublisher
+
         publisher = KafkaPublisher(
             self._connection,
             registration.uid,
@@ -332,7 +344,7 @@ class Harvester:
         )
         return PostgresStore(self._tables), publisher
 
-    def _harvest(self, store: PostgresStore, publisher: KafkaPublisher, leads: Leads) -> Harvest:
+    def _harvest(self, store: PostgresStore, publisher: "KafkaPublisher", leads: Leads) -> Harvest:
         return Harvest(
             store,
             publisher,
@@ -343,7 +355,7 @@ class Harvester:
         )
 
     def _lead(
-        self, registration: OutboxRegistration, elector: Elector, term: Term, is_over: Callable[[], bool]
+        self, registration: OutboxRegistration, elector: "Elector", term: Term, is_over: Callable[[], bool]
     ) -> None:
         """Harvest while the term lasts, with a new session after each failure."""
         store, publisher = self._ends(registration)

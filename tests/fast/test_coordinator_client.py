@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_INVALID
 
-from marshal_dagster.coordinator import client
+from marshal_dagster.coordinator import client, transport
 from marshal_dagster.coordinator.assignment import DataPartitionId, sticky_assignment
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.group import GroupCoordinator, GroupEventKind, GroupRules
@@ -125,9 +125,9 @@ class Writer:
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """Yield a hub to which the members' clients connect."""
     hub = Hub()
-    monkeypatch.setattr(client, "Reader", lambda *_: Reader(hub))
-    monkeypatch.setattr(client, "Writer", lambda *_: Writer(hub))
-    monkeypatch.setattr(client, "end_of", lambda *_: 0)
+    monkeypatch.setattr(transport, "Reader", lambda *_: Reader(hub))
+    monkeypatch.setattr(transport, "Writer", lambda *_: Writer(hub))
+    monkeypatch.setattr(transport, "end_of", lambda *_: 0)
     monkeypatch.setattr(CoordinatorTopics, "partitions", lambda *_: 1)
     monkeypatch.setattr(CoordinatorTopics, "check_member", lambda *_: None)
     monkeypatch.setattr(client, "_AGAIN_AFTER_S", 0.05)

@@ -40,6 +40,12 @@ def test_the_dagster_floor_brings_no_kafka_client_and_no_spark() -> None:
     assert _loaded_by(f"from marshal_dagster import {names}") == {"dagster"}
 
 
+@pytest.mark.thorough
+def test_all_public_names_bring_no_kafka_client_and_no_spark() -> None:
+    """A code location that looks up each public name imports Dagster, but no client before it is needed."""
+    assert _loaded_by("import marshal_dagster as m; [getattr(m, name) for name in m.__all__]") == {"dagster"}
+
+
 @pytest.mark.parametrize("name", marshal_dagster.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     """Each name of `__all__` exists, has documentation, and is listed by `dir`."""

@@ -12,6 +12,7 @@ from psycopg import errors
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.kafka import admin_client
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester
 from marshal_dagster.outbox.harvester import Harvester
@@ -156,7 +157,7 @@ def test_a_failed_term_is_a_failure_on_standby_too(monkeypatch: pytest.MonkeyPat
     for error in (LASTING, AWAY):
         monkeypatch.setattr(harvester, "_HAND_OVER_AFTER_S", -1.0)
         monkeypatch.setattr(harvester, "_LOOK_AT_ENDS_S", 0.0)
-        monkeypatch.setattr(harvester, "Topics", lambda _: nullcontext(SimpleNamespace(require=lambda _: None)))
+        monkeypatch.setattr(admin_client, "Topics", lambda _: nullcontext(SimpleNamespace(require=lambda _: None)))
         scene = Scene(error)
         scene.harvester.run()
         elector: Any = SimpleNamespace(topic="t", failure=None)
