@@ -325,7 +325,7 @@ def _reasons(messages: Iterable[Message], records: Iterable[tuple[int, int, byte
     if not pauses:
         return {}
     found = {offset: _reason_of(message) for message in messages if (offset := message.offset()) in pauses}
-    return {offset: reason for offset, reason in found.items() if offset is not None and reason is not None}
+    return {offset: reason for offset, reason in found.items() if reason is not None}
 
 
 def _reason_of(message: Message) -> str | None:

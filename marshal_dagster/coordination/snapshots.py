@@ -169,7 +169,7 @@ class Snapshots:
             AuthorizationError: this user may not write to it.
             UnavailableError: no answer in time.
         """
-        number, snapshot_id = world.number, os.urandom(16).hex()
+        number, snapshot_id = world.number, new_snapshot_id()
         records = render(world, identity.topic_id, snapshot_id)
         self._topic.append(number, records)
         at = self._topic.bounds([number])[number]
@@ -297,3 +297,8 @@ def _report(topic: str, number: int, choice: SnapshotChoice) -> None:
     odd = {name: why for name, why in choice.passed_over.items() if not (is_found and why in _NOT_TOLD)}
     for name, why in odd.items():
         logger.warning("snapshot %s of coordination partition %d of %r is not used: %s", name, number, topic, why)
+
+
+def new_snapshot_id() -> str:
+    """Return a random id that no other snapshot has."""
+    return os.urandom(16).hex()

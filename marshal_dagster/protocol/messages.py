@@ -13,9 +13,8 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import md5
-from operator import attrgetter
 from typing import Any, Final, TypeVar, cast, dataclass_transform
 
 T = TypeVar("T")
@@ -116,12 +115,11 @@ class Message:
         """Return whether both have the same type and equal fields."""
         if type(other) is not type(self):
             return NotImplemented
-        values = _values_of(type(self))
-        return bool(values(self) == values(other))
+        return _values(self) == _values(other)
 
     def __hash__(self) -> int:
         """Return a hash of the fields."""
-        return hash(_values_of(type(self))(self))
+        return hash(_values(self))
 
     def __repr__(self) -> str:
         """Return the type and all fields."""
@@ -129,10 +127,9 @@ class Message:
         return f"{type(self).__name__}({shown})"
 
 
-@cache
-def _values_of(kind: type[Message]) -> Callable[[Message], object]:
-    """Return a function that returns all fields of a message of this type."""
-    return attrgetter(*(field.name for field in fields(kind)))
+def _values(message: Message) -> tuple[object, ...]:
+    """Return the fields of a message."""
+    return tuple(getattr(message, field.name) for field in fields(message))
 
 
 @record_type

@@ -642,10 +642,10 @@ MUTANTS: Final = (
         "        if True:\n",
     ),
     Mutant(
-        "a heartbeat without a plan is read over",
+        "a remembered heartbeat counts after its key has changed",
         "protocol/world.py",
-        "                        and (to == key.offset or key.plan_end is not None or is_go)\n",
-        "",
+        "        if type(message) is ClaimingMessages:\n",
+        "        if type(message) is not Heartbeat:\n",
     ),
     Mutant(
         "own records with their sender's timestamp count",

@@ -1000,7 +1000,7 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
         (heartbeats, "random", SimpleNamespace(Random=lambda _: chance)),
         (coordination_claims, "os", SimpleNamespace(urandom=urandom)),
         (snapshots, "render", partial(render_in_parts, chance=parts_chance)),
-        (snapshots, "uuid4", lambda: SimpleNamespace(hex=chance.randbytes(8).hex())),
+        (snapshots, "new_snapshot_id", lambda: chance.randbytes(8).hex()),
         (rationalizer, "WORTH_A_LOOK", 30),
         (snapshot_writer, "OLD_RECORDS", 15),
         (reference_reader, "parse", plain_parse),
