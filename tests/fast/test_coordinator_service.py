@@ -752,3 +752,32 @@ def test_reading_up_to_an_end_does_not_wait_for_ever_beside_a_busy_partition() -
     """Records of a partition after its end are no progress, so the reading times out."""
     with pytest.raises(UnavailableError, match=r"not read to their ends: nothing arrived within 0.2 s"):
         list(_read_up_to(cast("Reader", BusyReader()), {0: 5, 1: 3}, 0.2))
+
+
+class PausingReader:
+    """A reader of one partition that returns a record at each second call."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, int] = {}
+        self.parts: list[list[ReceivedRecord]] = [
+            [ReceivedRecord(0, 0, b"", None, 0)],
+            [],
+            [ReceivedRecord(0, 1, b"", None, 0)],
+        ]
+
+    def read(self, _: float) -> list[ReceivedRecord]:
+        """Return the next part."""
+        return self.parts.pop(0)
+
+
+def test_the_time_that_the_caller_takes_for_a_record_is_not_that_of_the_brokers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that was stopped for a while between two records waits for the next one as long as before."""
+    now_s = [0.0]
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    found = []
+    for record in _read_up_to(cast("Reader", PausingReader()), {0: 2}, 0.2):
+        found.append(record.offset)
+        now_s[0] += 20
+    assert found == [0, 1]
