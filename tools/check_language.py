@@ -245,7 +245,7 @@ def sentences_of(page: str) -> Iterator[tuple[int, str]]:
     for first, paragraph in _paragraphs(page):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(line.strip() for line in paragraph))
         text = re.sub(r"^(?:[-*+]|\d+\.) ", "", text)
-        for sentence in re.split(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)[)*\"]*\s+(?=[*`\"(\[]*[A-Z])", text):
+        for sentence in re.split(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)[)*\"]*\s+(?=[*`\"(\[]*[A-Z]|[*\"(\[]*`)", text):
             if sentence:
                 yield first, sentence
 
