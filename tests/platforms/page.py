@@ -18,8 +18,8 @@ _COMMANDS: Final = {
 _INTRODUCTIONS: Final = {
     Kind.SPARK: """## Spark
 
-On each version the tests claim and read batches, write through each sink (files, Delta Lake on 3.5 and 4.0, PostgreSQL,
-Kafka, and MariaDB in the long list), kill sessions and repeat their batches, decode records, and run at most once.
+On each version the tests claim and read batches, decode records, and write through each sink (files, Delta Lake on 3.5
+and 4.0, PostgreSQL, Kafka, and MariaDB in the long list). They also kill sessions, repeat their batches, and run at most once.
 `spark_settings` and `delta_settings` choose the jars that fit.""",
     Kind.TUTORIAL: """## The tutorial
 
