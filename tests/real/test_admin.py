@@ -30,7 +30,8 @@ from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 
 GROUP = "etl"
-SETTINGS = GroupSettings(2_000)
+SETTINGS = GroupSettings(60_000)
+"""The lease does not end between a claim and its commit, even if this process is stopped for a while."""
 PARTITIONS, MESSAGES = 2, 400
 STEP = 7
 
@@ -190,7 +191,7 @@ def test_positions_are_set_while_a_member_is_at_work(call: Call, worker: Worker,
     The group was not paused before, so it is not left paused.
     """
     worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
-    answer = call("position", "reset", GROUP, data, "--shift-by", "-20", "--yes", "--wait", "20s", "--json")
+    answer = call("position", "reset", GROUP, data, "--shift-by", "-20", "--yes", "--wait", "5m", "--json")
     assert answer.code == 0, answer.err
     assert [(row["before"], row["after"], row["set"]) for row in answer.json["positions"]] == [
         (MESSAGES, MESSAGES - 20, True)
@@ -216,7 +217,7 @@ def test_dagster_pauses_repositions_and_resumes(  # noqa: PLR0917 - fixtures
     worker.wait_until(lambda: worker.done, "the worker has done something")
     run(build_pause_job(), PauseConfig(duration="10m"))
     worker.wait_until(worker.is_waiting.is_set, "the worker waits for the end of the pause")
-    run(build_set_position_job(), SetPositionConfig(topic=data, to_offset="0=3,1=5", wait_s=20))
+    run(build_set_position_job(), SetPositionConfig(topic=data, to_offset="0=3,1=5", wait_s=WITHIN_S))
     assert positions(call, data) == [3, 5]
     assert topics.group_offsets(GROUP, data) == {0: 3, 1: 5}
     run(build_resume_job(), ResumeConfig())
@@ -228,8 +229,8 @@ def test_a_range_is_done_again_by_a_member_at_work(call: Call, worker: Worker, d
     """The range is repeated, up to one batch beyond its end or until the pause. Then the position is restored."""
     worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
     answer = call(
-        *("reprocess", GROUP, data, "--partition", "1", "--from", "100", "--to", "150", "--within", "30s"),
-        *("--wait", "20s", "--yes", "--json"),
+        *("reprocess", GROUP, data, "--partition", "1", "--from", "100", "--to", "150", "--within", "5m"),
+        *("--wait", "5m", "--yes", "--json"),
     )
     assert answer.code == 0, answer.err
     (row,) = answer.json["partitions"]
@@ -246,9 +247,9 @@ def test_a_range_is_done_again_by_a_member_at_work(call: Call, worker: Worker, d
 def test_a_window_of_time_is_done_again_in_all_partitions(call: Call, worker: Worker, data: str) -> None:
     """The brokers' timestamps select the offsets; a window that ends before the first message has none."""
     worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
-    window = ("reprocess", GROUP, data, "--from-datetime", "2020-01-01T00:00Z", "--within", "30s", "--yes", "--json")
+    window = ("reprocess", GROUP, data, "--from-datetime", "2020-01-01T00:00Z", "--within", "5m", "--yes", "--json")
     assert call(*window, "--to-datetime", "2020-01-02T00:00Z").json["partitions"] == []
-    answer = call(*window, "--to-datetime", "2100-01-01T00:00Z", "--wait", "20s")
+    answer = call(*window, "--to-datetime", "2100-01-01T00:00Z", "--wait", "5m")
     assert answer.code == 0, answer.err
     found = [(row["start"], row["end"], row["reached"], row["goes_on_at"]) for row in answer.json["partitions"]]
     assert found == [(0, MESSAGES, MESSAGES, MESSAGES)] * PARTITIONS

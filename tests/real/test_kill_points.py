@@ -1,9 +1,9 @@
 """Each delivery mode keeps its promise when a member dies before or after any of its appends, or while it processes.
 
 The broker is real. The member dies inside this process: from one moment on none of its calls reaches the log, and it
-neither releases nor sends heartbeats. Its successors wait until its claims are stale. There is a group for each step,
-and all members die before the first successor starts, so that the tests wait only once. `test_killed_processes` has
-similar tests with processes that end by SIGKILL, `test_kill_points_sinks` with Spark and the real sinks.
+neither releases nor sends heartbeats. Its successor knows that it is dead, as it would from Dagster.
+`test_killed_processes` has similar tests with processes that end by SIGKILL, whose successors wait until the claims are
+stale, and `test_kill_points_sinks` has tests with Spark and the real sinks.
 """
 
 from collections import Counter
@@ -21,7 +21,8 @@ from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleS
 from tests.real.conftest import MakeTopic
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Message, Side, drain, read_messages
 
-HEARTBEAT_INTERVAL_MS = 3_000
+HEARTBEAT_INTERVAL_MS = 60_000
+"""So long that no background heartbeat is sent and no lease ends: `COMMITS` counts heartbeats."""
 PARTITIONS = 3
 MESSAGES = 60
 
@@ -53,6 +54,7 @@ def open_delivery(connection: KafkaConnection, coordination_topic: str, topics: 
             client="tester",
             run_id=f"run{len(opened)}",
             settings=GroupSettings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, mode),
+            is_dead=lambda _: True,
         )
         return delivery, log
 
