@@ -115,6 +115,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "quick_disk",
         "release",
         "repository_checks",
+        "shell_quoting",
         "stress",
         "test_services",
         "times",

@@ -3,6 +3,7 @@
 See protocol.md, sections 6 and 7.
 """
 
+import shlex
 from enum import Enum, auto
 
 from marshal_dagster.coordination.group_settings import require_no_go_consumers
@@ -48,14 +49,14 @@ def require_pause_allowed(world: World, group: str, *, stopped: bool) -> None:
         raise GoGroupError(
             f"Go consumers share group {group!r}, and the newest of them do not know the record that pauses or resumes "
             "it, so nothing was written. Stop its runs and consumers instead, or, if no Go consumer newer than January "
-            f"2017 will start on this coordination topic again, give --go-consumers-stopped {group} "
+            f"2017 will start on this coordination topic again, give {_confirmation(group)} "
             "(go_consumers_stopped in a run config)"
         )
     others = f" and Go consumers use group {min(used)!r} on this coordination topic" if used else ""
     raise GoGroupError(
         f"group {group!r} has no settings yet{others}, so the record that pauses or resumes it was not written: Go "
-        f"consumers do not know it. Give the group settings first with `marshal-dagster settings set {group}`, or, if "
-        f"Go consumers are stopped for good, give --go-consumers-stopped {group} (go_consumers_stopped in a run config)"
+        f"consumers do not know it. Give the group settings first with `{_settings_command(group)}`, or, if "
+        f"Go consumers are stopped for good, give {_confirmation(group)} (go_consumers_stopped in a run config)"
     )
 
 
@@ -69,7 +70,7 @@ def require_settings_allowed(world: World, group: str, *, stopped: bool) -> None
     if RuleSet.GO in _rule_sets(world, group) and not has_native_settings(world, group):
         raise GoGroupError(
             f"Go consumers share group {group!r}: its rule set is 'go', so its settings were not changed. Stop all Go "
-            f"consumers of this coordination topic for good, then give --go-consumers-stopped {group} "
+            f"consumers of this coordination topic for good, then give {_confirmation(group)} "
             "(go_consumers_stopped in a run config)"
         )
     require_no_go_consumers(world, group)
@@ -90,7 +91,7 @@ def way_to_set(world: World, group: str, topic: str, *, settings: GroupSettings 
     if state.settings_accepted:
         raise GoGroupError(
             f"Go consumers share group {group!r}, so nothing was written. Stop all consumers of the group, then give "
-            f"--go-consumers-stopped {group} (go_consumers_stopped in a run config)"
+            f"{_confirmation(group)} (go_consumers_stopped in a run config)"
         )
     if settings is not None and settings.rule_set is RuleSet.NATIVE:
         require_no_go_consumers(world, group)
@@ -98,13 +99,21 @@ def way_to_set(world: World, group: str, topic: str, *, settings: GroupSettings 
     if has_native:
         raise GoGroupError(
             f"group {group!r} has settings in only some coordination partitions, and none for topic {topic!r}, so "
-            f"nothing was written. Complete them with `marshal-dagster settings set {group}`"
+            f"nothing was written. Complete them with `{_settings_command(group)}`"
         )
     raise GoGroupError(
         f"group {group!r} has no settings for topic {topic!r}, so nothing was written. If only members of this library "
-        f"use it, give it settings with `marshal-dagster settings set {group}`; if Go consumers share it, stop all "
-        f"consumers of the group, then give --go-consumers-stopped {group} (go_consumers_stopped in a run config)"
+        f"use it, give it settings with `{_settings_command(group)}`; if Go consumers share it, stop all "
+        f"consumers of the group, then give {_confirmation(group)} (go_consumers_stopped in a run config)"
     )
+
+
+def _settings_command(group: str) -> str:
+    return shlex.join(["marshal-dagster", "settings", "set", group])
+
+
+def _confirmation(group: str) -> str:
+    return shlex.join(["--go-consumers-stopped", group])
 
 
 def has_native_settings(world: World, group: str) -> bool:

@@ -1,6 +1,7 @@
 """Operator actions on a group: pause, resume, give first settings, set positions (protocol.md, sections 6 and 7)."""
 
 import logging
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
@@ -134,7 +135,8 @@ class GroupAdmin(GroupWriter):
         if self.group(topic).is_go:
             raise GoGroupError(
                 f"group {self.name!r} has no settings of this library for topic {topic!r}, so its positions cannot be "
-                f"set with a pause. Give it settings first with `marshal-dagster settings set {self.name}`"
+                "set with a pause. Give it settings first with "
+                f"`{shlex.join(['marshal-dagster', 'settings', 'set', self.name])}`"
             )
         self._warn_of_ranges_ahead(topic, offsets)
         change = PausedChange(self, topic, wait_ms, is_dead)

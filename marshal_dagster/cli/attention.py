@@ -6,13 +6,21 @@ that are stale for long, long pauses, an incomplete log, re-created data topics,
 
 import shlex
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from marshal_dagster._internal.texts import first_few
 from marshal_dagster.admin.pause import unknown_group
 from marshal_dagster.admin.texts import owner_text, utc_to_second
 from marshal_dagster.cli import output
-from marshal_dagster.cli.world_view import KeyOverview, LagUnknownReason, LastHeartbeat, WorldView, listed
+from marshal_dagster.cli.world_view import (
+    GroupOverview,
+    KeyOverview,
+    LagUnknownReason,
+    LastHeartbeat,
+    WorldView,
+    listed,
+)
 from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, exhausted, open_plans, retry_commands
 from marshal_dagster.protocol.staleness import stale_after_ms
@@ -51,18 +59,20 @@ def exhausted_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -
 def _exhausted(view: WorldView, max_attempts: int) -> Iterator[Need]:
     plans = exhausted(plans_of(view), max_attempts)
     for plan in plans[:_MOST_SHOWN]:
-        yield Need(f"exhausted: {plan.tried}", retry_commands([plan]))
+        alike = [other for other in plans if (other.group, other.topic) == (plan.group, plan.topic)]
+        yield Need(f"exhausted: {plan.tried}", retry_commands(alike))
     if others := plans[_MOST_SHOWN:]:
         yield Need(f"exhausted: {len(others)} more plans", retry_commands(others))
 
 
 def urgent_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[output.Line]:
-    """Return what needs a person, the most urgent first, each in two lines, eight at most."""
+    """Return what needs a person, the most urgent first, eight at most. Needs with the same advice share its line."""
     needs = [(need, "bold red") for need in _exhausted(view, max_attempts)]
     needs += [(need, "yellow") for need in _others(view, max_attempts)]
     lines = []
-    for need, style in needs[:_MOST_LINES]:
-        lines += [output.styled(need.problem, style), output.Line((("  " + need.advice, ""),))]
+    for advice, alike in groupby(needs[:_MOST_LINES], key=lambda styled: styled[0].advice):
+        lines += [output.styled(need.problem, style) for need, style in alike]
+        lines.append(output.Line((("  " + advice, ""),)))
     if left := needs[_MOST_LINES:]:
         text = f"Left out: {len(left)} more that need a person; `marshal-dagster status --json` has all"
         lines.append(output.styled(text, "yellow"))
@@ -123,8 +133,9 @@ def _recreated_topics(view: WorldView) -> Iterator[Need]:
 
 
 def _left_plans(view: WorldView, max_attempts: int) -> Iterator[Need]:
+    held = {(group.name, *key.place) for group in view.groups for key in group.keys if any(_late(group, key))}
     for plan in plans_of(view):
-        if plan.attempts < max_attempts:
+        if plan.attempts < max_attempts and (plan.group, plan.topic, plan.partition) not in held:
             yield Need(
                 f"open plan: {plan.tried}, and no member holds it", "start a run of the group, or check its last run"
             )
@@ -132,21 +143,27 @@ def _left_plans(view: WorldView, max_attempts: int) -> Iterator[Need]:
 
 def _stale_claims(view: WorldView) -> Iterator[Need]:
     for group in view.groups:
-        stale_ms = stale_after_ms(group.settings.heartbeat_interval_ms)
         held: dict[str, list[str]] = {}
         over_ms: dict[str, int] = {}
         for key in group.keys:
-            for what, owner, heartbeat in _heartbeats(key):
-                late_ms = (heartbeat.silent_ms or 0) - stale_ms
-                if late_ms > _STALE_FOR_MS:
-                    held.setdefault(owner, []).append(what)
-                    over_ms[owner] = max(late_ms, over_ms.get(owner, 0))
+            for what, owner, late_ms in _late(group, key):
+                held.setdefault(owner, []).append(what)
+                over_ms[owner] = max(late_ms, over_ms.get(owner, 0))
         for owner, places in held.items():
             yield Need(
                 f"stale claim: {first_few(places, _MOST_PLACES)} of group {group.name!r}, stale for "
                 f"{output.duration(over_ms[owner])}",
                 f"held by {owner}; start a run of the group, which takes it over",
             )
+
+
+def _late(group: GroupOverview, key: KeyOverview) -> Iterator[tuple[str, str, int]]:
+    """Yield each claim of a key that needs an operator: its place, its owner, and how long it is stale, in ms."""
+    stale_ms = stale_after_ms(group.settings.heartbeat_interval_ms)
+    for what, owner, heartbeat in _heartbeats(key):
+        late_ms = (heartbeat.silent_ms or 0) - stale_ms
+        if late_ms > _STALE_FOR_MS:
+            yield what, owner, late_ms
 
 
 def _heartbeats(key: KeyOverview) -> Iterator[tuple[str, str, LastHeartbeat]]:

@@ -54,10 +54,10 @@ def lag(
         if watch and not options.as_json and output.is_terminal():
             watch_on_screen(view, reader.look, _page, interval)
             return
-    if options.as_json:
-        output.write_json({"at_ms": view.at_ms, "partitions": list(_json(view))})
-    else:
+    if not options.as_json:
         output.show(*_page(view))
+        return
+    output.write_json({"at_ms": view.at_ms, "partitions": list(_json(view))})
     if group is not None and group not in group_names(view.world):
         output.write_note(unknown_group(view.world, group))
 

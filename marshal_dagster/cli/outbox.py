@@ -1,6 +1,6 @@
 """`outbox`: create an outbox's tables, publish its rows, and list, retry or delete rows that are set aside."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -21,7 +21,7 @@ from marshal_dagster.cli.options import AsJson, ConnectionOptions, DryRun, Healt
 from marshal_dagster.cli.outbox_migration import OldTableOptions
 from marshal_dagster.cli.service import health_server, report_event, run_until_signal
 from marshal_dagster.election.rules import Timing
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.outbox.backoff import HarvestLimits
 from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
 from marshal_dagster.outbox.migration import DEFAULT_LOCK_TIMEOUT_S, OutboxMigration
@@ -36,11 +36,13 @@ from marshal_dagster.outbox.options import (
     HarvesterOptions,
 )
 from marshal_dagster.outbox.schema import DEFAULT_NAME, OutboxTables
-from marshal_dagster.outbox.status import OutboxInspector, OutboxStatus, ParkedRow
+from marshal_dagster.outbox.status import BlockingTransaction, OutboxInspector, OutboxStatus, ParkedRow
 
 DSN_VARIABLE: Final = "MARSHAL_OUTBOX_DSN"
 _LOGGED_PARTS: Final = ("outbox", "election")
 _LIMITS: Final = DEFAULT_OPTIONS.limits
+_LONG_WAIT_S: Final = 60.0
+"""A row that waits for longer needs an operator, because a harvester tries again within seconds."""
 _LONGEST_S: Final = 2_147_483  # Kafka holds its times in milliseconds of 32 bits.
 
 app = command_group(
@@ -268,15 +270,21 @@ def drain(options: BatchOptions, kafka: ConnectionOptions) -> ExitCode:
     app,
     "status",
     "Show the outbox's rows and last harvester. The command shows how many rows wait, the age of the oldest, how many "
-    "are set aside, and the process that harvested last. It reads only the database.",
+    "are set aside, and the process that harvested last. If an open transaction of the database blocks the harvester, "
+    "it shows the statement that ends it. It reads only the database.",
     "outbox status --json",
 )
 def status(options: OutboxOptions) -> None:
     """Show the number of waiting rows and of rows set aside. Raises `ConfigurationError`, `UnavailableError`."""
     with closing(_inspector(options)) as inspector:
-        found = inspector.status()
+        blocking = inspector.blocking()
+        try:
+            found = inspector.status()
+        except UnavailableError:
+            output.show(*_blocking_lines(blocking))
+            raise
     if options.as_json:
-        output.write_json(_status_to_json(options, found))
+        output.write_json(_status_to_json(options, found, blocking))
         return
     registration = found.registration
     oldest = "" if found.oldest_age_s is None else f", the oldest for {output.duration(found.oldest_age_s * 1_000)}"
@@ -287,7 +295,27 @@ def status(options: OutboxOptions) -> None:
         f"  waiting    {_rows(found.rows)}{oldest}",
         output.styled(f"  set aside  {_rows(found.parked)}{advice}", "yellow" if found.parked else ""),
         f"  harvested  {'never' if found.led_since is None else f'{led} at {_utc(found.led_since)}'}",
+        *_blocking_lines(blocking),
     )
+    if (found.oldest_age_s or 0.0) > _LONG_WAIT_S and not blocking:
+        output.show(
+            output.styled(
+                f"  Rows wait for long. GET {PATH} of the harvester has its failure, as its log has.", "yellow"
+            )
+        )
+
+
+def _blocking_lines(blocking: Sequence[BlockingTransaction]) -> Iterator[output.Line]:
+    """Yield two lines for each transaction that blocks the harvester: what it is, and the statement that ends it."""
+    for found in blocking:
+        user = f"user {found.user}" if found.user else None
+        since = None if found.open_s is None else f"open for {output.duration(found.open_s * 1_000)}"
+        about = ", ".join(filter(None, (user, found.application, found.state, since)))
+        text = f"  blocked by process {found.pid} of the database" + (f" ({about})" if about else "")
+        yield output.styled(text, "bold red")
+        yield output.Line(
+            ((f"    this ends it, and undoes its changes: SELECT pg_terminate_backend({found.pid});", ""),)
+        )
 
 
 @command(
@@ -496,7 +524,9 @@ def _utc(at: datetime) -> str:
     return output.utc(round(at.timestamp() * 1_000))
 
 
-def _status_to_json(options: OutboxOptions, found: OutboxStatus) -> dict[str, Any]:
+def _status_to_json(
+    options: OutboxOptions, found: OutboxStatus, blocking: Sequence[BlockingTransaction]
+) -> dict[str, Any]:
     registration = found.registration
     return {
         "outbox": registration.name,
@@ -509,6 +539,7 @@ def _status_to_json(options: OutboxOptions, found: OutboxStatus) -> dict[str, An
         "session": registration.session,
         "leader": registration.leader,
         "led_since": None if found.led_since is None else found.led_since.isoformat(),
+        "blocked_by": [asdict(transaction) for transaction in blocking],
     }
 
 

@@ -1,5 +1,6 @@
 """The options and output of `outbox migrate`."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -154,7 +155,7 @@ def show_next(plan: MigrationPlan, migration: OutboxMigration, old: OldTable, na
     if is_undo:
         output.show(
             f"{migration.shown} is the table of {old.owner} again.",
-            f"Next: `marshal-dagster outbox drain --name {name}{_partitioner(old)}`, then start {old.owner}.",
+            f"Next: `{_next_command('drain', name, old)}`, then start {old.owner}.",
         )
         return
     output.show(
@@ -166,13 +167,13 @@ def show_next(plan: MigrationPlan, migration: OutboxMigration, old: OldTable, na
             f"The change is at {plan.position} in the database's log. Stop the connector when its slot has read that:",
             "  SELECT slot_name, confirmed_flush_lsn FROM pg_replication_slots;",
         )
-    output.show(f"Next: `marshal-dagster outbox harvest --name {name}{_partitioner(old)}`")
+    output.show(f"Next: `{_next_command('harvest', name, old)}`")
 
 
-def _partitioner(old: OldTable) -> str:
-    if old.partitioner == DEFAULT_OPTIONS.partitioner:
-        return ""
-    return f" --partitioner {old.partitioner}"
+def _next_command(command: str, name: str, old: OldTable) -> str:
+    is_usual = old.partitioner == DEFAULT_OPTIONS.partitioner
+    partitioner = () if is_usual else ("--partitioner", old.partitioner)
+    return shlex.join(["marshal-dagster", "outbox", command, "--name", name, *partitioner])
 
 
 def plan_to_json(plan: MigrationPlan, old: OldTable, *, dry_run: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 An operator confirms the offsets that the log no longer proves. `admin.recovery` does the work.
 """
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -195,7 +196,7 @@ def _require_unknown(observed: Mapping[int, ObservedPartition], named: Mapping[s
                 raise ConfigurationError(
                     f"--settings: group {name!r} has settings in coordination partition {number}: "
                     f"{settings_text(group.settings)}. Leave the group out, and change its settings "
-                    f"afterwards with `marshal-dagster settings set {name}`"
+                    f"afterwards with `{shlex.join(['marshal-dagster', 'settings', 'set', name])}`"
                 )
 
 

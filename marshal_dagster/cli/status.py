@@ -73,7 +73,7 @@ def status(
         )
     else:
         output.show(*page(view))
-    if group is not None and not check and group not in group_names(view.world):
+    if options.as_json and group is not None and not check and group not in group_names(view.world):
         output.write_note(unknown_group(view.world, group))
     return ExitCode.PROBLEMS if check and needed else ExitCode.OK
 

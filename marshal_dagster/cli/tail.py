@@ -155,6 +155,7 @@ class Reader:
         self._positions: dict[int, int] = {}
         self._shown_from: dict[int, int] = {}
         self._shown_until: dict[int, int] = {}
+        self._since_ms: int | None = None
         count = self._identity.partitions
         followed = range(count) if wanted.topic is None else [coordination_partition(wanted.topic, count)]
         for partition, bounds in log.bounds(followed).items():
@@ -165,11 +166,13 @@ class Reader:
         """Show only records with a log time from `since_ms` to `until_ms` (exclusive, unix ms).
 
         The first record with a timestamp of at least T is also the first with a log time of at least T, because log
-        time is the largest timestamp so far.
+        time is the largest timestamp so far. If `since_ms` is in the future, no record has that time yet, and of new
+        ones each is compared with it.
         """
         partitions = list(self._positions)
         if until_ms is not None:
             self._shown_until.update(self._log.offsets_at(partitions, until_ms))
+        self._since_ms = since_ms
         if since_ms is None:
             return
         first = self._log.offsets_at(partitions, since_ms)
@@ -278,7 +281,8 @@ class Reader:
             record = StoredRecord(chunk.partition, offset, timestamp_ms, value, chunk.reasons.get(offset))
             judged = self._unjudged(record) if world is None else _judge_after(world, unseen, record)
             unseen.clear()
-            if not is_unseen and self._wanted.shows(judged):
+            is_early = self._since_ms is not None and judged.log_time_ms < self._since_ms
+            if not (is_unseen or is_early) and self._wanted.shows(judged):
                 shown.append(judged)
         if world is not None:
             world.apply_many(unseen)

@@ -79,7 +79,7 @@ def top(
                 output.write_json(_to_json(view, watched.rates, max_attempts))
             else:
                 output.show(*page(view, watched.rates, max_attempts=max_attempts))
-            if group is not None and group not in group_names(view.world):
+            if options.as_json and group is not None and group not in group_names(view.world):
                 output.write_note(unknown_group(view.world, group))
         else:
             title = f"{options.coordination_topic}, every {interval:g} s, q ends"

@@ -1,6 +1,7 @@
 """Show the world state as tables, for `status`, `top` and `replay`."""
 
 import math
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -109,8 +110,9 @@ def _group(group: GroupOverview, at_ms: int | None, columns: Sequence[str]) -> I
     by_default = "" if group.settings_accepted else f" ({NO_SETTINGS})"
     yield f"  {settings_text(group.settings)}{by_default}"
     if group.paused_until_s is not None and (group.is_paused or at_ms is None):
-        tense = "" if at_ms is None else " (paused now)"
-        text = f"  {paused_text(utc_to_second(group.paused_until_s), group.pause_origin)}{tense}"
+        resume = shlex.join(["marshal-dagster", "resume", group.name])
+        advice = "" if at_ms is None else f"; `{resume}` ends it now"
+        text = f"  {paused_text(utc_to_second(group.paused_until_s), group.pause_origin)}{advice}"
         yield output.styled(text, _WARNING if group.is_paused else "")
     for difference in group.differences:
         yield output.styled(f"  half written: {difference}", _WARNING)

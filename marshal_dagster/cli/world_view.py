@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from marshal_dagster.admin.pause import unknown_group
 from marshal_dagster.admin.texts import settings_text, utc_to_second
 from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.protocol.messages import GroupSettings
@@ -173,7 +174,7 @@ class WorldView:
     def nothing(self) -> str:
         """The text that is shown if there is no group to show."""
         name = self.wanted.group
-        return "The log has no group." if name is None else f"The log has no group {name!r}."
+        return "The log has no group." if name is None else f"T{unknown_group(self.world, name)[1:]}."
 
 
 def _totals(counters: Iterable[Mapping[Any, int]]) -> dict[str, int]:

@@ -135,18 +135,19 @@ def require_no_go_consumers(world: World, name: str) -> None:
     `world` must follow every coordination partition.
     """
     used = world.go_groups()
+    allow = shlex.join(["marshal-dagster", "settings", "set", name, "--go-consumers-stopped", name])
     if name in used:
         raise GoGroupError(
             f"Go consumers use group {name!r} ({_first_key(used[name])} has an offset, but the group has no settings), "
             "so nothing was written. Configure this member with rule_set 'go', or stop the Go consumers for good and "
-            f"set the settings with `marshal-dagster settings set {name} --go-consumers-stopped {name}`"
+            f"set the settings with `{allow}`"
         )
     if used and not world.has_settings:
         other, places = next(iter(used.items()))
         raise GoGroupError(
             f"Go consumers use this coordination topic (group {other!r} has {_first_key(places)}), and records of "
             f"other rule sets disturb them when they start, so nothing was written for group {name!r}. Use another "
-            f"coordination topic, or allow it with `marshal-dagster settings set {name} --go-consumers-stopped {name}`"
+            f"coordination topic, or allow it with `{allow}`"
         )
 
 

@@ -23,6 +23,49 @@ _BACK: Final[LiteralString] = """
     """
 
 
+_BLOCKING: Final[LiteralString] = """
+    WITH locks AS (
+        SELECT pid, mode, granted FROM pg_catalog.pg_locks
+        WHERE database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+        AND relation = pg_catalog.to_regclass(%(rows)s)
+    )
+    SELECT a.pid, a.usename::text, a.application_name, a.state, extract(epoch FROM now() - a.xact_start)::float8
+    FROM pg_catalog.pg_stat_activity AS a
+    WHERE a.pid <> pg_catalog.pg_backend_pid() AND (
+        a.pid IN (SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(pid)) FROM locks)
+        OR a.pid IN (SELECT pid FROM locks WHERE granted AND mode <> ALL(%(harmless)s))
+    ) AND coalesce(a.xact_start < now() - interval '1 second', true)
+    ORDER BY a.xact_start, a.pid LIMIT 10
+    """
+"""Selects the transactions that a session with a lock of the rows waits for, or that hold a lock of another kind.
+
+A harvester waits only from time to time, so the second condition is needed too.
+"""
+_HARMLESS_LOCKS: Final = ("AccessShareLock", "RowExclusiveLock", "ShareUpdateExclusiveLock")
+"""The locks of readers, of writers that insert rows, and of VACUUM."""
+_LOCK_TIMEOUT: Final = "5s"
+"""How long a statement waits for a lock. A transaction that locks the whole table would otherwise block operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingTransaction:
+    """An open transaction that a harvester waits for, as far as this user may see it.
+
+    `OutboxInspector.blocking` returns these.
+    """
+
+    pid: int
+    """The id of its server process, for `pg_terminate_backend`."""
+    user: str | None
+    """Its user."""
+    application: str | None
+    """The name that its program gave."""
+    state: str | None
+    """What it does, such as `idle in transaction`; None if this user may not see it."""
+    open_s: float | None
+    """How long the transaction has been open, in seconds; None if this user may not see it."""
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
     """The status of an outbox, as `OutboxResource.status` returns it.
@@ -88,6 +131,15 @@ class OutboxInspector(OutboxConnection):
         rows, age_s, parked, led_since = found or (0, None, 0, None)
         return OutboxStatus(registration, rows, age_s, parked, led_since)
 
+    def blocking(self) -> list[BlockingTransaction]:
+        """Return the open transactions that harvesters wait for, the oldest first."""
+        with self._asking() as connection:
+            from psycopg import sql
+
+            rows = sql.Identifier(self._tables.schema, self._tables.name).as_string(connection)
+            found = connection.execute(_BLOCKING, {"rows": rows, "harmless": list(_HARMLESS_LOCKS)})
+            return [BlockingTransaction(*row) for row in found]
+
     def last_id(self) -> int | None:
         """Return the largest id of the waiting rows; None if no row waits."""
         with self._asking() as connection:
@@ -143,5 +195,6 @@ class OutboxInspector(OutboxConnection):
 
             if connection.info.transaction_status == TransactionStatus.IDLE:
                 set_for_transaction(connection)
+                connection.execute("SELECT set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,))
             yield connection
             connection.commit()

@@ -4,6 +4,7 @@ Each data topic of an output belongs to one group. A renamed group can follow it
 Every sink applies this rule (docs/how-to/sinks.md, "Another group").
 """
 
+import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -94,19 +95,21 @@ class OutputGroups:
         group, topic = wanted[0].group, wanted[0].topic
         if group not in groups and self.previous_group not in others:
             first, named = others[0], ", ".join(map(repr, others))
+            move = ["marshal-dagster", "position", "import", group, topic, "--consumer-group", first]
             return (
                 f"{self.output} has ranges of topic {topic!r} from group {named}: group {group!r} would write the same "
                 f"offsets again, so nothing was written. If {group!r} replaces {first!r}, stop {first!r}, run "
-                f"`marshal-dagster position import {group} {topic} --consumer-group {first}` (`position reset` if "
+                f"`{shlex.join(move)}` (`position reset` if "
                 f"{group!r} has positions already) and give the sink previous_group={first!r}; if both groups should "
                 "write all offsets, give it shared_by_groups=True"
             )
         for other in others:
             for range_ in held([replace(range_, group=other) for range_ in wanted]):
+                reset = shlex.join(["marshal-dagster", "position", "reset", group, topic])
                 return (
                     f"{range_} of group {group!r}: {self.output} has rows of group {other!r} at these offsets, which "
                     f"{group!r} would write again, so nothing was written. Set the position of {group!r} after them "
-                    f"(`marshal-dagster position reset {group} {topic}`), write to a new output, or give the sink "
+                    f"(`{reset}`), write to a new output, or give the sink "
                     "shared_by_groups=True if both groups should write all offsets"
                 )
         return None

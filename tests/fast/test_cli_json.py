@@ -73,7 +73,9 @@ MOVED = {"format_version": 1, "group": "g", "topic": "t", "dry_run": False}
     [
         (
             "outbox status",
-            OUTBOX | {"rows": 0, "oldest_age_s": None, "parked": 0, "session": 0, "leader": None, "led_since": None},
+            OUTBOX
+            | {"rows": 0, "oldest_age_s": None, "parked": 0, "session": 0, "leader": None, "led_since": None}
+            | {"blocked_by": [{"pid": 1, "user": "u", "application": None, "state": None, "open_s": 2.5}]},
         ),
         ("outbox init", OUTBOX | {"notifies": True, "topics": {"leader": "l", "notes": "n"}}),
         (

@@ -83,7 +83,9 @@ def test_the_lag_in_time_is_right_after_retention_deleted_unread_records(
 @pytest.mark.usefixtures("site")
 def test_an_unknown_group_or_topic_is_reported_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     """The most similar name comes first."""
-    assert f"the log has no group 'elt'; it has '{GROUP}'" in act(capsys, "lag", "--group", "elt").err
+    unknown = act(capsys, "lag", "--group", "elt")
+    assert (f"The log has no group 'elt'; it has '{GROUP}'." in unknown.out, unknown.err) == (True, "")
+    assert f"the log has no group 'elt'; it has '{GROUP}'" in act(capsys, "lag", "--group", "elt", "--json").err
     answer = act(capsys, "lag", "--topic", "ordres")
     assert (answer.code, f"the log has the topics '{TOPIC}'" in answer.error) == (5, True)
 

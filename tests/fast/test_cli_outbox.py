@@ -21,7 +21,7 @@ from marshal_dagster.outbox.harvest import HarvestCounts
 from marshal_dagster.outbox.harvester import OutboxTopics
 from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.schema import OutboxRegistration, OutboxTables
-from marshal_dagster.outbox.status import OutboxStatus, ParkedRow
+from marshal_dagster.outbox.status import BlockingTransaction, OutboxStatus, ParkedRow
 from tests.cli import Answer, call
 from tests.conditions import WITHIN_S
 
@@ -40,6 +40,8 @@ class Box:
     aside: list[ParkedRow] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
     leader: str | None = "host"
+    blocked: list[BlockingTransaction] = field(default_factory=list)
+    failure: UnavailableError | None = None
 
     def inspector(self, tables: OutboxTables) -> "Box":
         """Replace `OutboxInspector`."""
@@ -52,11 +54,17 @@ class Box:
 
     def status(self) -> OutboxStatus:
         """Return the status of the outbox."""
+        if self.failure is not None:
+            raise self.failure
         since, session = (None, 0) if self.leader is None else (AT, 3)
         age_s = 90.0 if self.rows else None
         return OutboxStatus(
             OutboxRegistration("outbox", UID, 1, session, self.leader), self.rows, age_s, len(self.aside), since
         )
+
+    def blocking(self) -> list[BlockingTransaction]:
+        """Return the transactions that harvesters wait for."""
+        return self.blocked
 
     def parked(self, limit: int = 100, ids: Sequence[int] | None = None) -> list[ParkedRow]:
         """Return the rows that are set aside."""
@@ -198,11 +206,12 @@ def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixtu
     box.rows = 2
     answer = act(capsys, "status", "--schema", "s", "--name", "b")
     assert (answer.code, answer.err) == (0, "")
-    assert [line.split(maxsplit=1)[1].strip() for line in answer.out.splitlines()[1:]] == [
+    assert [line.split(maxsplit=1)[1].strip() for line in answer.out.splitlines()[1:4]] == [
         "2 rows, the oldest for 1 min 30 s",
         "aside  2 rows; `marshal-dagster outbox parked list` shows why",
         "session 3, started by host at 2026-01-31 18:00:00.250Z",
     ]
+    assert "GET /health of the harvester has its failure" in answer.out.splitlines()[4]
     assert box.asked == [("s", "b"), "closed"]
     assert act(capsys, "status", "--json").json == {
         "outbox": "outbox",
@@ -215,7 +224,28 @@ def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixtu
         "session": 3,
         "leader": "host",
         "led_since": "2026-01-31T18:00:00.250000+00:00",
+        "blocked_by": [],
     }
+
+
+def test_a_transaction_that_blocks_the_harvester_is_shown(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
+    """The status has the statement that ends it, also if the transaction blocks the command too."""
+    box.rows = 2
+    box.blocked = [
+        BlockingTransaction(4711, "postgres", "psql", "idle in transaction", 400.0),
+        BlockingTransaction(4712, None, None, None, None),
+    ]
+    lines = [
+        "blocked by process 4711 of the database (user postgres, psql, idle in transaction, open for 6 min 40 s)",
+        "this ends it, and undoes its changes: SELECT pg_terminate_backend(4711);",
+        "blocked by process 4712 of the database",
+        "this ends it, and undoes its changes: SELECT pg_terminate_backend(4712);",
+    ]
+    assert [line.strip() for line in act(capsys, "status").out.splitlines()[4:]] == lines
+    assert [found["pid"] for found in act(capsys, "status", "--json").json["blocked_by"]] == [4711, 4712]
+    box.failure = UnavailableError("locked")
+    answer = act(capsys, "status")
+    assert ([line.strip() for line in answer.out.splitlines()], answer.error) == (lines, "marshal-dagster: locked")
 
 
 def test_an_outbox_that_nobody_harvested_says_so(box: Box, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """`tail`: which records it shows, in which order and with which verdicts, from an in-memory log."""
 
 import heapq
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -134,6 +135,19 @@ def test_following_goes_on_with_what_comes(broker: MemoryBroker, monkeypatch: py
     assert next(batches) == []
     values = [seen.record.value for _ in range(3) for seen in next(batches)]
     assert values == [b"junk", b"junk", b"Mark/1/1/i/c/g//0"]
+
+
+def test_records_before_a_future_start_are_left_out(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the command follows the log, it shows records from that time on."""
+    now_ms = itertools.count(2_000_000_000_000, 1_000)
+    monkeypatch.setattr(output, "wait", lambda _: broker.append(2, b"junk", next(now_ms)))
+    opened = reader(broker)
+    opened.limit(2_000_000_002_000, None)
+    batches = shown(opened, lines=None, follow=True)
+    assert [seen.record.timestamp_ms for _ in range(2) for seen in next(batches)] == [
+        2_000_000_002_000,
+        2_000_000_003_000,
+    ]
 
 
 def test_a_log_that_is_only_observed_says_so(broker: MemoryBroker, capsys: pytest.CaptureFixture[str]) -> None:

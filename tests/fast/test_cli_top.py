@@ -129,6 +129,8 @@ def test_of_many_exhausted_plans_ten_have_a_line_of_their_own(site: Site, monkey
     monkeypatch.setattr(attention, "plans_of", lambda _: plans)
     lines = attention.exhausted_lines(world_view(site.world()))
     assert len(lines) == 11
+    shown_lines = [str(line) for line in attention.urgent_lines(world_view(site.world()))]
+    assert sum("marshal-dagster retry" in line for line in shown_lines) == 1
     assert lines[-1] == f"exhausted: 2 more plans; marshal-dagster retry {GROUP} {TOPIC}"
 
 
@@ -139,13 +141,15 @@ def test_an_unknown_group_is_reported(
     site.owner_of(0)
     monkeypatch.setattr(output, "wait", lambda _: None)
     answer = act(capsys, "top", "--once", "--group", "elt")
-    assert (answer.code, f"the log has no group 'elt'; it has '{GROUP}'" in answer.err) == (0, True)
+    assert (answer.code, f"The log has no group 'elt'; it has '{GROUP}'." in answer.out, answer.err) == (0, True, "")
 
 
 def test_a_log_without_groups_is_watched(site: Site) -> None:
     """The page is shown until the log has groups."""
     assert shown(reader_of(site).look()).splitlines()[1] == "The log has no group."
-    assert shown(reader_of(site, wanted=ViewFilter("other")).look()).splitlines()[1] == "The log has no group 'other'."
+    assert shown(reader_of(site, wanted=ViewFilter("other")).look()).splitlines()[1] == (
+        "The log has no group 'other' and no other group."
+    )
 
 
 def test_a_broker_that_goes_away_is_one_line(site: Site) -> None:

@@ -221,7 +221,7 @@ def test_a_pause_that_is_over_or_whole_is_no_difference(log: Log) -> None:
         log.add(pause(9), 1_000, number)
     looked = world_view(log.world, at_ms=2_000)
     assert (looked.groups[0].differences, looked.groups[0].is_paused) == ((), True)
-    assert "(paused now)" in text(looked)
+    assert f"; `marshal-dagster resume {looked.groups[0].name}` ends it now" in text(looked)
 
 
 def test_settings_that_are_half_written_are_told() -> None:

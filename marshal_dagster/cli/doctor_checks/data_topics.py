@@ -253,7 +253,7 @@ def _soon_lost(topic: DataTopic, known: Collection[tuple[Position, int]], server
             f"{_where(old)} have {sum(old.values())} unread records older than half of retention.ms "
             f"({output.duration(kept_ms)})",
             why,
-            f"run the job more often, or longer; or {fix}",
+            f"{fix}; then run the job more often, or longer",
         )
     kept_bytes = topic.limit("retention.bytes")
     large = [position for position, offset in known if _is_in_older_half(topic.bounds[position.partition], offset)]
@@ -263,7 +263,7 @@ def _soon_lost(topic: DataTopic, known: Collection[tuple[Position, int]], server
             topic.title,
             f"{_where(large)} have positions in the older half of what retention.bytes={kept_bytes} has left",
             why,
-            f"run the job more often, or longer; or {fix}",
+            f"{fix}; then run the job more often, or longer",
         )
 
 

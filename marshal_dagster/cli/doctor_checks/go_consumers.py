@@ -1,5 +1,6 @@
 """Check for consumers of the Go library: whether the topic has records, or a broker, that they do not support."""
 
+import shlex
 from collections.abc import Collection, Iterator
 
 from marshal_dagster.cli.doctor_checks.finding import Finding, ok, problem, warning
@@ -23,6 +24,7 @@ def check_go_consumers(world: World, brokers: Collection[Broker], topic: str, at
     native = sorted({name for name, group in groups if group.settings_accepted and not group.is_go})
     named = f"groups of Go consumers: {', '.join(go)}"
     if native:
+        allow = shlex.join(["marshal-dagster", "settings", "set", go[0], "--go-consumers-stopped", go[0]])
         report = problem if any(_has_live_owner(world, name, at_ms) for name in go) else warning
         yield report(
             _NAME,
@@ -30,7 +32,7 @@ def check_go_consumers(world: World, brokers: Collection[Broker], topic: str, at
             "a Go consumer that starts treats a coordination partition as fully read at the first record that it does "
             "not know, and may begin far before its group's offset",
             "use another coordination topic for one of the two: marshal-dagster topic create --name NEW; or stop the "
-            f"Go consumers for good: marshal-dagster settings set {go[0]} --go-consumers-stopped {go[0]}",
+            f"Go consumers for good: {allow}",
         )
     else:
         yield ok(_NAME, f"{named}; no other group writes records that they do not know")
