@@ -13,7 +13,17 @@ SMALL_DELTA = {"spark.databricks.delta.snapshotPartitions": "1"}
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Spark interprets its plans, which for a few rows takes less time than to compile them."""
 QUICK_PLANS = INTERPRETED | {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "1"}
-"""Spark interprets its plans and runs each as one job. For a few rows that takes half the time of the defaults."""
+"""Spark interprets its plans and runs each as one job. For a few rows that takes half the time of the defaults.
+
+All sessions that tests start from Python have these settings, unless they set others.
+"""
+USUAL_PLANS = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.shuffle.partitions": "2",
+}
+"""Spark compiles its plans and adapts them, as in production."""
 WITHOUT_STATISTICS = {
     "spark.databricks.delta.stats.collect": "false",
     "spark.databricks.delta.stats.skipping": "false",

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def local_frame(spark: "SparkSession", rows: Iterable[tuple[Any, ...]], schema: "StructType") -> "DataFrame":
+def local_frame(spark: "SparkSession", rows: Iterable[tuple[Any, ...]], schema: "StructType | str") -> "DataFrame":
     """Return a frame of these rows, which Spark itself holds.
 
     `createDataFrame` of a list would start Python workers for each evaluation.
@@ -21,6 +21,8 @@ def local_frame(spark: "SparkSession", rows: Iterable[tuple[Any, ...]], schema: 
     if not hasattr(DataFrame, "toArrow"):  # Spark 3.5
         return spark.createDataFrame(list(rows), schema)
 
+    if isinstance(schema, str):
+        schema = spark.createDataFrame([], schema).schema
     # From Spark 4.2 on, timestamps need a time zone.
     zoned: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     names = schema.fieldNames()

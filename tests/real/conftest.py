@@ -19,7 +19,8 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import WITHIN_S
 from tests.real.services import ended_services, stop_left_running, watched
-from tests.real.spark_fixtures import driver, filled, hdfs, interpreted, mariadb, postgres, spark  # noqa: F401 - fixtures
+from tests.real.spark_fixtures import compiled, driver, filled, hdfs, mariadb, postgres, spark  # noqa: F401 - fixtures
+from tests.session_settings import QUICK_PLANS, submit_environment
 from tests.spark_archive import start_spark_quickly
 
 FOLDER = Path(__file__).parent
@@ -35,12 +36,13 @@ WITH_HDFS = {"test_sink_hadoop.py", "test_takeover_sinks.py"}
 
 
 def pytest_configure() -> None:
-    """Let Spark's JVMs start quickly, and assign each worker its own ports.
+    """Let Spark's JVMs start quickly and interpret plans, and assign each worker its own ports.
 
     The ports of a broker that a worker killed must stay free until it restarts the broker.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         start_spark_quickly()  # workers inherit the environment
+        os.environ.update(submit_environment(QUICK_PLANS))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     lowest, highest = ports._LOWEST, ports._highest()

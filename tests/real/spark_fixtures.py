@@ -20,7 +20,7 @@ from marshal_dagster.spark.connector import EXCLUDES, fetch_connector
 from marshal_dagster.spark.packages import avro_package, delta_package, iceberg_package
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.services import watched
-from tests.session_settings import QUICK_HDFS, QUICK_PLANS, SMALL_DELTA, session_settings
+from tests.session_settings import QUICK_HDFS, QUICK_PLANS, SMALL_DELTA, USUAL_PLANS, session_settings
 from tests.spark_archive import jvm_crash_log
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def spark() -> Iterator["SparkSession"]:
             app_name="marshal-dagster tests",
             extra={
                 "spark.master": "local[2]",
-                "spark.sql.shuffle.partitions": "2",
+                **QUICK_PLANS,
                 "spark.driver.memory": "1g",
                 "spark.stage.maxConsecutiveAttempts": "1",  # at-most-once mode rejects other values
                 **SMALL_DELTA,
@@ -120,12 +120,12 @@ def keep_java_names(jvm: Any) -> None:  # noqa: ANN401 - py4j has no types
 
 
 @pytest.fixture
-def interpreted(spark: "SparkSession") -> Iterator[None]:
-    """Let Spark interpret its plans (`QUICK_PLANS`).
+def compiled(spark: "SparkSession") -> Iterator[None]:
+    """Let Spark compile and adapt its plans, as in production: for tests of values.
 
-    Tests of values use compiled and adaptive plans, the sessions of a cluster and of a Connect server adaptive ones.
+    Elsewhere it interprets them (`QUICK_PLANS`). The sessions of a cluster and of a Connect server have adaptive plans.
     """
-    with session_settings(spark, QUICK_PLANS):
+    with session_settings(spark, USUAL_PLANS):
         yield
 
 

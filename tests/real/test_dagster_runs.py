@@ -209,6 +209,7 @@ def _error(result: dg.ExecuteInProcessResult, node: str) -> str:
 # In one process
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("kind", [LazyPySparkResource, PySparkResource])
 def test_flights_are_counted_once_each(
     site: Site,

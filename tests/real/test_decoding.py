@@ -38,6 +38,7 @@ from tests.spark_frames import local_frame
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
+pytestmark = pytest.mark.usefixtures("compiled")
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 
 

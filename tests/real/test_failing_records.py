@@ -25,7 +25,6 @@ from tests.sink_outputs import TABLE, PostgresOutput, own_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.usefixtures("interpreted")
 PARTITIONS, EACH = 3, 8
 BAD_PARTITION, BAD_OFFSET = 1, 5
 NANOSECONDS = 1_764_000_000_000_000_000

@@ -47,7 +47,6 @@ from tests.sink_outputs import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.usefixtures("interpreted")
 HEARTBEAT_INTERVAL_MS = 60_000
 """So long that no background heartbeat is sent and no lease ends, even on two busy cores:
 

@@ -32,15 +32,12 @@ from tests.spark_frames import local_frame
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.usefixtures("interpreted")
 ON_A_TABLE = (
     "duplicate",
     "subset_replayed_by_others",
-    "lower_epoch",
     "ranges_without_rows",
     "inside_an_older_range",
     "rows_without_offsets",
-    "two_groups_at_once",
 )
 
 

@@ -233,6 +233,7 @@ def check_round_trip(spark: "SparkSession", format_name: str, drawn: Commits, op
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_each_type_alone_is_given_back(spark: "SparkSession", format_name: str) -> None:
     """Each special value of each type is preserved over two commits, and as an item of an array in the first one."""
@@ -247,7 +248,6 @@ def test_each_type_alone_is_given_back(spark: "SparkSession", format_name: str) 
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_whatever_is_put_in_is_given_back(spark: "SparkSession", format_name: str) -> None:
     """Random types, special values, column orders, added columns and CSV options are preserved."""
@@ -466,6 +466,7 @@ HARMLESS = {
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize(
     "others",

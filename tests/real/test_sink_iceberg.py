@@ -39,7 +39,6 @@ from tests.spark_frames import local_frame
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.usefixtures("interpreted")
 ON_A_TABLE = ("duplicate", "subset_replayed_by_others", "ranges_without_rows", "foreign_rows", "two_groups_at_once")
 SCHEMA = Schema(
     i.NestedField(1, "partition", i.IntegerType()),

@@ -140,7 +140,6 @@ def test_each_range_of_racing_writers_is_there_once(target: RestTarget) -> None:
     assert all(len(values) == 1 for values in by_range)
 
 
-@pytest.mark.usefixtures("interpreted")
 def test_credentials_of_the_catalog_reach_the_tasks(target: RestTarget, spark: "SparkSession", tmp_path: Path) -> None:
     """Spark's tasks write with them, and Spark reads the table by the same catalog."""
     witnesses = tmp_path / "witnesses"

@@ -29,6 +29,7 @@ from tests.real.test_kill_points_sinks import (
     members,
     result,
 )
+from tests.spark_frames import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -152,7 +153,7 @@ def written(
 ) -> Any:  # noqa: ANN401 - a result, or an error
     """Write a row for each offset of the ranges. Return the result or the error."""
     rows = [(each.partition, offset, str(offset)) for each in ranges for offset in range(each.start, each.end)]
-    frame = keyed(spark.createDataFrame(rows, "partition int, offset bigint, value string"))
+    frame = keyed(local_frame(spark, rows, "partition int, offset bigint, value string"))
     try:
         return sink.write(frame, ranges, dict, before_commit)
     except MarshalError as error:

@@ -9,7 +9,7 @@ import pytest
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks import MariaDBSink
-from tests.session_settings import session_settings
+from tests.session_settings import USUAL_PLANS, session_settings
 from tests.sink_conformance import never, part
 from tests.sink_outputs import TABLE, MariaDBOutput, own_schema
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SESSIONS = [
-    {"spark.sql.session.timeZone": "Europe/Berlin"},
+    {"spark.sql.session.timeZone": "Europe/Berlin"} | USUAL_PLANS,
     {"spark.sql.session.timeZone": "America/St_Johns", "spark.sql.ansi.enabled": "false"},
 ]
 
 
-@pytest.fixture(params=SESSIONS, ids=lambda settings: " ".join(settings.values()))
+@pytest.fixture(
+    params=SESSIONS, ids=lambda settings: " ".join(settings[name] for name in settings if name not in USUAL_PLANS)
+)
 def any_session(request: pytest.FixtureRequest, spark: "SparkSession") -> Iterator["SparkSession"]:
     """The session with a user's settings."""
     with session_settings(spark, request.param):

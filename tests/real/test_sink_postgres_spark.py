@@ -15,7 +15,7 @@ from marshal_dagster.sinks.database import frame_lines
 from marshal_dagster.sinks.database.pg_copy import evaluated
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.spark.local_batches import local_batches
-from tests.session_settings import session_settings
+from tests.session_settings import USUAL_PLANS, session_settings
 from tests.sink_conformance import never, part
 from tests.sink_outputs import TABLE, own_schema
 
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SESSIONS = [
-    {"spark.sql.session.timeZone": "UTC"},
+    {"spark.sql.session.timeZone": "UTC"} | USUAL_PLANS,
     {"spark.sql.session.timeZone": "Europe/Berlin"},
     {"spark.sql.session.timeZone": "Asia/Kolkata", "spark.sql.legacy.timeParserPolicy": "LEGACY"},
     {"spark.sql.session.timeZone": "America/St_Johns", "spark.sql.ansi.enabled": "false"},
 ]
 
 
-@pytest.fixture(params=SESSIONS, ids=lambda settings: " ".join(settings.values()))
+@pytest.fixture(
+    params=SESSIONS, ids=lambda settings: " ".join(settings[name] for name in settings if name not in USUAL_PLANS)
+)
 def any_session(request: pytest.FixtureRequest, spark: "SparkSession") -> Iterator["SparkSession"]:
     """The session with a user's settings."""
     with session_settings(spark, request.param):

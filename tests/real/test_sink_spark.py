@@ -115,7 +115,6 @@ def output(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path: Path
     return SparkPostgresOutput(spark, postgres)
 
 
-@pytest.mark.usefixtures("interpreted")
 class TestRules:
     """The rules that involve Spark. All other rules are tested without Spark, on the same sinks."""
 
@@ -197,6 +196,7 @@ def query(sink: PostgresSink, dsn: str, what: str) -> list[tuple[Any, ...]]:
         return connection.execute(statement.encode()).fetchall()
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("format_name", ["parquet", "orc"])
 def test_files_keep_every_value(spark: "SparkSession", tmp_path: Path, format_name: str) -> None:
     """Values of every type are read back as written, and rows are counted for Parquet."""
@@ -322,6 +322,7 @@ def test_columns_that_cannot_be(
             sink.write(frame, [part(0, 0, 3)], never)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_table_keeps_every_value(spark: "SparkSession", postgres: str) -> None:
     """The table has exactly the values that were written, in any session time zone."""
     frame = every_type(spark)

@@ -24,7 +24,6 @@ from tests.sink_outputs import TABLE, PostgresOutput, hook, own_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.usefixtures("interpreted")
 RANGES = [part(0, 0, 10, epoch=1), part(1, 0, 10, epoch=1)]
 LATER = [part(0, 0, 10, epoch=2), part(1, 0, 10, epoch=2)]
 """The same ranges, claimed by another run."""

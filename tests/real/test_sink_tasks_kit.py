@@ -26,7 +26,6 @@ from tests.spark_frames import local_frame
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.usefixtures("interpreted")
 WITH_TASKS = (
     "subset_replayed_by_others",
     "batch_says_no",

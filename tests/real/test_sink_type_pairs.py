@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 Pair = tuple[str, str]
 """A Spark type and a column's type."""
 
-pytestmark = pytest.mark.usefixtures("interpreted")
 OWN: Final = [t.StructField("partition", t.IntegerType()), t.StructField("offset", t.LongType())]
 NUMBERS: Final = ("tinyint", "smallint", "int", "bigint")
 DECIMALS: Final = ("decimal(5,2)", "decimal(5,5)", "decimal(10,0)", "decimal(38,0)", "decimal(38,18)")

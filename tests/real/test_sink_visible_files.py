@@ -13,9 +13,17 @@ from marshal_dagster.sinks import FileSink
 from marshal_dagster.sinks.files import formats, reader
 from tests.session_settings import session_settings
 from tests.sink_conformance import never, part
+from tests.spark_frames import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(autouse=True)
+def _compiled(request: pytest.FixtureRequest) -> None:
+    """Let Spark compile its plans in one test of values."""
+    if request.node.name == f"{test_columns_as_folders.__name__}[parquet]":
+        request.getfixturevalue("compiled")
 
 
 def test_the_folder_itself_shows_what_is_committed(spark: "SparkSession", tmp_path: Path) -> None:
@@ -65,9 +73,9 @@ def test_columns_as_folders(spark: "SparkSession", tmp_path: Path, format_name: 
         for offset, place in enumerate(PLACES)
     ]
     names = "partition int, offset long, value string, place string, flag boolean, day date, number int"
+    frame = local_frame(spark, rows, names)
     for pick in ["place", "flag", "day", "number"] if format_name == "parquet" else ["place"]:
         sink = FileSink(tmp_path / pick, format_name, partition_by=[pick])
-        frame = spark.createDataFrame(rows, names)
         assert sink.write(frame, [part(0, 0, len(rows))], never).taken
         assert sorted(map(tuple, sink.read(spark).collect())) == rows
         assert {path.parent.name.partition("=")[0] for path in sink.committed_files()} == {pick}
@@ -138,7 +146,7 @@ def test_a_setting_that_changes_dates_in_folders_is_refused(spark: "SparkSession
 def test_values_that_folders_do_not_keep_are_refused(spark: "SparkSession", tmp_path: Path, value: str) -> None:
     """Such a value is refused by the job that writes it, with its place, and nothing is committed."""
     sink = FileSink(tmp_path, partition_by=["place"])
-    frame = spark.createDataFrame([(0, 7, value, 1)], "partition int, offset long, place string, n int")
+    frame = local_frame(spark, [(0, 7, value, 1)], "partition int, offset long, place string, n int")
     with pytest.raises(
         SinkRejectedError, match=r"column 'place': .* in a column of partition_by, partition 0, offset 7"
     ):
@@ -153,7 +161,7 @@ def test_a_folder_with_the_longest_name(spark: "SparkSession", tmp_path: Path) -
     sink = FileSink(tmp_path, partition_by=["pl[ace"])
     room = 255 - len("pl%5Bace=")
     longest = "ä" + "/:{^" + "x" * (room - 14)
-    frame = spark.createDataFrame([(0, 7, longest, 1)], "partition int, offset long, `pl[ace` string, n int")
+    frame = local_frame(spark, [(0, 7, longest, 1)], "partition int, offset long, `pl[ace` string, n int")
     sink.write(frame, [part(0, 0, 9)], never)
     assert [row["pl[ace"] for row in sink.read(spark).collect()] == [longest]
     (folder,) = tmp_path.glob("pl*")
