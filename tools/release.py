@@ -91,7 +91,7 @@ def try_installation(uv: str, python: str, package: Path, version: str) -> None:
         there = Path(folder) / "bin"
         # -I: nothing is imported from the checkout.
         subprocess.run([there / "python", "-I", _TOP / "tools" / "import_all.py"], check=True, cwd=folder)
-        program = [there / "marshal-dagster", "--version"]
+        program: list[str | Path] = [there / "marshal-dagster", "--version"]
         reported = subprocess.run(program, check=True, capture_output=True, text=True, cwd=folder).stdout
     if version not in reported:
         raise RuntimeError(f"{package.name}: the command line reports {reported.strip()!r}, not {version}")
