@@ -325,11 +325,12 @@ def _first_sentence(owner: Any) -> str:  # noqa: ANN401 - a class or function
 
 
 def _table(options: list[Option]) -> str:
-    head = "| option | type | unit | default | meaning |\n| --- | --- | --- | --- | --- |\n"
-    rows = [
-        f"| `{option.name}` | {' | '.join(map(_cell, (option.kind, option.unit, option.default, option.about)))} |\n"
-        for option in options
-    ]
+    head = "| option | type and unit | default | meaning |\n| --- | --- | --- | --- |\n"
+    rows = []
+    for option in options:
+        kind = f"{option.kind}, {option.unit}" if option.unit else option.kind
+        cells = " | ".join(map(_cell, (kind, option.default, option.about)))
+        rows.append(f"| `{option.name}` | {cells} |\n")
     return head + "".join(rows)
 
 
