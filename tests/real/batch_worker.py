@@ -15,11 +15,14 @@ from pydantic import BaseModel
 from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.heartbeats import ReasonToStop
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.errors import MarshalError
+from marshal_dagster.errors import ClaimLostError, CommitFailedError, MarshalError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from tests.real.kill_points import KillableLog, KillPoint, Side, die, read_messages
+
+PASSING = (ClaimLostError, CommitFailedError, UnavailableError)
+"""Errors of a batch on a machine that is too busy for its heartbeats."""
 
 
 def parent_ended() -> ReasonToStop:
@@ -31,7 +34,8 @@ def parent_ended() -> ReasonToStop:
 class Orders(BaseModel):
     """The worker's parameters.
 
-    It sleeps `pause_s` before it processes, and dies after `kill_after_messages` messages.
+    It waits for the file `pause_until` before it processes, and dies after `kill_after_messages` messages. With
+    `watch_parent` it does not wait for longer than its parent lives.
     """
 
     bootstrap_servers: str
@@ -47,8 +51,13 @@ class Orders(BaseModel):
     kill_record: str = "Heartbeat"
     kill_count: int = 1
     kill_after_messages: int | None = None
-    pause_s: float = 0
+    pause_until: Path | None = None
     watch_parent: bool = False
+    outlasts_lost_claims: bool = False
+    """Whether it continues after a batch whose claim is lost or cannot be made, because the machine was busy.
+
+    It reports such a batch as `lost`.
+    """
 
 
 def open_delivery(orders: Orders) -> BatchSession:
@@ -73,7 +82,10 @@ def process(batch: ClaimedBatch, orders: Orders, connection: KafkaConnection) ->
     batch.begin_processing()
     messages = read_messages(connection, batch.ranges)
     say("processing")
-    time.sleep(orders.pause_s)
+    while orders.pause_until is not None and not orders.pause_until.exists():
+        if orders.watch_parent:
+            batch.check()
+        time.sleep(0.02)
     epochs = {range_.partition: range_.epoch for range_ in batch.ranges}
     with orders.output.open("a", buffering=1) as output:
         for count, (partition, offset) in enumerate(messages):
@@ -100,7 +112,10 @@ def main() -> int:
                     say(f"claimed {' '.join(str(one) for one in batch.ranges)}")
                     process(batch, orders, delivery.connection)
         except MarshalError as error:
-            say(f"failed {type(error).__name__}: {error}")
+            is_outlasted = orders.outlasts_lost_claims and isinstance(error, PASSING)
+            say(f"{'lost' if is_outlasted else 'failed'} {type(error).__name__}: {error}")
+            if is_outlasted:
+                continue
             return 1
         if batch.idle is None:
             say("committed")

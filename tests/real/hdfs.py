@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 import pyspark
 
 from marshal_dagster._internal.java import find_java
+from marshal_dagster._internal.ports import free_port
 from marshal_dagster.spark.connector import fetch_connector
 from tests.conditions import wait_until
 from tests.real.services import watched
@@ -26,7 +27,7 @@ _DEADLINE_S = 120
 @contextmanager
 def running_hdfs(folder: Path) -> Iterator[str]:
     """Start an HDFS in `folder`, yield its URI, then stop and remove it."""
-    port = _free_port()
+    port = free_port()
     settings = {
         "fs.defaultFS": f"hdfs://127.0.0.1:{port}",
         "dfs.replication": "1",
@@ -79,13 +80,6 @@ def _site(settings: Mapping[str, str]) -> str:
         f"<property><name>{name}</name><value>{escape(value)}</value></property>" for name, value in settings.items()
     )
     return f"<configuration>{''.join(entries)}</configuration>"
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def _wait_for(port: int, node: subprocess.Popen[bytes]) -> None:

@@ -56,7 +56,10 @@ from tests.topics import grow
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-HEARTBEAT_INTERVAL_MS = 3_000
+HEARTBEAT_INTERVAL_MS = 60_000
+"""So long that no lease ends, even if this process or the broker is stopped for a while."""
+SHORT_INTERVAL_MS = 3_000
+"""For tests that wait for a heartbeat or for the end of a lease."""
 ALL_MODES = list(DeliveryMode)
 STRICT_MODES = [DeliveryMode.AT_MOST_ONCE, DeliveryMode.EFFECTIVELY_ONCE]
 AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE
@@ -508,7 +511,7 @@ def test_settings_that_differ(group: Group, topic: MakeTopic, fill: Fill) -> Non
     group.work(group.open(), name, max_records=1)
     with pytest.raises(SettingsMismatchError, match="'effectively_once' here, 'at_least_once' in force"):
         group.work(group.open(EFFECTIVELY_ONCE), name)
-    with pytest.raises(SettingsMismatchError, match="5000 here, 3000 in force"):
+    with pytest.raises(SettingsMismatchError, match="5000 here, 60000 in force"):
         group.work(group.open(interval_ms=5_000), name)
     assert group.key(name).offset == 1
 
@@ -516,7 +519,7 @@ def test_settings_that_differ(group: Group, topic: MakeTopic, fill: Fill) -> Non
 def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
     """One process holds batches on two topics for more than one heartbeat, and commits both."""
     names = [topic(1), topic(1)]
-    delivery = group.open()
+    delivery = group.open(interval_ms=SHORT_INTERVAL_MS)
     for name in names:
         fill(name, 1, 4)
     with group.batch(delivery, names[0]) as one, group.batch(delivery, names[1]) as two:
@@ -569,7 +572,7 @@ def test_a_broker_that_goes_away_in_the_middle(tmp_path: Path, capfd: pytest.Cap
         with Topics(connection) as topics:
             group = Group(connection, "__marshal", topics)
             fill_with(connection, "orders", 2, 10)
-            group.work(group.open(), "orders", max_records=4)
+            group.work(group.open(interval_ms=SHORT_INTERVAL_MS), "orders", max_records=4)
             capfd.readouterr()
             with pytest.raises(ClaimLostError, match="no heartbeat was accepted in time") as raised:
                 stop_working_when_lost(group, cluster.kill)
@@ -591,18 +594,18 @@ def fill_with(connection: KafkaConnection, topic: str, partitions: int, messages
 
 def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> None:
     """Process a batch while the broker dies, until the batch itself reports the lost claim."""
-    with group.batch(group.open(), "orders") as batch:
+    with group.batch(group.open(interval_ms=SHORT_INTERVAL_MS), "orders") as batch:
         batch.begin_processing()
         kill_broker(1)
         wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim")
         raise RuntimeError("the work was cut off")
 
 
-def wait_for_drained(group: Group, timeout_s: float = 150) -> None:
+def wait_for_drained(group: Group) -> None:
     """Start later runs until the topic is drained."""
 
     def is_drained() -> bool:
-        idle = group.work(group.open(), "orders").idle
+        idle = group.work(group.open(interval_ms=SHORT_INTERVAL_MS), "orders").idle
         return idle is not None and idle.reason is IdleReason.DRAINED
 
-    wait_until(is_drained, "the topic is drained", timeout_s, ignored=MarshalError)
+    wait_until(is_drained, "the topic is drained", ignored=MarshalError)

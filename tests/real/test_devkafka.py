@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
 
-from marshal_dagster._internal.ports import is_free
+from marshal_dagster._internal.ports import free_port, is_free
 from marshal_dagster.devkafka import (
     BrokerFailedError,
     ClusterMismatchError,
@@ -143,8 +143,7 @@ def test_brokers_outlive_their_starter_and_move_only_when_they_are_down(tmp_path
 
         assert in_another_process("print(cluster.down().is_running)", tmp_path) == "False"
         assert not cluster.status().is_running
-        port = status.brokers[0].port
-        moved = KafkaCluster(tmp_path, port=port + 1 if port < 32_000 else port - 1).up()
+        moved = KafkaCluster(tmp_path, port=free_port({broker.port for broker in status.brokers})).up()
         assert moved.is_up
         assert moved.bootstrap_servers != status.bootstrap_servers
 

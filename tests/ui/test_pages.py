@@ -7,6 +7,7 @@ from playwright.sync_api import Page, expect
 
 from demo import flights
 from tests.conditions import wait_until
+from tests.ui.conftest import WAIT_MS
 from tests.ui.pages import DEMO, expect_no_resources, launch, open_launchpad, replace_in_launchpad
 from tests.ui.site import BATCHES, FLIGHTS, MAX_RECORDS
 
@@ -34,7 +35,8 @@ def expect_plot(page: Page, asset: str, lags: list[int]) -> None:
     plot = page.get_by_text("lag", exact=True).first.locator("xpath=following::canvas[1]")
     plot.scroll_into_view_if_needed()
     expect(plot).to_be_visible()
-    answer = page.request.post("/graphql", data={"query": EVENTS, "variables": {"asset": [asset]}}).json()
+    asked = {"query": EVENTS, "variables": {"asset": [asset]}}
+    answer = page.request.post("/graphql", data=asked, timeout=WAIT_MS).json()
     events = answer["data"]["assetOrError"]["assetMaterializations"]
     entries = [entry for event in reversed(events) for entry in event["metadataEntries"] if entry["label"] == "lag"]
     assert [entry.get("intValue") for entry in entries] == lags
