@@ -3,6 +3,7 @@
 Claimers call it before they claim.
 """
 
+import shlex
 from collections.abc import Sequence
 from typing import Final
 
