@@ -227,9 +227,10 @@ lint-tree: $(READY)
 	$(BIN)/python -m tools.check_tree
 	$(BIN)/python -m tools.check_citations
 
-# Checks for terms to avoid, incomplete documentation of public names, and docstrings that do not match the code.
+# Checks for terms to avoid, long sentences and wide code in the pages, incomplete documentation of public names, and docstrings that do not match the code.
 lint-language: $(READY)
 	$(BIN)/python -m tools.check_language
+	$(BIN)/python -m tools.check_pages
 	$(BIN)/python -m tools.check_docstrings
 	$(BIN)/ruff check --preview --select D417,DOC102,DOC202,DOC403 --config 'lint.pydocstyle.convention = "google"' marshal_dagster
 
