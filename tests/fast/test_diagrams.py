@@ -55,7 +55,7 @@ def test_a_changed_block_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_an_image_with_the_class_is_put_into_the_page() -> None:
     """Its colours then follow the scheme; other images stay images."""
-    markdown = "![A time line](../images/lease.svg){ .diagram }\n\n![B](../images/overview.svg)"
+    markdown = "![A time line](../images/lease.svg){ .diagram }\n\n![B](../images/ranges.svg)"
     page = mkdocs_hooks.on_page_markdown(markdown, page=PAGE)
     assert page.startswith('<figure class="diagram"><svg ')
-    assert page.endswith("</svg></figure>\n\n![B](../images/overview.svg)")
+    assert page.endswith("</svg></figure>\n\n![B](../images/ranges.svg)")

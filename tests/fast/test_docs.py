@@ -209,3 +209,13 @@ def test_the_glossary_is_in_order() -> None:
     terms = re.findall(r"^\| \[([^\]]+)\]\([^)]+\) \|", (DOCS / "concepts" / "glossary.md").read_text(), re.MULTILINE)
     assert terms == sorted(set(terms), key=str.lower)
     assert {"claim", "epoch", "generation", "harvester", "lease", "plan", "rationalizer", "world state"} <= set(terms)
+
+
+def test_the_code_map_has_each_package() -> None:
+    """Each package of the library is in the table once, and no other."""
+    page = (DOCS / "contributing" / "index.md").read_text()
+    table = page[page.index("## Packages") : page.index("## Other folders")]
+    library = Path(marshal_dagster.__file__).parent
+    packages = {path.stem for path in library.iterdir() if (path / "__init__.py").exists()}
+    modules = {"component", "pipes"}
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(packages | modules)
