@@ -109,7 +109,7 @@ class MemoryResult:
         """Return the rows in the sink of an op of a job with several.
 
         Args:
-            op: The name of the op.
+            op: The name of the op, or its alias in the job. Aliases of one op share a sink.
 
         Returns:
             The rows; none if the op has a sink of your own or no sink.
@@ -223,7 +223,7 @@ def run_in_memory(
     group = work.group()
     with nullcontext(instance) if instance else DagsterInstance.ephemeral() as dagster:
         done = [work.attempt(dagster, point, raise_on_error=raise_on_error) for point in crashes]
-    return MemoryResult(kafka, group, done, work.sinks)
+    return MemoryResult(kafka, group, done, work.sinks_by_node())
 
 
 def _crash_points(
@@ -318,6 +318,12 @@ class _Work:
         if not isinstance(self.claimed, JobDefinition) or _assets_of(self.claimed):
             return [op.name for op in self.ops]
         return [node.name for node in self.claimed.graph.nodes if node.definition in self.ops]
+
+    def sinks_by_node(self) -> dict[str, Sink]:
+        """Return the sinks by the names of their ops, and by the aliases that these have in the job."""
+        nodes = self.claimed.graph.nodes if isinstance(self.claimed, JobDefinition) else []
+        named = {node.name: self.sinks.get(node.definition.name) for node in nodes}
+        return self.sinks | {name: sink for name, sink in named.items() if sink is not None}
 
     # What is replaced in a run
 

@@ -498,6 +498,19 @@ def test_a_job_with_an_alias_and_a_retry_policy(instance: dg.DagsterInstance) ->
     assert attempt.run.tags["team"] == "shops"
 
 
+def test_the_rows_of_an_alias(instance: dg.DagsterInstance) -> None:
+    """They are those of its op's sink."""
+    real = marshal.build_claimed_batch_op(shops.fn, name="real", topic="orders", sink=marshal.FileSink("/nowhere/a"))
+
+    @dg.job(resource_defs={"claimer": claimer("effectively_once")})
+    def renamed() -> None:
+        real.alias("second_name")()
+
+    result = run_in_memory(renamed, ORDERS, instance=instance)
+    assert result.rows
+    assert result.rows_of("second_name") == result.rows_of("real") == result.rows
+
+
 def test_a_nested_op_is_refused() -> None:
     """An op in a graph of the job would write to its real sink."""
     real = marshal.build_claimed_batch_op(shops.fn, name="real", topic="orders", sink=marshal.FileSink("/nowhere/a"))
