@@ -25,7 +25,7 @@ _BACK: Final[LiteralString] = """
 
 _BLOCKING: Final[LiteralString] = """
     WITH locks AS (
-        SELECT pid, mode, granted FROM pg_catalog.pg_locks
+        SELECT pid, mode, granted AND locktype = 'relation' AS holds_table FROM pg_catalog.pg_locks
         WHERE database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
         AND relation = pg_catalog.to_regclass(%(rows)s)
     )
@@ -33,13 +33,15 @@ _BLOCKING: Final[LiteralString] = """
     FROM pg_catalog.pg_stat_activity AS a
     WHERE a.pid <> pg_catalog.pg_backend_pid() AND (
         a.pid IN (SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(pid)) FROM locks)
-        OR a.pid IN (SELECT pid FROM locks WHERE granted AND mode <> ALL(%(harmless)s))
-    ) AND coalesce(a.xact_start < now() - interval '1 second', true)
+        OR a.pid IN (SELECT pid FROM locks WHERE holds_table AND mode <> ALL(%(harmless)s))
+    ) AND pg_catalog.cardinality(pg_catalog.pg_blocking_pids(a.pid)) = 0
+    AND coalesce(a.xact_start < now() - interval '1 second', true)
     ORDER BY a.xact_start, a.pid LIMIT 10
     """
 """Selects the transactions that a session with a lock of the rows waits for, or that hold a lock of another kind.
 
-A harvester waits only from time to time, so the second condition is needed too.
+A harvester waits only from time to time, so the second condition is needed too. A session that waits itself is left
+out: what it waits for is selected.
 """
 _HARMLESS_LOCKS: Final = ("AccessShareLock", "RowExclusiveLock", "ShareUpdateExclusiveLock")
 """The locks of readers, of writers that insert rows, and of VACUUM."""
