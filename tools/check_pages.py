@@ -93,7 +93,7 @@ def code_problems(place: str, page: str) -> Iterator[tuple[int, str]]:
 def sentence_problems(
     place: str, page: str, allowed: Sequence[LongSentence] = LONG_SENTENCES
 ) -> Iterator[tuple[int, str] | LongSentence]:
-    """Yield (line, problem) of each long sentence, or the entry that allows it, and of a page that is long on average."""
+    """Yield (line, problem) of each long sentence or the entry that allows it, and of pages with long sentences."""
     lengths = []
     for line, sentence in sentences_of(page):
         lengths.append(length_of(sentence))

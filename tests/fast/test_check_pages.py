@@ -9,7 +9,7 @@ SHORT = "A sentence. "
 LONG = f"It has {'many ' * 40}words. "
 
 
-def problems(page: str, place: str = "docs/x.md", allowed: tuple[LongSentence, ...] = ()) -> list[str]:
+def problems(page: str, place: str = "docs/index.md", allowed: tuple[LongSentence, ...] = ()) -> list[str]:
     """Return the messages for a page."""
     found = [*check_pages.sentence_problems(place, page, allowed), *check_pages.code_problems(place, page)]
     return [result[1] for result in found if not isinstance(result, LongSentence)]
@@ -38,9 +38,9 @@ def test_what_is_wrong_with_a_page_is_found(page: str, problem: str) -> None:
 
 def test_an_entry_allows_its_sentence_only() -> None:
     """An exception counts for its page and the beginning of its sentence."""
-    entry = LongSentence("docs/x.md", "It has", "a test")
+    entry = LongSentence("docs/index.md", "It has", "a test")
     assert problems(LONG, allowed=(entry,)) == []
-    assert len(problems(LONG, "docs/y.md", (entry,))) == 1
+    assert len(problems(LONG, "docs/how-to/use.md", (entry,))) == 1
     assert len(problems(f"But {LONG}", allowed=(entry,))) == 1
 
 
