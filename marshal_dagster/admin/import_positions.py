@@ -62,8 +62,8 @@ def checkpoint(folder: Path, topic: str) -> PositionSource:
     """
     found = read_checkpoint(folder)
     notes = [f"the newest committed batch of {folder} is {found.batch}: make sure that its query is stopped"]
-    if found.begun is not None:
-        notes.append(f"batch {found.begun} was started and not committed: its output so far will be written again")
+    if found.started is not None:
+        notes.append(f"batch {found.started} was started and not committed: its output so far will be written again")
     return PositionSource(f"checkpoint {folder}", found.offsets(topic), LogEnd.EARLIEST, tuple(notes))
 
 

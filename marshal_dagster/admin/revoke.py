@@ -176,9 +176,9 @@ def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str
 def _held(group: Group, number: int, key: Key, at_ms: int) -> Iterator[HeldClaim]:
     interval_ms = group.settings.heartbeat_interval_ms
     if key.owner is not None:
-        heard = freshness(at_ms - key.last_beat_ms, interval_ms)
-        yield HeldClaim(number, key.owner, key.last_beat_ms, heard)
+        age = freshness(at_ms - key.last_beat_ms, interval_ms)
+        yield HeldClaim(number, key.owner, key.last_beat_ms, age)
     for range_ in key.ranges:
         if range_.owner is not None:
-            heard = freshness(at_ms - range_.last_beat_ms, interval_ms)
-            yield HeldClaim(number, range_.owner, range_.last_beat_ms, heard, range_.start, range_.end)
+            age = freshness(at_ms - range_.last_beat_ms, interval_ms)
+            yield HeldClaim(number, range_.owner, range_.last_beat_ms, age, range_.start, range_.end)

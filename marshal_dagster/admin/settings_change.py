@@ -149,26 +149,26 @@ class SettingsChanger(GroupAdmin):
                 self.name,
             )
             return not self._with_ranges()
-        begun = {number: self.rationalizer.world.partitions[number].log_time_ms or 0 for number in self.numbers}
+        start = {number: self.rationalizer.world.partitions[number].log_time_ms or 0 for number in self.numbers}
         topics = _topics(self._with_ranges().values())
         with self._claimers(member, topics, (ClaimLostError, GroupPausedError)) as claimers:
             for claimer in claimers:
                 self._wait_for_owners(claimer, self._positions(claimer.topic), change)
-            self._wait_out(member, begun)
+            self._wait_out(member, start)
             if all(self._confirm(claimer, change) for claimer in claimers):
                 groups = self._with_ranges()
                 self._write_settings(member, {n: without_ranges(group.settings) for n, group in groups.items()})
         return not self._with_ranges()
 
-    def _wait_out(self, member: Member, begun: Mapping[int, int]) -> None:
-        """Wait until log time is more than 2 heartbeat intervals after `begun`; write Marks to advance it."""
+    def _wait_out(self, member: Member, start: Mapping[int, int]) -> None:
+        """Wait until log time is more than 2 heartbeat intervals after `start`; write Marks to advance it."""
         world = self.rationalizer.world
         interval_ms = max(group.settings.heartbeat_interval_ms for group in self.groups().values())
         deadline_ms = self.clock.lease_ms() + 4 * interval_ms
         while True:
             with self.rationalizer.lock:
                 early = [
-                    n for n, at_ms in begun.items() if (world.partitions[n].log_time_ms or 0) - at_ms <= 2 * interval_ms
+                    n for n, at_ms in start.items() if (world.partitions[n].log_time_ms or 0) - at_ms <= 2 * interval_ms
                 ]
                 if not early:
                     return

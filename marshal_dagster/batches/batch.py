@@ -308,8 +308,8 @@ class ClaimedBatch:
                 f"group {self._delivery.group!r}: the commit of this batch of topic {self.request.topic!r} may be "
                 f"lost: {changed}"
             )
-        lost, is_told = self._guard.lost, isinstance(error, ClaimLostError | BatchAbortedError)
-        if lost is not None and isinstance(error, Exception) and not is_told:
+        lost, is_its_error = self._guard.lost, isinstance(error, ClaimLostError | BatchAbortedError)
+        if lost is not None and isinstance(error, Exception) and not is_its_error:
             raise self._guard.with_present_owner(lost, self._numbers) from error
         if named is not None:
             raise named from error

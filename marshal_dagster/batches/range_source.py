@@ -38,7 +38,7 @@ class RangeSource:
         self._options = context.request.ranges or RangeOptions()
         self._keep_alive = keep_alive
         self._check = check
-        self._told: Mapping[int, tuple[int | None, int]] = {}
+        self._warned_of: Mapping[int, tuple[int | None, int]] = {}
         """The plans with too many attempts that were logged last."""
 
     # Before claiming
@@ -89,9 +89,9 @@ class RangeSource:
         extents = context.extents(keys)
         context.check_incarnation(keys, extents)
         exhausted = self._exhausted_claims(keys)
-        if exhausted and exhausted != self._told:
+        if exhausted and exhausted != self._warned_of:
             logger.error("%s", context.given_up(exhausted))
-            self._told = exhausted
+            self._warned_of = exhausted
         until = {number: extents[number].end + prefetch_offsets for number in keys}
         chosen = self.claimer.choose(
             until,

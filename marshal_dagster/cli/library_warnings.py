@@ -16,12 +16,12 @@ class _WarningHandler(logging.Handler):
     def __init__(self, *, each_time: bool) -> None:
         super().__init__(logging.WARNING)
         self._each_time = each_time
-        self._told: set[str] = set()
+        self._written: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if self._each_time or message not in self._told:
-            self._told.add(message)
+        if self._each_time or message not in self._written:
+            self._written.add(message)
             output.write_note(message)
 
 

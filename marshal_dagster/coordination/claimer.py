@@ -154,8 +154,8 @@ class Claimer(BaseClaimer[Claim]):
             self._claim_set.require()
             starts = starts or {}
             self._claim_set.require(starts.keys())
-            stands = {claim.partition: claim.beat_offset for claim in self._claim_set.claims.values()}
-            offsets = {number: starts.get(number) if at is None else at for number, at in stands.items()}
+            beat_offsets = {claim.partition: claim.beat_offset for claim in self._claim_set.claims.values()}
+            offsets = {number: starts.get(number) if at is None else at for number, at in beat_offsets.items()}
             sent = self._beat({number: offset for number, offset in offsets.items() if offset is not None})
             self._require_heartbeats(sent)
 

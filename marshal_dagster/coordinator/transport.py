@@ -393,7 +393,7 @@ def keep_newest(found: NewestMessages, record: ReceivedRecord) -> None:
 
 def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> Iterator[ReceivedRecord]:
     """Read up to `ends`, even if the last offsets are transaction markers or were compacted away."""
-    heard_s, position = time.monotonic(), dict.fromkeys(ends, 0)
+    progress_s, position = time.monotonic(), dict.fromkeys(ends, 0)
 
     def is_open(number: int) -> bool:
         return max(position[number], reader.ends.get(number, 0)) < ends[number]
@@ -401,7 +401,7 @@ def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> It
     while any(map(is_open, ends)):
         records = list(reader.read(0.1))
         is_progress = any(is_open(record.partition) for record in records)
-        if not is_progress and time.monotonic() - heard_s > timeout_s:
+        if not is_progress and time.monotonic() - progress_s > timeout_s:
             raise UnavailableError(
                 f"the coordinators' messages were not read to their ends: nothing arrived within {timeout_s:g} s; "
                 "check the brokers"
@@ -410,4 +410,4 @@ def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> It
             position[record.partition] = max(position[record.partition], record.offset + 1)
             yield record
         if is_progress:
-            heard_s = time.monotonic()  # without the time that the caller took for the records
+            progress_s = time.monotonic()  # without the time that the caller took for the records

@@ -171,13 +171,13 @@ class Elector:
                 self._stop.wait(aside_s)
                 continue
             try:
-                self._stand()
+                self._take_part()
             except Exception as error:  # noqa: BLE001 - after any error the member joins the group again
                 self._lose_all(f"the client failed: {error}")
                 self._note_failure(error if isinstance(error, MarshalError) else UnavailableError(str(error)))
                 self._stop.wait(self._timing.receive_deadline_ms / 1_000)
 
-    def _stand(self) -> None:
+    def _take_part(self) -> None:
         """Take part in the group until the elector is stopped or the member must step aside."""
         consumer, log = self._consumer()
         producer, producer_log = clients.producer(

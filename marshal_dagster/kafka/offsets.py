@@ -150,9 +150,9 @@ class OffsetReader:
 
     def _know_leaders(self, topic: str, partitions: Sequence[int], until_s: float) -> None:
         """Look up a topic's leaders unless they are known. That answer best shows why a topic cannot be read."""
-        heard_s, count = self._leaders.get(topic, (-_LEADERS_KNOWN_S, 0))
+        known_s, count = self._leaders.get(topic, (-_LEADERS_KNOWN_S, 0))
         now_s = time.monotonic()
-        if now_s - heard_s < _LEADERS_KNOWN_S and max(partitions) < count:
+        if now_s - known_s < _LEADERS_KNOWN_S and max(partitions) < count:
             return
         listed = self._listed(topic, until_s)
         if missing := sorted(set(partitions) - set(listed)):

@@ -232,7 +232,7 @@ class Harvester:
             UnavailableError: At the start: the database or the brokers do not answer.
         """
         self._alive_at_s = time.monotonic()
-        self._stand(self._look_up(), lambda: False)
+        self._take_part(self._look_up(), lambda: False)
 
     def drain(self, patience_s: float = _DRAIN_PATIENCE_S) -> int:
         """Harvest until all rows that exist now are published or set aside, by this harvester or another leader.
@@ -269,10 +269,10 @@ class Harvester:
                 progress.check(self.name, first)
                 return first is None
 
-            self._stand(registration, is_over)
+            self._take_part(registration, is_over)
         return self.counts.published - before
 
-    def _stand(self, registration: OutboxRegistration, is_over: Callable[[], bool]) -> None:
+    def _take_part(self, registration: OutboxRegistration, is_over: Callable[[], bool]) -> None:
         try:
             elector = self._elector(registration)
             with metrics_recorded(self._tables, self.counts, lambda: self.term is not None), elector:
@@ -313,7 +313,7 @@ class Harvester:
         self._looked_at_s = time.monotonic()
 
     def _look_up(self) -> OutboxRegistration:
-        with self._tables.telling(), self._tables.database.connect(is_one_transaction=True) as connection:
+        with self._tables.translated_errors(), self._tables.database.connect(is_one_transaction=True) as connection:
             return self._tables.registration(connection)
 
     def _elector(self, registration: OutboxRegistration) -> "Elector":
@@ -322,8 +322,8 @@ class Harvester:
         from marshal_dagster.kafka.transactions import check_notes_are_kept
 
         topics = OutboxTopics.of(registration.uid)
-        with Topics(self._connection) as asking:
-            check_notes_are_kept(asking, topics.notes)
+        with Topics(self._connection) as topics_client:
+            check_notes_are_kept(topics_client, topics.notes)
         return Elector(
             self._connection,
             topics.leader,
@@ -392,17 +392,17 @@ class Harvester:
             store.close()
 
     def _go_on(self, harvest: Harvest, store: PostgresStore, leads: Leads, is_over: Callable[[], bool]) -> None:
-        asks_next_s = 0.0
+        next_check_s = 0.0
         while leads():
             self._alive_at_s = time.monotonic()
             taken = harvest.turn()
             self.failure, self._failed_term_at_s = None, -math.inf
             # On a busy outbox each turn takes rows, so a drain must also end between two of them.
-            if taken and time.monotonic() < asks_next_s:
+            if taken and time.monotonic() < next_check_s:
                 continue
             if is_over():
                 break
-            asks_next_s = time.monotonic() + _LOOK_S
+            next_check_s = time.monotonic() + _LOOK_S
             if not taken:
                 store.wait(self._options.poll_interval_s)
         harvest.finish()

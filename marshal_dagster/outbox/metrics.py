@@ -54,7 +54,7 @@ class _MetricsRecorder:
         self._metrics, self._counts, self._leads = metrics, counts, leads
         self._whose = {"outbox": tables.name}
         self._backlog = OutboxInspector(tables)
-        self._told = replace(counts)
+        self._reported = replace(counts)
         self._looked_s: float | None = None
         self._led = False
 
@@ -74,10 +74,10 @@ class _MetricsRecorder:
     def _count(self) -> None:
         now = replace(self._counts)
         for name in _COUNTED:
-            more = getattr(now, name) - getattr(self._told, name)
+            more = getattr(now, name) - getattr(self._reported, name)
             if more:
                 getattr(self._metrics, name).add(more, self._whose)
-        self._told = now
+        self._reported = now
 
     def _look(self) -> None:
         now_s = time.monotonic()

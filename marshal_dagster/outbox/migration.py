@@ -284,7 +284,7 @@ class OutboxMigration:
 
     @contextmanager
     def _transaction(self) -> "Iterator[Connection]":
-        with self._tables.telling(), self._tables.database.connect(is_one_transaction=True) as connection:
+        with self._tables.translated_errors(), self._tables.database.connect(is_one_transaction=True) as connection:
             yield connection
 
     def _plan(self, connection: "Connection") -> MigrationPlan:

@@ -102,7 +102,7 @@ class KafkaPublisher:
         with NotesReader(
             self._connection,
             self._notes_topic,
-            self._asking,
+            self._topics_client,
             last=_LOOKED_AT,
             is_note=lambda key, value: key == self._uid and is_note(value),
         ) as notes:
@@ -193,13 +193,13 @@ class KafkaPublisher:
 
     def _why_not(self, topic: str) -> str | None:
         try:
-            self._asking.require(on_topic(topic, Right.WRITE))
+            self._topics_client.require(on_topic(topic, Right.WRITE))
         except (TopicNotFoundError, AuthorizationError) as error:
             return str(error)
         return None
 
     @property
-    def _asking(self) -> Topics:
+    def _topics_client(self) -> Topics:
         if self._topics is None:
             self._topics = Topics(self._connection)
         return self._topics

@@ -189,7 +189,7 @@ class OutboxTables:
                 rows (such as unlogged tables).
             UnavailableError: The database does not answer, or an open transaction has locked a table for 10 s.
         """
-        with self.telling(), self.database.connect(is_one_transaction=True) as connection:
+        with self.translated_errors(), self.database.connect(is_one_transaction=True) as connection:
             connection.execute("SELECT set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,))
             be_only_creator(connection)
             connection.execute(self.named(_REGISTRY), ())
@@ -253,7 +253,7 @@ class OutboxTables:
         check_tables_keep_rows(connection, self.schema, [self.name, f"{self.name}_parked", REGISTRY])
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def translated_errors(self) -> Iterator[None]:
         """Convert errors of psycopg to those of this library, in one line without the password."""
         require_extra(Extra.POSTGRES, "the outbox")
         import psycopg
@@ -268,27 +268,27 @@ class OutboxTables:
         import psycopg
         from psycopg import errors
 
-        said = self.database.error_text(error)
+        text = self.database.error_text(error)
         if isinstance(error, errors.UndefinedTable):
             return self.missing()
         if isinstance(error, errors.LockNotAvailable):
             return UnavailableError(
-                f"outbox {self.name!r}: an open transaction has locked its tables for too long: {said}; end that "
+                f"outbox {self.name!r}: an open transaction has locked its tables for too long: {text}; end that "
                 "transaction (pg_stat_activity shows it), then try again"
             )
         if isinstance(error, errors.InsufficientPrivilege):
             return ConfigurationError(
-                f"outbox {self.name!r}: PostgreSQL refused an operation: {said}; grant the missing right to this role"
+                f"outbox {self.name!r}: PostgreSQL refused an operation: {text}; grant the missing right to this role"
             )
         # A server that is read-only or has ended the transaction raises internal errors.
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError):
             return UnavailableError(
-                f"PostgreSQL of outbox {self.name!r}: {said or 'the connection was lost'}; check that the database is "
+                f"PostgreSQL of outbox {self.name!r}: {text or 'the connection was lost'}; check that the database is "
                 "running and accepts connections"
             )
         if isinstance(error, psycopg.IntegrityError | psycopg.DataError):
-            return MarshalError(f"outbox {self.name!r}: {said}")
-        return ConfigurationError(f"outbox {self.name!r}: {said}")
+            return MarshalError(f"outbox {self.name!r}: {text}")
+        return ConfigurationError(f"outbox {self.name!r}: {text}")
 
     def hindered(self, rows: str, doing: str) -> ConfigurationError:
         """Build the error about a trigger or rule of a table that interferes with rows.
@@ -332,7 +332,7 @@ class OutboxConnection:
     @contextmanager
     def _using(self) -> "Iterator[Connection]":
         try:
-            with self._tables.telling():
+            with self._tables.translated_errors():
                 if self._connection is None:
                     self._connection = self._connect()
                 yield self._connection

@@ -120,7 +120,7 @@ class OutboxInspector(OutboxConnection):
 
     def status(self) -> OutboxStatus:
         """Count the rows of the outbox."""
-        with self._asking() as connection:
+        with self._connected() as connection:
             registration = self._tables.registration(connection)
             found = connection.execute(
                 self._tables.named(
@@ -135,7 +135,7 @@ class OutboxInspector(OutboxConnection):
 
     def blocking(self) -> list[BlockingTransaction]:
         """Return the open transactions that harvesters wait for, the oldest first."""
-        with self._asking() as connection:
+        with self._connected() as connection:
             from psycopg import sql
 
             rows = sql.Identifier(self._tables.schema, self._tables.name).as_string(connection)
@@ -144,20 +144,20 @@ class OutboxInspector(OutboxConnection):
 
     def last_id(self) -> int | None:
         """Return the largest id of the waiting rows; None if no row waits."""
-        with self._asking() as connection:
+        with self._connected() as connection:
             found = connection.execute(self._tables.named("SELECT max(id) FROM {rows}"), ()).fetchone()
         return None if found is None else found[0]
 
     def first_id(self, last: int) -> int | None:
         """Return the smallest id of the waiting rows with an id up to `last`; None if there is none."""
-        with self._asking() as connection:
+        with self._connected() as connection:
             statement = self._tables.named("SELECT id FROM {rows} WHERE id <= %s ORDER BY id LIMIT 1")
             found = connection.execute(statement, (last,)).fetchone()
         return None if found is None else found[0]
 
     def parked(self, limit: int = 100, ids: Sequence[int] | None = None) -> list[ParkedRow]:
         """Return at most `limit` rows that are set aside, sorted by id; with `ids`, only those."""
-        with self._asking() as connection:
+        with self._connected() as connection:
             found = connection.execute(
                 self._tables.named(
                     "SELECT id, topic, key, coalesce(octet_length(value), 0), reason, parked_at FROM {parked} "
@@ -172,7 +172,7 @@ class OutboxInspector(OutboxConnection):
 
         Later rows of their keys may have been published in the meantime, so the order of a key can be lost.
         """
-        with self._asking() as connection:
+        with self._connected() as connection:
             found = connection.execute(self._tables.named(_BACK), (list(ids or ()), ids is None)).fetchall()
             lost = sum(not is_back for _, is_back in found)
             if lost:
@@ -183,14 +183,14 @@ class OutboxInspector(OutboxConnection):
 
     def drop(self, ids: Sequence[int]) -> list[int]:
         """Delete rows that are set aside, by id; return the ids of deleted rows."""
-        with self._asking() as connection:
+        with self._connected() as connection:
             found = connection.execute(
                 self._tables.named("DELETE FROM {parked} WHERE id = ANY(%s) RETURNING id"), (list(ids),)
             )
             return sorted(number for (number,) in found)
 
     @contextmanager
-    def _asking(self) -> "Iterator[Connection]":
+    def _connected(self) -> "Iterator[Connection]":
         """Yield the connection for one transaction."""
         with self._using() as connection:
             from psycopg.pq import TransactionStatus

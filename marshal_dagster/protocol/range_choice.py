@@ -73,9 +73,9 @@ def overlapping_dead_ranges(ranges: Ranges, start: int, end: int, dead: Collecti
 
 def _may_be_claimed(group: Group, key: Key, look: ChoiceContext) -> bool:
     is_held_whole = group.is_live(key, look.at_ms) and key.owner not in look.dead
-    is_begun = key.offset is not None and key.data_topic_id is not None
+    has_position = key.offset is not None and key.data_topic_id is not None
     is_open = enables_ranges(group.settings) and not group.is_paused(look.at_ms)
-    return is_open and is_begun and not is_held_whole and key.plan_end is None and not key.provisional
+    return is_open and has_position and not is_held_whole and key.plan_end is None and not key.provisional
 
 
 def _abandoned_plan(group: Group, ranges: Ranges, look: ChoiceContext, max_attempts: int | None) -> Range | None:

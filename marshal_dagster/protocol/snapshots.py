@@ -323,9 +323,9 @@ def _read_name(key: bytes | None) -> tuple[SnapshotName, str] | str | None:
 
 def _closing_of(value: bytes | None) -> ClosingPart | None:
     try:
-        said = json.loads(value or b"")
-        parts, log_time_ms = _whole_number(said["parts"]), said["log_time_ms"]
-        return ClosingPart(parts, str(said["sha256"]), None if log_time_ms is None else _time(log_time_ms))
+        fields = json.loads(value or b"")
+        parts, log_time_ms = _whole_number(fields["parts"]), fields["log_time_ms"]
+        return ClosingPart(parts, str(fields["sha256"]), None if log_time_ms is None else _time(log_time_ms))
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None
 

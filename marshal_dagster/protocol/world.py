@@ -298,9 +298,9 @@ class World:
                 f"coordination partition {partition} does not exist: the topic has {self.coordination_partitions}, "
                 "numbered from 0"
             )
-        begun = PartitionWorld(partition, self.coordination_partitions, self._defaults, offset)
-        self.partitions[partition] = begun
-        return begun
+        world = PartitionWorld(partition, self.coordination_partitions, self._defaults, offset)
+        self.partitions[partition] = world
+        return world
 
     def adopt(self, state: PartitionWorld) -> None:
         """Replace the state of a coordination partition by `state`, and follow it from there.

@@ -39,7 +39,7 @@ class EndedRunDetector:
         """Use the run storage of `instance`."""
         self._instance = instance
         self._over: set[str] = set()
-        self._asked_s: dict[str, float] = {}
+        self._last_query_s: dict[str, float] = {}
 
     def __call__(self, owner: Owner) -> bool:
         """Return whether `owner` is dead. Never raises: if the storage does not answer, the owner is not dead."""
@@ -47,9 +47,9 @@ class EndedRunDetector:
         if not run_id or run_id in self._over:
             return bool(run_id)
         now_s = time.monotonic()
-        if now_s - self._asked_s.get(run_id, -_ASK_AGAIN_AFTER_S) < _ASK_AGAIN_AFTER_S:
+        if now_s - self._last_query_s.get(run_id, -_ASK_AGAIN_AFTER_S) < _ASK_AGAIN_AFTER_S:
             return False
-        self._asked_s[run_id] = now_s
+        self._last_query_s[run_id] = now_s
         try:
             run = self._instance.get_run_by_id(run_id)
         except Exception as error:  # noqa: BLE001 - each storage has its own exceptions

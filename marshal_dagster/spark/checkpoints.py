@@ -26,7 +26,7 @@ class Checkpoint:
 
     folder: Path
     batch: int
-    begun: int | None
+    started: int | None
     """The newest batch that was started, if it is later than `batch`."""
     sources: tuple[SourceOffsets | None, ...]
     """The offsets of each source; None for a source that is not Kafka's."""
@@ -49,12 +49,12 @@ class Checkpoint:
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a query's checkpoint. Raises `ConfigurationError` if the folder has none, or no committed batch."""
-    begun, committed = _batches(folder / "offsets"), _batches(folder / "commits")
-    if not begun:
+    started, committed = _batches(folder / "offsets"), _batches(folder / "commits")
+    if not started:
         raise ConfigurationError(
             f"{folder} is not a checkpoint of Structured Streaming on this machine: its folder offsets has no batch"
         )
-    done = begun & committed
+    done = started & committed
     if not done:
         raise ConfigurationError(f"the checkpoint {folder} has no committed batch, so it has no offsets to import")
     batch = max(done)
@@ -72,7 +72,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             f"checkpoint file {path} has version {lines[0]!r}, but only {_VERSION!r} is supported: set the position "
             "yourself"
         )
-    later = max(begun)
+    later = max(started)
     sources = tuple(_source(line, path) for line in lines[_HEAD_LINES:])
     return Checkpoint(folder, batch, later if later > batch else None, sources)
 

@@ -230,10 +230,10 @@ def _record(
     if isinstance(message, ClaimingPartition | ClaimingRange):
         accepted = outcome is not None and outcome.accepted
         return _Record(LineEvent.CLAIM, message, outcome, log_offset if accepted else None)
-    event, stands_at = LineEvent.OTHER, getattr(claim, "offset", None)
+    event, current_offset = LineEvent.OTHER, getattr(claim, "offset", None)
     if isinstance(message, RangeDone):
         event, offset = LineEvent.COMMIT, getattr(claim, "end", None)
-    elif isinstance(message, Heartbeat) and stands_at is not None and message.offset > stands_at:
+    elif isinstance(message, Heartbeat) and current_offset is not None and message.offset > current_offset:
         event, offset = LineEvent.COMMIT, message.offset
     elif isinstance(message, Heartbeat | RangeHeartbeat):
         event = LineEvent.HEARTBEAT

@@ -183,7 +183,7 @@ class DeadRunWatch:
         with dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources) as context:
             return sensor.evaluate_tick(context)
 
-    def told(self) -> str:
+    def report(self) -> str:
         """Let the sensor process the failure and return its report."""
         result = self.react()
         reason = result if isinstance(result, dg.SkipReason) else result.skip_reason
@@ -521,9 +521,11 @@ def test_a_plan_that_was_tried_too_often_is_left_alone_and_named(watch: Watch) -
     watch.settings = {"max_attempts": 2}
     for number in range(3):
         watch.die(f"dead-{number}", partitions=(0,))
-    told = watch.skipped()
-    assert f"{TOPIC}/0: plan [0, 10)" in told
-    assert f"no more runs after 3 attempts. Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`, or" in told
+    report = watch.skipped()
+    assert f"{TOPIC}/0: plan [0, 10)" in report
+    assert (
+        f"no more runs after 3 attempts. Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`, or" in report
+    )
 
 
 def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
@@ -556,9 +558,9 @@ def test_after_each_failure_it_is_asked_for_later(watch: Watch) -> None:
     for ago_s in (1_000, 150):
         (request,) = watch.requests()
         watch.was_asked(request, dg.DagsterRunStatus.FAILURE, ago_s=ago_s)
-    told = watch.skipped()
-    assert f"{TOPIC}/0: " in told
-    assert 40 <= int(told.split("the last run failed or changed nothing, next request in ")[1].split(" s")[0]) <= 50
+    report = watch.skipped()
+    assert f"{TOPIC}/0: " in report
+    assert 40 <= int(report.split("the last run failed or changed nothing, next request in ")[1].split(" s")[0]) <= 50
     watch.die("another", partitions=(1,))
     assert [_config(request)["partitions"] for request in watch.requests()] == [[1]]
 
@@ -687,23 +689,23 @@ def test_groups_whose_names_differ_in_dots_and_dashes_have_checks_of_their_own()
 
 def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> None:
     """The hook gets new places with the runs that failed; places of earlier calls count only in the total."""
-    told: list[ExhaustedPlans] = []
-    watch.settings = {"on_exhausted_plans": told.append, "grouping": "partition"}
+    report: list[ExhaustedPlans] = []
+    watch.settings = {"on_exhausted_plans": report.append, "grouping": "partition"}
     _wear_out(watch)
     for _ in range(2):
         watch.tick()
-    (first,) = told
+    (first,) = report
     assert (first.group, first.topic, first.total) == (GROUP, TOPIC, 1)
     assert [(one.partition, one.offset, one.plan_end, one.attempts) for one in first.partitions] == [(0, 0, 10, 2)]
     assert list(first.partitions[0].run_ids) == [run.run_id for run in watch.instance.get_runs()]
     assert str(first).startswith(f"group '{GROUP}': {TOPIC}/0: plan [0, 10), ")
     _wear_out(watch, partitions=(1,))
     watch.tick()
-    assert [partition.partition for partition in told[1].partitions] == [1]
-    assert told[1].total == 2
+    assert [partition.partition for partition in report[1].partitions] == [1]
+    assert report[1].total == 2
     watch.scene.work(watch.scene.delivery(), partitions=(0,))
     watch.tick()
-    assert len(told) == 2, "the hook is not called for a repaired partition"
+    assert len(report) == 2, "the hook is not called for a repaired partition"
 
 
 def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> None:
@@ -735,23 +737,23 @@ def test_a_hook_that_is_added_later_is_told_of_what_was_given_up_before(watch: W
     """A new hook is called for all places that need attention at that time."""
     _wear_out(watch)
     watch.tick()
-    told: list[ExhaustedPlans] = []
-    watch.settings["on_exhausted_plans"] = told.append
+    report: list[ExhaustedPlans] = []
+    watch.settings["on_exhausted_plans"] = report.append
     watch.tick()
-    assert [one.total for one in told] == [1]
+    assert [one.total for one in report] == [1]
 
 
 def test_what_is_given_up_is_remembered_through_a_pause(watch: Watch) -> None:
     """In a paused group nothing is evaluated: the check does not pass, and nothing is reported again afterwards."""
-    told: list[ExhaustedPlans] = []
-    watch.settings["on_exhausted_plans"] = told.append
+    report: list[ExhaustedPlans] = []
+    watch.settings["on_exhausted_plans"] = report.append
     _wear_out(watch)
     assert len(_checks(watch.tick())) == 1
     watch.scene.pause(3_600)
     assert "is paused" in watch.skipped()
     watch.scene.pause(-3_600)
     assert _checks(watch.tick()) == []
-    assert len(told) == 1
+    assert len(report) == 1
 
 
 def test_a_settled_claim_is_not_given_up(watch: Watch) -> None:
@@ -767,14 +769,14 @@ def test_a_settled_claim_is_not_given_up(watch: Watch) -> None:
 @pytest.mark.thorough
 def test_thousands_that_are_given_up_are_told_once_and_shortly(watch: Watch) -> None:
     """The check lists a hundred places; the hook gets a thousand and the total; the cursor's size is limited."""
-    told: list[ExhaustedPlans] = []
-    watch.settings = {"on_exhausted_plans": told.append}
+    report: list[ExhaustedPlans] = []
+    watch.settings = {"on_exhausted_plans": report.append}
     watch.scene.data.make(partitions=1_200, messages=1)
     _wear_out(watch, 1, tuple(range(1_200)))
     (check,) = _checks(watch.tick())
     assert len(cast("dg.TableMetadataValue", check.metadata["given_up"]).records) == 100
     watch.tick()
-    assert [(len(one.partitions), one.total) for one in told] == [(1_000, 1_200)]
+    assert [(len(one.partitions), one.total) for one in report] == [(1_000, 1_200)]
     assert len(watch.cursor or "") < 20_000
 
 
@@ -804,9 +806,9 @@ def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
     """The tick shows which member paused the group, and for how long."""
     watch.die()
     watch.scene.pause((_now_ms() - watch.scene.clock.wall_ms()) // 1_000 + 100, "ops.7")
-    told = watch.skipped()
-    assert told.startswith(f"group '{GROUP}' is paused by ops, for ")
-    assert 90 <= int(told.split("for ")[1].split(" s")[0]) <= 101
+    report = watch.skipped()
+    assert report.startswith(f"group '{GROUP}' is paused by ops, for ")
+    assert 90 <= int(report.split("for ")[1].split(" s")[0]) <= 101
 
 
 def test_a_log_that_can_only_be_observed_fails_the_tick(watch: Watch) -> None:
@@ -1008,10 +1010,10 @@ def test_what_the_other_sensor_told_is_not_told_again(watch: Watch, dead_runs: D
     """The stale-claim sensor does not repeat drops that the sensor for failed runs has observed."""
     _die_at_most_once(watch)
     _take_over(watch)
-    told = dead_runs.react(DeliveryMode.AT_MOST_ONCE)
-    assert isinstance(told, dg.SensorResult)
-    assert _dropped(told) == [10, 10, 10]
-    for event in told.asset_events:
+    report = dead_runs.react(DeliveryMode.AT_MOST_ONCE)
+    assert isinstance(report, dg.SensorResult)
+    assert _dropped(report) == [10, 10, 10]
+    for event in report.asset_events:
         watch.instance.report_runless_asset_event(event)
     assert _dropped(watch.tick()) == []
     again = dead_runs.react(DeliveryMode.AT_MOST_ONCE)
@@ -1101,8 +1103,8 @@ def test_runs_that_never_end_are_not_watched_without_end(watch: Watch, monkeypat
     for number, run_id in enumerate(runs):
         _run(watch, run_id, STARTED, {})
         _announce(watch, {0: 100 + number}, number + 1, start=number, run_id=run_id)
-    told = [watch.skipped() for _ in range(3)]
-    assert f"run {runs[0]} is unfinished, but too many newer runs are watched" in told[1]
+    report = [watch.skipped() for _ in range(3)]
+    assert f"run {runs[0]} is unfinished, but too many newer runs are watched" in report[1]
     assert list(StaleClaimCursor.read(watch.cursor).watched) == runs[1:]
     watch.instance.delete_run(runs[1])
     assert watch.skipped() == "nothing to redo"
@@ -1144,18 +1146,18 @@ def test_what_a_failed_run_held_is_revoked(watch: Watch, dead_runs: DeadRunWatch
     """All claims are revoked, once; if the run held nothing, the tick reports that."""
     watch.die(RUN)
     _run(watch)
-    assert dead_runs.told().startswith(f"revoked the claims of run {RUN}: {TOPIC}/0: plan [0, 10)")
+    assert dead_runs.report().startswith(f"revoked the claims of run {RUN}: {TOPIC}/0: plan [0, 10)")
     assert _owners(watch) == [False] * 3
-    assert dead_runs.told() == f"run {RUN} held nothing of group '{GROUP}'"
+    assert dead_runs.report() == f"run {RUN} held nothing of group '{GROUP}'"
 
 
 def test_what_a_failed_run_held_in_a_go_group_is_waited_for(watch: Watch, dead_runs: DeadRunWatch) -> None:
     """Go consumers do not know revocations: nothing is written, and the tick shows when the claims become stale."""
     _run(watch)
     watch.scene.about(ClaimingPartition, f"{RUN}.1", 0)
-    told = dead_runs.told()
-    assert f"are not revoked, because group '{GROUP}' is shared with Go consumers or has no settings" in told
-    assert told.endswith("They become stale 121 s after the last heartbeat")
+    report = dead_runs.report()
+    assert f"are not revoked, because group '{GROUP}' is shared with Go consumers or has no settings" in report
+    assert report.endswith("They become stale 121 s after the last heartbeat")
     assert (_owners(watch), RefusingLog.appended) == ([True, False, False], 0)
 
 
@@ -1174,9 +1176,9 @@ def test_all_runs_that_are_over_are_freed_at_once(watch: Watch, dead_runs: DeadR
     """Dagster shows one run at a time, so a tick also revokes claims of other ended runs. Live runs keep theirs."""
     _run(watch)
     _hold_each(watch, [FAILURE, STARTED, dg.DagsterRunStatus.CANCELED])
-    told = dead_runs.told()
-    assert told.startswith(f"revoked the claims of 2 other ended runs: {TOPIC}/0: no plan")
-    assert f"{TOPIC}/2: no plan" in told
+    report = dead_runs.report()
+    assert report.startswith(f"revoked the claims of 2 other ended runs: {TOPIC}/0: no plan")
+    assert f"{TOPIC}/2: no plan" in report
     assert _owners(watch) == [False, True, False]
     assert RefusingLog.appended == 1
 
@@ -1192,9 +1194,9 @@ def test_what_others_held_that_cannot_be_revoked_does_not_hide_the_rest(
         raise UnavailableError("Kafka is down")
 
     monkeypatch.setattr(ClaimerResource, "group_keys", down)
-    told = dead_runs.told()
-    assert told.startswith(f"revoked the claims of run {RUN}: ")
-    assert told.endswith("the claims of other ended runs cannot be revoked now: Kafka is down")
+    report = dead_runs.report()
+    assert report.startswith(f"revoked the claims of run {RUN}: ")
+    assert report.endswith("the claims of other ended runs cannot be revoked now: Kafka is down")
 
 
 def test_what_a_dead_run_held_is_freed_while_the_group_is_paused(watch: Watch, dead_runs: DeadRunWatch) -> None:
@@ -1202,7 +1204,7 @@ def test_what_a_dead_run_held_is_freed_while_the_group_is_paused(watch: Watch, d
     watch.die(RUN)
     _run(watch)
     watch.scene.pause(3_600)
-    assert dead_runs.told().startswith(f"revoked the claims of run {RUN}: ")
+    assert dead_runs.report().startswith(f"revoked the claims of run {RUN}: ")
     assert _owners(watch) == [False] * 3
 
 
@@ -1234,7 +1236,7 @@ def test_a_revocation_without_an_answer_is_tried_again(watch: Watch, dead_runs: 
     watch.die(RUN)
     _run(watch)
     RefusingLog.refused, RefusingLog.written = 2, written
-    assert dead_runs.told().startswith(f"revoked the claims of run {RUN}: ")
+    assert dead_runs.report().startswith(f"revoked the claims of run {RUN}: ")
     assert _owners(watch) == [False] * 3
     assert RefusingLog.appended == (1 if written else 3)
 
@@ -1244,10 +1246,10 @@ def test_what_cannot_be_revoked_is_named(watch: Watch, dead_runs: DeadRunWatch) 
     watch.die(RUN, partitions=(1, 2))
     _run(watch)
     RefusingLog.refused = 100
-    told = dead_runs.told()
-    assert told.startswith(f"could not revoke the claims of run {RUN}: {TOPIC}/1: plan [0, 10)")
-    assert "Local: Message timed out" in told
-    assert "become stale 20 s after the last heartbeat" in told
+    report = dead_runs.report()
+    assert report.startswith(f"could not revoke the claims of run {RUN}: {TOPIC}/1: plan [0, 10)")
+    assert "Local: Message timed out" in report
+    assert "become stale 20 s after the last heartbeat" in report
     assert RefusingLog.appended == 3
 
 
@@ -1257,7 +1259,7 @@ def test_revoking_ends_within_the_time_out(watch: Watch, dead_runs: DeadRunWatch
     _run(watch)
     dead_runs.timeout_s = 0.001
     RefusingLog.refused = 100
-    assert "could not revoke" in dead_runs.told()
+    assert "could not revoke" in dead_runs.report()
     assert RefusingLog.appended == 1
 
 
@@ -1267,7 +1269,7 @@ def test_a_claim_that_is_only_observed_is_named(watch: Watch, dead_runs: DeadRun
     _run(watch)
     for partition in range(4):
         watch.scene.broker.retain_from(partition, 1)
-    assert "the epochs are unknown" in dead_runs.told()
+    assert "the epochs are unknown" in dead_runs.report()
     assert RefusingLog.appended == 0
 
 
@@ -1299,9 +1301,9 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
 
     _die_at_most_once(watch)
     monkeypatch.setattr(ClaimerResource, "group_keys", down)
-    told = dead_runs.told()
-    assert told.startswith(f"revoked the claims of run {RUN}: ")
-    assert told.endswith("are unknown now, the stale-claim sensor reports them later: Kafka is down")
+    report = dead_runs.report()
+    assert report.startswith(f"revoked the claims of run {RUN}: ")
+    assert report.endswith("are unknown now, the stale-claim sensor reports them later: Kafka is down")
 
 
 # Cursor
@@ -1397,8 +1399,8 @@ with dg.DagsterInstance.ephemeral() as instance:
 import psutil
 print(len(psutil.Process().children(recursive=True)), *({"pyspark", "py4j", "pandas"} & sys.modules.keys()))
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["1", "0"]
+    report = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert report.stdout.split() == ["1", "0"]
 
 
 @pytest.mark.thorough
@@ -1427,7 +1429,7 @@ def _other_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "settings", "told"),
+    ("jobs", "settings", "report"),
     [
         (JOB, {"group": "a/b"}, "group 'a/b' cannot be a name"),
         (JOB, {"group": GROUP, "max_runs_per_tick": 0}, "max_runs_per_tick is 0; it must be at least 1"),
@@ -1438,9 +1440,9 @@ def _other_job() -> None:
         ([JOB, build_reprocess_job(OP, name="redo2")], {"group": GROUP}, "'redo' and 'redo2' both process topic"),
     ],
 )
-def test_settings_that_make_no_sensor_are_refused(jobs: Any, settings: dict[str, Any], told: str) -> None:  # noqa: ANN401
+def test_settings_that_make_no_sensor_are_refused(jobs: Any, settings: dict[str, Any], report: str) -> None:  # noqa: ANN401
     """The error is raised when the sensor is built; it names the setting and shows which values are accepted."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=report):
         build_stale_claim_sensor(jobs, **settings)
 
 
@@ -1502,8 +1504,8 @@ def test_sensors_of_two_groups_that_get_one_name_are_told_of(caplog: pytest.LogC
     build_lag_sensor(JOB, group="one_name", max_lag_records=1, name="another")
     assert caplog.messages == []
     build_lag_sensor(JOB, group="one_name", max_lag_records=1)
-    (told,) = caplog.messages
-    assert told.startswith("the sensors of 'one-name' and of 'one_name' are both named one_name_lag")
+    (report,) = caplog.messages
+    assert report.startswith("the sensors of 'one-name' and of 'one_name' are both named one_name_lag")
 
 
 def test_the_interval_is_that_of_the_group(watch: Watch) -> None:
@@ -1595,17 +1597,17 @@ def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: Dead
     _hold(watch, {0: (3, 5)}, plans=False)
     other = _hold(watch, {0: (5, 8)}, FINE)
     _run(watch)
-    told = dead_runs.told()
-    assert told.startswith(
+    report = dead_runs.report()
+    assert report.startswith(
         f"revoked the claims of run {RUN}: {TOPIC}/0: plan [0, 3), client 'c' silent for 0 s; {TOPIC}/0: no"
     )
-    assert f"{TOPIC}/1: plan [0, 4)" in told
+    assert f"{TOPIC}/1: plan [0, 4)" in report
     assert [(range_.start, range_.phase, range_.owner is None) for range_ in watch.scene.key(0).ranges] == [
         (0, "planned", True),
         (5, "planned", False),
     ]
     other.beat()
-    assert dead_runs.told() == f"run {RUN} held nothing of group '{GROUP}'"
+    assert dead_runs.report() == f"run {RUN} held nothing of group '{GROUP}'"
 
 
 def test_ranges_that_cannot_be_revoked_are_named(watch: Watch, dead_runs: DeadRunWatch) -> None:
@@ -1614,7 +1616,7 @@ def test_ranges_that_cannot_be_revoked_are_named(watch: Watch, dead_runs: DeadRu
     _hold(watch, {1: (5, 8)})
     _run(watch)
     RefusingLog.refused = 100
-    assert dead_runs.told().startswith(f"could not revoke the claims of run {RUN}: {TOPIC}/1: plan [5, 8)")
+    assert dead_runs.report().startswith(f"could not revoke the claims of run {RUN}: {TOPIC}/1: plan [5, 8)")
     assert RefusingLog.appended == 3
 
 

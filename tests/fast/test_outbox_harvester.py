@@ -206,7 +206,7 @@ def test_a_failure_is_forgotten_once_a_turn_succeeds() -> None:
 def test_only_what_a_person_must_mend_is_of_the_configuration(error: type[psycopg.Error], kind: type) -> None:
     """A failover, or a server that is read-only for a while, must not end the harvester."""
     tables = OutboxTables(Database("host=nowhere"))
-    with pytest.raises(MarshalError) as raised, tables.telling():
+    with pytest.raises(MarshalError) as raised, tables.translated_errors():
         raise error("refused")
     assert type(raised.value) is kind
 

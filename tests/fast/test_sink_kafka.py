@@ -374,7 +374,7 @@ class AppendsSilently(FakeSink):
         pytest.param(JudgesBefore, "overtaken_at_any_step", marks=pytest.mark.thorough),
         pytest.param(FencesNobody, "overtaken_at_any_step", marks=pytest.mark.thorough),
         (OneIdForAll, "first_batch"),
-        (AsksNobody, "batch_says_no"),
+        (AsksNobody, "batch_refuses"),
         (AppendsSilently, "inside_an_older_range"),
     ],
 )

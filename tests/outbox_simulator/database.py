@@ -383,6 +383,6 @@ class Tables:
         free = names.get("free")
         return statement if free is None else statement + free.as_string(None)
 
-    def telling(self) -> AbstractContextManager[None]:
+    def translated_errors(self) -> AbstractContextManager[None]:
         """Pass errors through, because they already are the library's."""
         return nullcontext()

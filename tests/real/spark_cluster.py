@@ -123,12 +123,12 @@ class SparkCluster:
         """Wait until this number of workers is registered."""
         wait_until(
             lambda: self.alive_workers() == workers,
-            lambda: f"{workers} workers are known: {self.told()}",
+            lambda: f"{workers} workers are known: {self.response()}",
             _READY_WITHIN_S,
             pause_s=0.1,
         )
 
-    def told(self) -> str:
+    def response(self) -> str:
         """Return the last lines that the processes printed."""
         return "\n".join(each.read_text(errors="replace")[-1500:] for each in self.folder.glob("*.log"))
 

@@ -46,7 +46,7 @@ ON_A_BROKER = (
     "judged_when_written",
     "groups_and_topics_apart",
     "ranges_without_rows",
-    "batch_says_no",
+    "batch_refuses",
     "death_at_any_step",
     "overtaken_at_any_step",
     "two_at_once",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WITH_TASKS = (
     "subset_replayed_by_others",
-    "batch_says_no",
+    "batch_refuses",
     "death_at_any_step",
     "overtaken_at_any_step",
     "two_at_once",

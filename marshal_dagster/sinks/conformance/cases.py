@@ -120,7 +120,7 @@ def gap_or_overlap(target: Target) -> None:
 
 
 @case
-def other_topics_made_anew(target: Target) -> None:
+def recreated_topics(target: Target) -> None:
     """Another coordination topic is always refused, and another data topic is refused within a generation."""
     deliver(target, "a", part(0, 0, 10, generation=7))
     for wrong in (
@@ -252,7 +252,7 @@ def many_partitions(target: Target) -> None:
 
 
 @case
-def batch_says_no(target: Target) -> None:
+def batch_refuses(target: Target) -> None:
     """If `before_commit` raises after the rows were read, nothing is written."""
 
     class ClaimGoneError(Exception):

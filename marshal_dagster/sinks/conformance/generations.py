@@ -186,7 +186,7 @@ def some_rows_without_offsets(target: Target) -> None:
 
 
 @case
-def batch_says_no_to_the_offsets(target: Target) -> None:
+def batch_refuses_the_offsets(target: Target) -> None:
     """`before_commit` is called again after `offsets_read`, and if it raises, the output does not change."""
 
     class TopicRecreatedError(Exception):

@@ -223,7 +223,7 @@ class MariaDBDialect(Dialect[Connection]):
         """Return the error as a `MarshalError`, in one line and without the password."""
         import pymysql
 
-        code, said = error.args[0] if error.args else 0, self._server.error_text(error)
+        code, text = error.args[0] if error.args else 0, self._server.error_text(error)
         timeouts = self._server.timeouts
         if code == _LOCK_TIMEOUT:
             return UnavailableError(
@@ -240,28 +240,28 @@ class MariaDBDialect(Dialect[Connection]):
                 "Use smaller batches or a longer timeout"
             )
         if code == _NO_TABLE:
-            return ConfigurationError(f"table {self.output}: {said}. Create missing tables with `create_tables`")
-        if _WRONG_CERTIFICATE in said:
+            return ConfigurationError(f"table {self.output}: {text}. Create missing tables with `create_tables`")
+        if _WRONG_CERTIFICATE in text:
             return ConfigurationError(
-                f"MariaDB of table {self.output}: {said}. Check ssl_ca, and that the certificate is for the URL's host"
+                f"MariaDB of table {self.output}: {text}. Check ssl_ca, and that the certificate is for the URL's host"
             )
         if code == _NO_ACCESS:
             grant = f"GRANT CREATE TEMPORARY TABLES ON `{self.schema}`.* TO ..."
-            return ConfigurationError(f"table {self.output}: {said}. Execute {grant}")
-        if denied := _DENIED.match(said):
+            return ConfigurationError(f"table {self.output}: {text}. Execute {grant}")
+        if denied := _DENIED.match(text):
             grant = f"GRANT {denied['rights']} ON {denied['table']} TO ..."
-            return ConfigurationError(f"table {self.output}: {said}. Execute {grant}")
+            return ConfigurationError(f"table {self.output}: {text}. Execute {grant}")
         if code in _OUTAGES or isinstance(error, pymysql.InterfaceError):
             return UnavailableError(
-                f"MariaDB of table {self.output}: {said or 'the connection was lost'}. Whether a commit in progress "
+                f"MariaDB of table {self.output}: {text or 'the connection was lost'}. Whether a commit in progress "
                 "succeeded is not known: the next attempt of the batch finds out, and skips ranges that were written"
             )
         if is_value_error(error):
             return SinkRejectedError(
-                f"table {self.output} cannot store the rows: {said}; nothing was written. Correct the code that makes "
+                f"table {self.output} cannot store the rows: {text}; nothing was written. Correct the code that makes "
                 "the rows, or change the table"
             )
-        return ConfigurationError(f"table {self.output}: {said}")
+        return ConfigurationError(f"table {self.output}: {text}")
 
     def run(self, connection: Connection, statement: str, parameters: Mapping[str, object]) -> Cursor:
         """Execute a statement."""

@@ -501,7 +501,7 @@ class PostgresDialect(Dialect["Connection"]):
         import psycopg
         from psycopg import errors
 
-        said = self._database.error_text(error)
+        text = self._database.error_text(error)
         if isinstance(error, errors.LockNotAvailable):
             return UnavailableError(
                 f"table {self.output}: another writer has locked these ranges for {self._lock_timeout_s} s. Run the "
@@ -513,9 +513,9 @@ class PostgresDialect(Dialect["Connection"]):
                 f"{self._statement_timeout_s}. Use smaller batches or a longer timeout"
             )
         if isinstance(error, errors.UndefinedTable):
-            return ConfigurationError(f"table {self.output}: {said}. Create missing tables with `create_tables`")
-        if isinstance(error, errors.InsufficientPrivilege) and "row-level security" in said:
-            return ConfigurationError(f"table {self.output}: {said}. To continue, {_WITHOUT_POLICIES}")
+            return ConfigurationError(f"table {self.output}: {text}. Create missing tables with `create_tables`")
+        if isinstance(error, errors.InsufficientPrivilege) and "row-level security" in text:
+            return ConfigurationError(f"table {self.output}: {text}. To continue, {_WITHOUT_POLICIES}")
         if isinstance(error, errors.InsufficientPrivilege) and (missing := self._missing_grants_after_error()):
             return self._missing_right(missing)
         if isinstance(error, errors.DeadlockDetected):
@@ -525,14 +525,14 @@ class PostgresDialect(Dialect["Connection"]):
         outages = psycopg.OperationalError | psycopg.InterfaceError | errors.ReadOnlySqlTransaction
         if isinstance(error, outages) and not isinstance(error, errors.ProgramLimitExceeded):
             return UnavailableError(
-                f"PostgreSQL of table {self.output}: {said or 'the connection was lost'}. Whether a commit in "
+                f"PostgreSQL of table {self.output}: {text or 'the connection was lost'}. Whether a commit in "
                 "progress succeeded is not known: the next attempt of the batch finds out, and skips ranges that were "
                 "written"
             )
         if isinstance(error, psycopg.ProgrammingError):
-            return ConfigurationError(f"table {self.output}: {said}")
+            return ConfigurationError(f"table {self.output}: {text}")
         return SinkRejectedError(
-            f"table {self.output} cannot store the rows: {said}; nothing was written. Correct the code that makes the "
+            f"table {self.output} cannot store the rows: {text}; nothing was written. Correct the code that makes the "
             "rows, or change the table"
         )
 

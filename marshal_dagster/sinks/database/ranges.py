@@ -154,11 +154,11 @@ class RangeTables(Generic[Connection]):
         ]
         overlapping = self._overlapping(connection, with_ranges, own)
         in_order_after = [with_range for with_range in with_ranges if not with_range.in_any_order]
-        stands = self._output_position(connection, in_order_after, own)
+        positions = self._output_position(connection, in_order_after, own)
         stored = {}
         for range_ in ranges:
             if row := rows.get(range_.partition):
-                position, epoch = stands.get(range_.partition, (row.position, row.epoch))
+                position, epoch = positions.get(range_.partition, (row.position, row.epoch))
                 stored[range_.partition] = StoredRanges(
                     coordination_topic_id=row.coordination_topic_id,
                     data_topic_id=row.data_topic_id,

@@ -73,7 +73,7 @@ def _translated(method: Callable[_P, _R], /, *args: _P.args, **others: _P.kwargs
     try:
         return method(*args, **others)
     except _java_errors() as error:
-        raise OSError(_said(error)) from error
+        raise OSError(_text(error)) from error
 
 
 class HadoopStorage(Storage):
@@ -197,7 +197,7 @@ class HadoopStorage(Storage):
         except _java_errors() as error:
             # The file may exist already, or be ours with the response lost, or still be created later.
             unknown = PublishOutcomeUnknownError(
-                f"{self.full(name)}: whether this commit file was created is not known ({_said(error)}). Run the batch "
+                f"{self.full(name)}: whether this commit file was created is not known ({_text(error)}). Run the batch "
                 "again, which skips ranges that were committed"
             )
             try:
@@ -438,6 +438,6 @@ def _unless_missing(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - Java's
         raise
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
     return str(error if java is None else java.toString()).partition("\n")[0]
