@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,7 +117,7 @@ class SparkCluster:
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self.page}/json/", timeout=5) as answer:
                 return int(json.load(answer)["aliveworkers"])
-        except (OSError, ValueError):  # until its routes are added, the server's answer is an HTML page
+        except (OSError, ValueError, HTTPException):  # until its routes are added, the server's answer is an HTML page
             return 0
 
     def wait_for(self, workers: int) -> None:

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer
 
 from marshal_dagster.kafka.admin_client import Topics
 from tests.cli import Answer, start
-from tests.conditions import WITHIN_S
+from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def test_a_consumer_group_is_adopted(call: Call, kafka: str, topics: Topics, dat
         assert (busy.code, "has running consumers" in busy.error) == (2, True)
     finally:
         consumer.close()
-    assert not topics.has_consumers(f"{data}-loader")
+    wait_until(lambda: not topics.has_consumers(f"{data}-loader"), "the group has no consumers")
     answer = call("position", "import", GROUP, data, "--consumer-group", f"{data}-loader", "--yes", "--json")
     assert answer.code == 0, answer.err
     assert [(row["before"], row["after"], row["set"]) for row in answer.json["positions"]] == [

@@ -273,7 +273,8 @@ def test_offsets_of_a_group_with_live_consumers_are_left_alone(kafka: str, topic
     assert "that group has active Kafka consumers" in text
     assert topics.group_offsets(group, name) == {}
     reader.close()
-    assert topics.commit_group_offsets(group, name, {0: 1}) is None
+    wait_until(lambda: topics.commit_group_offsets(group, name, {0: 1}) is None, "the group has no consumers")
+    assert topics.group_offsets(group, name) == {0: 1}
 
 
 def test_offsets_of_a_topic_that_is_missing_are_not_set(topics: Topics) -> None:
