@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from marshal_dagster.protocol.messages import INT64_MAX
 from marshal_dagster.protocol.pause_reason import is_reason
 from marshal_dagster.protocol.state import DataPartitionId, Key, Range
 from marshal_dagster.protocol.world import World
@@ -62,6 +63,8 @@ def _parse_line(number: int, line: str) -> StoredRecord:
         at_least = None if name == "timestamp" else 0
         if type(fields.get(name)) is not int or (at_least is not None and fields[name] < at_least):
             raise MalformedLogError(f"line {number}: {name!r} is missing or not a whole number; expected {form}")
+        if abs(fields[name]) > INT64_MAX:
+            raise MalformedLogError(f"line {number}: {name!r} has more than 64 bits, so no record of Kafka has it")
     value = fields.get("value")
     if "value" not in fields or not isinstance(value, str | None):
         raise MalformedLogError(f"line {number}: 'value' is missing, or is neither text nor null; expected {form}")

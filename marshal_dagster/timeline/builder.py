@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from marshal_dagster.admin.record_sentences import JudgedRecord, StateBefore, judge, sentence
+from marshal_dagster.admin.texts import utc
 from marshal_dagster.protocol.messages import (
     GROUP_MESSAGES,
     ClaimingMessages,
@@ -56,6 +58,9 @@ _PLANS: Final = frozenset({ClaimingMessages, PlanningRange})
 _CLAIMS: Final = frozenset({ClaimingPartition, ClaimingRange})
 _BEATS: Final = (Heartbeat, RangeHeartbeat)
 _REVOCATIONS: Final = frozenset({RevokingClaim, RevokingRange})
+_MINUTE_MS: Final = 60_000
+_LEAST_GAP_MS: Final = 60 * _MINUTE_MS
+_MOST_OF_PICTURE: Final = 0.9
 _LOST: Final = frozenset({BarEnd.REVOKED, BarEnd.TAKEN_OVER, BarEnd.DISPLACED})
 """The ends of claims whose work another claim continues."""
 _SAME_ORDER_MS: Final = 60_000
@@ -164,6 +169,7 @@ class TimelineBuilder:
         self._records = 0
         self._first_ms: int | None = None
         self._last_ms: int | None = None
+        self._minutes: set[int] = set()
         self._notes: list[str] = []
 
     def start(self, partition: int, offset: int) -> PartitionWorld:
@@ -193,6 +199,7 @@ class TimelineBuilder:
 
     def _count(self, at_ms: int) -> None:
         self._records += 1
+        self._minutes.add(at_ms // _MINUTE_MS)
         self._first_ms = at_ms if self._first_ms is None else min(self._first_ms, at_ms)
         self._last_ms = at_ms if self._last_ms is None else max(self._last_ms, at_ms)
 
@@ -203,6 +210,7 @@ class TimelineBuilder:
     def build(self) -> Timeline:
         """Return the timeline of the records so far. The builder is not used afterwards."""
         span = self._span()
+        self._note_gap(span)
         for world in self.world.partitions.values():
             for name, group in world.groups.items():
                 for place in group.keys:
@@ -332,6 +340,18 @@ class TimelineBuilder:
         start_ms = first_ms if self._wanted.start_ms is None else self._wanted.start_ms
         end_ms = last_ms if self._wanted.end_ms is None else self._wanted.end_ms
         return Span(start_ms, max(start_ms, end_ms))
+
+    def _note_gap(self, span: Span) -> None:
+        """Note the longest time without a record if it fills nearly the whole picture."""
+        ordered = sorted(self._minutes)
+        gaps = [Span((a + 1) * _MINUTE_MS, b * _MINUTE_MS) for a, b in pairwise(ordered)]
+        seen = [Span(max(gap.start_ms, span.start_ms), min(gap.end_ms, span.end_ms)) for gap in gaps]
+        start_ms, end_ms = max(seen, key=lambda gap: gap.end_ms - gap.start_ms, default=Span(0, 0))
+        if end_ms - start_ms > max(_LEAST_GAP_MS, _MOST_OF_PICTURE * (span.end_ms - span.start_ms)):
+            self._notes.append(
+                f"No record was written from {utc(start_ms)} to {utc(end_ms)}, which is most of the picture. Choose "
+                "--until before it or --since after it."
+            )
 
     def _drawn_pauses(self, lanes: Iterable[Lane], span: Span) -> Iterator[Pause]:
         """Yield the pauses of each topic, and for each group's own lane those of all coordination partitions."""

@@ -35,12 +35,15 @@ def draw(timeline: Timeline, members: Members) -> "Figure":
     rows = _Rows(timeline)
     top, bottom = rows.first - 0.5, rows.end - 0.5
     least_ms = max(10.0, (end_ms - start_ms) / 1e6)
+    lanes = Range1d(
+        start=min(bottom, top + MOST_LANES), end=top, bounds=(top, bottom), min_interval=1 / timeline.most_rows
+    )
     bounds = (start_ms - (end_ms - start_ms) / 20, end_ms + (end_ms - start_ms) / 20)
     wheel = WheelZoomTool(dimensions="width")
     plot = figure(
         x_axis_type="datetime",
         x_range=Range1d(start=start_ms, end=end_ms, bounds=bounds, min_interval=least_ms),
-        y_range=Range1d(start=min(bottom, top + MOST_LANES), end=top, bounds=(top, bottom), min_interval=1),
+        y_range=lanes,
         tools=[PanTool(), wheel, BoxZoomTool(), ResetTool(), SaveTool(filename="timeline")],
         active_scroll=wheel,
         sizing_mode="stretch_both",

@@ -132,6 +132,11 @@ class Timeline:
     """What the reader of the page must know about the records."""
 
     @property
+    def most_rows(self) -> int:
+        """How many rows the lane with the most has."""
+        return max(self.rows.values(), default=1)
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
         return not self.lanes

@@ -22,7 +22,9 @@ from marshal_dagster.timeline.model import Lane, Timeline
 from marshal_dagster.timeline.palette import LINKS, RUNS, SHAPES, WHITE, Shape
 
 _LANE_PX: Final = 60
-"""The largest height of a lane."""
+"""The largest height of a lane whose claims are in few rows."""
+_ROW_PX: Final = 22
+"""The largest height of a row."""
 _AXES_PX: Final = 100
 _MOST_GROUPS: Final = 3
 
@@ -59,7 +61,7 @@ def _picture(timeline: Timeline) -> str:
         _part("picture.html"),
         {
             "LEGEND": _legend(timeline),
-            "HEIGHT": str(_AXES_PX + _LANE_PX * len(timeline.lanes)),
+            "HEIGHT": str(_AXES_PX + max(_LANE_PX, _ROW_PX * timeline.most_rows) * len(timeline.lanes)),
             "FIGURE": _json(figure_json(draw(timeline, members), "plot")),
             "DATA": _json(_script_data(timeline, members)),
             "TEXTS": base64.b64encode(zlib.compress(texts, 9)).decode(),

@@ -201,6 +201,10 @@ def test_a_log_that_begins_later_is_only_observed(capsys: pytest.CaptureFixture[
         ('{"partition": 4, "offset": 1, "timestamp": 0}', "'value' is missing"),
         ('{"partition": 4, "offset": 1, "timestamp": 0, "value": 3}', "'value'"),
         ('{"partition": 4, "offset": 0, "timestamp": 0, "value": null}', "offsets must rise"),
+        (
+            '{"partition": 0, "offset": 0, "timestamp": 9223372036854775808, "value": null}',
+            "'timestamp' has more",
+        ),
         ('{"partition": 8, "offset": 0, "timestamp": 0, "value": null}', "--coordination-partitions"),
     ],
 )

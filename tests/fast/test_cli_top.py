@@ -1,7 +1,9 @@
 """`top`: what it shows of an in-memory log, how it refreshes, and how it ends."""
 
+import html
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from marshal_dagster.cli.world_view import EVERYTHING, ViewFilter, WorldView, wo
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import CoordinationLogChangedError
 from marshal_dagster.protocol.open_plans import OpenPlan
+from tests import top_image
 from tests.admin_fixtures import END, NOBODYS, FakeTopics, act, at_work_on, site_now
 from tests.cli import REPOSITORY, environ
 from tests.conditions import WITHIN_S
@@ -263,3 +266,10 @@ with (
 ):
     sys.exit(run(["top", "-b", "somewhere:1", "--interval", "0.1"]))
 """
+
+
+def test_the_picture_in_the_docs_is_what_top_shows() -> None:
+    """`python -m tests.top_image` writes it again."""
+    (described,) = re.findall(r"<desc>(.*?)</desc>", top_image.IMAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert html.unescape(described) == top_image.text(top_image.screen())
+    assert re.findall(r"https?://(?!www\.w3\.org/)", top_image.IMAGE.read_text(encoding="utf-8")) == []

@@ -315,6 +315,19 @@ def test_a_lost_claim_has_the_one_that_continues_it_as_its_heir() -> None:
     assert [(bar.owner.instance, heir.owner.instance) for bar, heir in found.links] == [("b.1", "e.1")]
 
 
+def test_a_jump_of_the_clock_is_explained() -> None:
+    """Else all claims are within one pixel of a picture of years. A part before or after it has no such note."""
+    year_s = 365 * 86_400
+    records = log((1, f"{CLAIM} a"), (2, f"{BEAT} a 0"), (year_s, f"{BEAT} a 5"), (year_s + 1, f"{RELEASE} a 5"))
+    (note,) = timeline(records).notes
+    assert note.startswith("No record was written from 2026-11-18 11:07:00.000Z to 2027-11-18 11:06:00.000Z")
+    assert timeline(records[:-2]).notes == []
+    other = [StoredRecord(1, n, T0 + n * year_s * 100, b"Mark/1/1/a/c/g//0") for n in range(10)]
+    assert timeline([*records, *other], partitions=2).notes == []
+    assert timeline(records, Wanted(end_ms=T0 + 60_000)).notes == []
+    assert timeline(records, Wanted(start_ms=T0 + (year_s - 1) * 1_000)).notes == []
+
+
 def test_a_window_keeps_claims_that_began_before_it_and_leaves_out_what_ended_before() -> None:
     """A claim keeps its true start. Records are judged from the log's beginning."""
     records = log((1, f"{CLAIM} a"), (2, f"{BEAT} a 0"), (3, f"{RELEASE} a 0"), (4, f"{CLAIM} b"), (8, f"{BEAT} b 5"))

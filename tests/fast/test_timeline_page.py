@@ -118,6 +118,15 @@ def test_a_line_leads_from_a_lost_range_to_the_claim_that_continues_it() -> None
     assert "links" not in columns(render_page(found, empty=EMPTY))
 
 
+def test_a_lane_with_many_rows_is_high_and_one_can_zoom_into_it() -> None:
+    """A partition of many runs has a row for each claim at the same time."""
+    bars = [bar_of(f"r{row}.1", 0, 5, row=row) for row in range(50)]
+    found = Timeline(Span(T0, T0 + 9_000), [bars[0].lane], bars, [], [], rows={bars[0].lane: 50}, records=50)
+    page = render_page(found, empty=EMPTY)
+    assert "max-height: 1200px" in page
+    assert '"min_interval": 0.02' in script(page, "figure")
+
+
 def bar_of(instance: str, start_s: int, end_s: int, *, row: int) -> Bar:
     """Return the bar of a range."""
     lane, start_ms = Lane("g", "ev", 0), T0 + start_s * 1_000
