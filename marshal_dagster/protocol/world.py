@@ -267,7 +267,7 @@ class PartitionWorld:
 _BEAT: Final = re.compile(rb"Heartbeat/1/[1-9][0-9]{9}/")
 """The beginning of a heartbeat whose time has ten digits, as the unix time has until the year 2286."""
 _BEAT_LENGTH: Final = len(b"Heartbeat/1/0123456789/")
-MOST_BEATS: Final = 16_384
+MOST_BEATS: Final = 8_192
 """How many heartbeats a reader of a coordination partition remembers; the other keys' are parsed."""
 _NOTHING: Final = Mark(instance="", client="", group="", time_s=0)
 

@@ -9,6 +9,7 @@ import pytest
 
 from marshal_dagster.protocol import messages
 from marshal_dagster.protocol import world as world_module
+from marshal_dagster.protocol.messages import RuleSet
 from marshal_dagster.protocol.state import DataPartitionId, Key, Keys
 from marshal_dagster.protocol.world import World
 
@@ -97,3 +98,45 @@ def test_keys_without_a_remembered_heartbeat_are_read_too(monkeypatch: pytest.Mo
         world.apply_many(0, records_of_runs())
         states.append(world.partitions[0].groups)
     assert states[0] == states[1] == states[2]
+
+
+OWNED = ["ClaimingPartition/1/1795230000/a/c/g/t/0", *["Heartbeat/1/1795230000/a/c/g/t/0/5"] * 3]
+PAUSE = "ReleaseGroup/0/1795230000/op/c/g//0/4000000000"
+CHANGES = {
+    "nothing": [],
+    "plan": ["ClaimingMessages/1/1795230000/a/c/g/t/0/9"],
+    "commit": ["ClaimingMessages/1/1795230000/a/c/g/t/0/9", "Heartbeat/1/1795230000/a/c/g/t/0/9"],
+    "release": ["ReleasingPartition/1/1795230000/a/c/g/t/0/5"],
+    "revoked": ["RevokingClaim/1/1795230000/op/c/g/t/0/0"],
+    "another owner": ["RevokingClaim/1/1795230000/op/c/g/t/0/0", "ClaimingPartition/1/1795230000/b/c/g/t/0"],
+    "the topic was deleted and re-created": [
+        f"DataTopic/1/1795230000/a/c/g/t/0/{'A' * 22}",
+        "Heartbeat/1/1795230000/a/c/g/t/0/5",
+        PAUSE.replace("/op/", "/a/"),
+        f"DataTopic/1/1795230000/a/c/g/t/0/{'B' * 22}",
+    ],
+    "position": [
+        "ReleasingPartition/1/1795230000/a/c/g/t/0/5",
+        PAUSE,
+        "ClaimingPartition/1/1795230000/op/c/g/t/0",
+        "ReleasingPartition/1/1795230000/op/c/g/t/0/2",
+        "ClaimingPartition/1/1795230000/op/c/g/t/0",
+    ],
+    "a Go owner": ["Heartbeat/1/1795230000/go/c/g/t/0/7"],
+    "a lower offset": ["Heartbeat/1/1795230000/a/c/g/t/0/4"],
+}
+
+
+@pytest.mark.parametrize("rules", list(RuleSet))
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_remembered_heartbeat_counts_until_its_key_changes(change: str, rules: RuleSet) -> None:
+    """After any change of the key, the same heartbeat is judged again."""
+    values = [*OWNED, *CHANGES[change], *OWNED[-2:], "GroupSettings/1/1795230000/a/c/g//0/60000/go/at_least_once/-"]
+    values += [PAUSE.replace("/op/", "/a/"), values[-1], *OWNED[-2:]]
+    records = [(offset, START_MS + offset, value.encode()) for offset, value in enumerate(values)]
+    by_one, by_many = (World(1, 60_000, rules).start(0, 0) for _ in range(2))
+    for record in records:
+        by_one.apply(*record)
+    by_many.apply_many(records)
+    for name in ("groups", "refused", "noted", "invalid", "log_time_ms", "next_offset"):
+        assert getattr(by_many, name) == getattr(by_one, name), name
