@@ -195,8 +195,6 @@ def _difference(name: str, ours: GroupSettings, theirs: GroupSettings) -> str:
 
 def _how_to_set(name: str, wanted: GroupSettings, in_force: GroupSettings) -> str:
     """Return the commands, and the job, that set the settings of group `name` to `wanted`."""
-    import shlex
-
     commands = []
     after = in_force
     if RANGES in in_force.features and RANGES not in wanted.features:
