@@ -150,6 +150,7 @@ _STRINGS: Final = frozenset({"string"})
 ALLOWED_USES: Final = (
     AllowedUse("tools/check_language.py", _phrase(r"[\s\S]+"), "it lists the words and the allowed uses"),
     AllowedUse("tests/fast/test_check_language.py", _phrase(r"[\s\S]+"), "it tests the words"),
+    AllowedUse("*/*check_pages.py", _phrase(r"\bwords\b"), "the check counts the words of sentences"),
     AllowedUse("*[/_]cli[/_]*", _phrase(r"\bask(?:s|ed)? for confirmation\b"), "the usual phrase for a prompt"),
     AllowedUse(
         "*[/_]cli[/_]*",
