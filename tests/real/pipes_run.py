@@ -38,7 +38,7 @@ class Run:
     """The folder that the script may write to; it has the output and the files of its steps."""
     script: str
     """The script's path."""
-    heartbeat_interval_ms: int = 10_000
+    heartbeat_interval_ms: int = 60_000
     pause_at: str = ""
     """The step at which the script waits, or "outcome" for the run itself."""
     log_name: str = "script.log"

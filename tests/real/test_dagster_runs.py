@@ -452,7 +452,7 @@ def test_runs_share_partitions_by_ranges(site: Site, spark: "SparkSession") -> N
     settings: dict[str, Any] = {
         "delivery": DeliveryMode.EFFECTIVELY_ONCE,
         "claim_ranges": True,
-        "heartbeat_interval_s": 3,
+        "heartbeat_interval_s": 6,
     }
     sink = FileSink(site.folder / "out")
     op = build_claimed_batch_op(

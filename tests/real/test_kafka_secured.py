@@ -13,7 +13,6 @@ import dagster as dg
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from marshal_dagster._internal.ports import free_port
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -253,7 +252,7 @@ def test_what_is_wrong_is_one_line_wherever_it_is_met(
     """The command line, `doctor` and a Dagster resource show the same line. Log lines of the client appear nowhere."""
     protocol, listener, fields, words = WRONG_WAYS[way]
     connection = connect(secured, protocol, listener=listener, **fields, **trusting(secured))
-    given = {"security_protocol": protocol, "timeout_s": "3", **fields, **trusting(secured)}
+    given = {"security_protocol": protocol, "timeout_s": "30", **fields, **trusting(secured)}
     for name, value in {"bootstrap_servers": connection.bootstrap_servers, **given}.items():
         monkeypatch.setenv(f"MARSHAL_{name.upper()}", value)
     capfd.readouterr()
@@ -498,14 +497,14 @@ def test_spark_reads_through_tls_with_a_password(secured: SecuredKafka, admin: T
         assert not any(secret in plan for secret in (*SECRETS, "PRIVATE KEY"))
 
 
-def test_a_token_that_is_not_given_is_told(secured: SecuredKafka) -> None:
+def test_a_token_that_is_not_given_is_told(secured: SecuredKafka, unused_port: int) -> None:
     """An unknown client, an unreachable identity provider and an expired token are each one line with the fields."""
     unknown = with_tokens(secured, "unknown", oauth_client_secret="another")
     message = refused(unknown)
     assert "Failed to acquire SASL OAUTHBEARER token" in message
     assert "check oauth_token_endpoint_url, oauth_client_id, oauth_client_secret and sasl_mechanism" in message
     assert "Could not connect to server" in refused(
-        with_tokens(secured, oauth_token_endpoint_url=f"http://127.0.0.1:{free_port(set())}/token")
+        with_tokens(secured, oauth_token_endpoint_url=f"http://127.0.0.1:{unused_port}/token")
     )
     secured.provider.lifetime_s, before_s = -10, secured.provider.lifetime_s
     try:
@@ -590,7 +589,9 @@ def test_a_batch_outlives_its_tokens(secured: SecuredKafka, admin: Topics, tmp_p
     def working() -> None:
         work()
 
-    claimer = ClaimerResource(connection=config, group="etl", coordination_topic="outlived_log", heartbeat_interval_s=2)
+    claimer = ClaimerResource(
+        connection=config, group="etl", coordination_topic="outlived_log", heartbeat_interval_s=20
+    )
     try:
         result = working.execute_in_process(resources={"claimer": claimer})
     finally:

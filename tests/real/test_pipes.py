@@ -145,7 +145,7 @@ def test_each_message_is_written_at_least_once_though_script_and_run_are_killed(
 
 def test_a_script_whose_run_was_killed_stops(run: Run) -> None:
     """Heartbeats keep the batch for longer than two intervals. When none comes any more, the script stops by itself."""
-    silent = replace(run, heartbeat_interval_ms=1_000, pause_at="checking")
+    silent = replace(run, heartbeat_interval_ms=3_000, pause_at="checking")
     with killed_run(silent) as script:
         wait_until(lambda: not any(each.is_running() for each in script), "the script has ended")
     assert "no heartbeat of batch" in run.log.read_text()

@@ -71,7 +71,7 @@ def fields(secured: SecuredKafka, role: str) -> dict[str, Any]:
         "sasl_mechanism": "SCRAM-SHA-256",
         "username": role,
         "password": PASSWORD,
-        "timeout_s": 5,
+        "timeout_s": 30,
     }
 
 
@@ -460,7 +460,7 @@ def test_a_secret_is_found_nowhere(
         answer = call(capfd, *asked.split())
         assert answer.code == 0, answer.err
         assert not [each for each in secrets if each in answer.out + answer.err], asked
-    wrong = {**environment, "MARSHAL_SSL_CA_LOCATION": str(secured.certificate), "MARSHAL_TIMEOUT_S": "2"}
+    wrong = {**environment, "MARSHAL_SSL_CA_LOCATION": str(secured.certificate), "MARSHAL_TIMEOUT_S": "30"}
     answer = start("--debug", "status", environment=wrong)
     assert "certificate verify failed" in answer.err
     assert not [each for each in secrets if each in answer.out + answer.err]
@@ -709,7 +709,9 @@ def refused(stand: Stand, role: str, topic: str) -> bool:
     def note(error: KafkaError | None, _: Message) -> None:
         codes.append(None if error is None else error.code())
 
-    writer = Producer({**stand.connection(role).librdkafka(), "message.timeout.ms": 5_000, "log_level": 0})
+    writer = Producer(
+        {**stand.connection(role).librdkafka(), "message.timeout.ms": round(WITHIN_S * 1_000), "log_level": 0}
+    )
     writer.produce(topic, b"x", partition=0, on_delivery=note)
     assert writer.flush(WITHIN_S) == 0
     return codes == [KafkaError.TOPIC_AUTHORIZATION_FAILED]

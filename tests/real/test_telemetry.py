@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["site"]
 
-INTERVAL_S = 5.0
+INTERVAL_S = 10.0
+"""So long that the lease outlasts a process that is stopped for a while; the test waits for one heartbeat."""
 
 
 def points(reader: InMemoryMetricReader) -> dict[str, Any]:
