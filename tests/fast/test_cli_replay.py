@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -301,3 +302,18 @@ def test_a_long_log_is_not_held_in_memory(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["groups"]["g"]["partitions"][0]["offset"] == beats - 1
         kib.append(int(done.stderr))
     assert kib[1] - kib[0] < 12 * 1024
+
+
+FORMER = json.loads((REPOSITORY / "tests" / "data" / "logs_of_0_1.json").read_text(encoding="utf-8"))["logs"]
+
+
+@pytest.mark.parametrize("former", FORMER, ids=lambda former: str(former["name"]))
+def test_the_logs_of_version_0_1_lead_to_the_same_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], former: dict[str, Any]
+) -> None:
+    """Groups with settings have each owner, offset, plan and range that version 0.1 computed (commit 1698b61)."""
+    path = log_file(tmp_path, "".join(f"{json.dumps(record)}\n" for record in former["log"]))
+    partitions = str(former["coordination_partitions"])
+    answer = call(capsys, "replay", str(path), "--json", "--coordination-partitions", partitions)
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["groups"] == former["groups"]
