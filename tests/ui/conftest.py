@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from demo import flights
 from demo.deployment import BUILD
 from tests.conditions import WITHIN_S
-from tests.ui.pages import expect_no_resources, expect_no_runs, launch, open_launchpad, scaffold_defaults, switch_off
+from tests.ui.pages import expect_no_resources, expect_no_runs, launch, open_launchpad, switch_off
 from tests.ui.site import FLIGHTS, Site, running_site
 
 SCREENSHOTS = BUILD / "ui"
@@ -66,7 +66,7 @@ def page(browser: Browser, site: Site) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def flights_run(browser: Browser, site: Site) -> str:
-    """Return the address of the run that processed the flights in three batches, launched by hand with all defaults.
+    """Return the address of the run that processed the flights in three batches, launched by hand.
 
     Before the flights exist, the schedule is switched off and its runs are over.
     """
@@ -78,9 +78,6 @@ def flights_run(browser: Browser, site: Site) -> str:
         open_launchpad(page, "flights", "max_batches:")
         expect_no_resources(page)
         page.screenshot(path=SCREENSHOTS / "launchpad-of-batches.png", animations="disabled")
-        scaffold_defaults(page, "allow_log_reset")
-        expect_no_resources(page)
-        page.screenshot(path=SCREENSHOTS / "launchpad-scaffolded.png", animations="disabled")
         launch(page)
         return page.url
 
