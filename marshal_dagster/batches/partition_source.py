@@ -5,11 +5,11 @@
 """
 
 import logging
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from marshal_dagster.batches.claim_order import own_order, preferred_partitions
 from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.result import Idle
 from marshal_dagster.coordination.claimer import Claim, Claimer
@@ -74,7 +74,7 @@ class PartitionSource:
         return lowest if key.offset is None and key.generation == 0 else None
 
     def _choose(self, wanted: Sequence[int]) -> list[int]:
-        """Return the `wanted` partitions that look free and have unread messages, in the order of `_preferred`.
+        """Return the `wanted` partitions that look free and have unread messages, in the order in which to claim them.
 
         Raises `DataTopicChangedError` if a position belongs to another incarnation of the topic.
         """
@@ -87,27 +87,7 @@ class PartitionSource:
         todo = {number: lag for number in free if (lag := _advised_lag(keys[number], extents[number]))}
         if self._request.claim_entire_topic:
             return list(wanted) if todo and len(free) == len(wanted) else []
-        return self._preferred(todo)
-
-    def _preferred(self, lags: Mapping[int, int]) -> list[int]:
-        """Return partitions in the order in which to claim them: those with the largest lag first.
-
-        Runs that start together would all claim the same partitions. So, if the batch may have only some, lags of the
-        same number of binary digits count as equal, and each instance has an order of its own for them.
-        """
-        most = self._request.max_claims
-        if most is None:
-            return sorted(lags, key=lambda number: (-lags[number], number))
-        place = self._own_order(lags, most)
-        return sorted(lags, key=lambda number: (-lags[number].bit_length(), place[number // most], number))
-
-    def _own_order(self, partitions: Iterable[int], most: int) -> dict[int, float]:
-        """Return the place of each block of `most` partitions in this instance's own order.
-
-        Partitions of one block are claimed together, so that another run gets all of a batch or nothing.
-        """
-        chance = random.Random(self.claimer.member.instance)  # noqa: S311 - no secret
-        return {block: chance.random() for block in sorted({number // most for number in partitions})}
+        return preferred_partitions(todo, self.claimer.member.instance, self._request.max_claims)
 
     def _free(self, wanted: Sequence[int]) -> tuple[list[int], dict[int, Key]]:
         """Return the `wanted` partitions that look free, and separately those whose plan has had too many attempts."""
@@ -170,9 +150,9 @@ class PartitionSource:
         """Return which of `partitions` look free and unread by the log as last read, in this instance's own order."""
         # Owners that are new since the first try are alive. Asking Dagster about each of them takes time.
         free = self.claimer.claimable(partitions) or self.claimer.claimable(partitions, is_dead=self._context.is_dead)
-        keys, place = self._context.keys(free), self._own_order(free, most)
+        keys = self._context.keys(free)
         unread = [number for number in free if _advised_lag(keys[number], self._extents[number])]
-        return sorted(unread, key=lambda number: (place[number // most], number))
+        return own_order(unread, self.claimer.member.instance, most)
 
     def _is_exhausted(self, claim: Claim) -> bool:
         return claim.plan_attempts > self._request.max_attempts and not self._request.retry_exhausted
