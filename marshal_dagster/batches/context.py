@@ -139,12 +139,9 @@ class BatchContext:
     def keys(self, partitions: Iterable[int]) -> dict[int, Key]:
         """Return copies of the keys' states."""
         with self.rationalizer.lock:
-            home, topic = self.rationalizer.world.partition_of(self.request.topic), self.request.topic
-            known = home.group(self.group).keys
-            return {
-                partition: (known.get((topic, partition)) or home.key(self.group, topic, partition)).copy()
-                for partition in partitions
-            }
+            home, numbers = self.rationalizer.world.partition_of(self.request.topic), list(partitions)
+            keys = home.keys_of(self.group, self.request.topic, numbers)
+            return {partition: key.copy() for partition, key in zip(numbers, keys, strict=True)}
 
     def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, OffsetBounds]) -> None:
         """Raise `DataTopicChangedError` unless all keys, and their planned ranges, belong to this same topic.

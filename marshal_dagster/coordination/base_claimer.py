@@ -363,14 +363,14 @@ class BaseClaimer(ABC, Generic[H]):
         If the settings changed or retention cut the log in the meantime, all of them are released unused.
         """
         lease = Lease(self.settings.heartbeat_interval_ms, sent.sent_ms)
-        keys, claim_set = self.group.keys, self._claim_set
+        keys, claim_set = self._reader.keys(message.partition for message in sent.messages), self._claim_set
         won: list[H] = []
-        for message, epoch, outcome in zip(sent.messages, sent.log_offsets, sent.outcomes, strict=True):
+        for message, epoch, outcome, key in zip(sent.messages, sent.log_offsets, sent.outcomes, keys, strict=True):
             if epoch is None or outcome is None or type(message) is not requests:
                 continue
             partition = message.partition
             if outcome.accepted:
-                claim = self._won(partition, epoch, lease, keys[self.topic, partition])
+                claim = self._won(partition, epoch, lease, key)
                 if claim is not None:
                     claim_set.claims[partition] = claim
                     won.append(claim)

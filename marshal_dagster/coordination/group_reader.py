@@ -59,9 +59,7 @@ class GroupReader:
 
     def keys(self, partitions: Iterable[int]) -> list[Key]:
         """Return the states of partitions of the data topic, in that order."""
-        home, group, topic = self.home, self.member.group, self.topic
-        known = home.group(group).keys
-        return [known.get((topic, partition)) or home.key(group, topic, partition) for partition in partitions]
+        return self.home.keys_of(self.member.group, self.topic, partitions)
 
     @property
     def unplanned(self) -> Unplanned | None:

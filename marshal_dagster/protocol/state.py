@@ -210,6 +210,12 @@ class Keys:
         first, others = keys
         return first[partition] if 0 <= partition < len(first) else others.get(partition)
 
+    def of_topic(self, topic: str, partitions: Iterable[int]) -> list[Key | None]:
+        """Return the keys of partitions of a topic, in that order; None for each that does not exist."""
+        first, others = self._topics.get(topic) or ([], {})
+        count = len(first)
+        return [first[partition] if 0 <= partition < count else others.get(partition) for partition in partitions]
+
     def __getitem__(self, place: DataPartitionId) -> Key:
         """Return a key; raise `KeyError` if there is none."""
         key = self.get(place)

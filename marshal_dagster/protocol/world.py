@@ -130,6 +130,11 @@ class PartitionWorld:
         key = known.keys.get((topic, partition)) if known is not None else None
         return key or Key(provisional=not self.certain)
 
+    def keys_of(self, group: str, topic: str, partitions: Iterable[int]) -> list[Key]:
+        """Return the states of partitions of a topic, in that order; an unknown key is empty."""
+        known = self.group(group).keys.of_topic(topic, partitions)
+        return [key or Key(provisional=not self.certain) for key in known]
+
     def present_ms(self, wall_ms: int) -> int:
         """Return the later of log time and `wall_ms` (a clock), because log time does not move in a silent log."""
         return max(self.log_time_ms or 0, wall_ms)

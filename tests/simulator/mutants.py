@@ -206,8 +206,8 @@ MUTANTS: Final = (
     Mutant(
         "a claim is won without reading back",
         BASE_CLAIMER,
-        "outcome.accepted:\n                claim = self._won(partition, epoch, lease, keys[self.topic, partition]",
-        "True:\n                claim = self._won(partition, epoch, lease, self.key(partition)",
+        "            if outcome.accepted:\n                claim = self._won(",
+        "            if True:\n                claim = self._won(",
         (
             (
                 CLAIMS,
