@@ -5,7 +5,8 @@ the group's coordinator goes away during one (librdkafka issue 4605).
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -15,6 +16,7 @@ from marshal_dagster.kafka.acls import Needed, Right
 from marshal_dagster.kafka.clients import close_client, close_client_later, error_in, make_client
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import PASSING, Request, failure
+from marshal_dagster.kafka.offsets import AT_ONCE
 
 T = TypeVar("T")
 
@@ -65,8 +67,9 @@ class GroupOffsets:
             f"look up the committed offsets of group {self.group!r}",
             Needed((Right.DESCRIBE,), topic, self.group),
         )
-        wanted = [TopicPartition(topic, partition) for partition in partitions]
-        committed = self._repeated(request, lambda deadline: self._committed(wanted, deadline))
+        committed: list[TopicPartition] = []
+        for wanted in _parts([TopicPartition(topic, partition) for partition in partitions]):
+            committed += self._repeated(request, partial(self._committed, wanted))
         return {position.partition: position.offset for position in committed if position.offset >= 0}
 
     def commit(self, topic: str, offsets: Mapping[int, int]) -> None:
@@ -82,8 +85,8 @@ class GroupOffsets:
             Needed((Right.READ,), topic, self.group),
             topic,
         )
-        wanted = [TopicPartition(topic, partition, offset) for partition, offset in sorted(offsets.items())]
-        self._repeated(request, lambda deadline: self._commit_once(wanted, deadline))
+        for wanted in _parts([TopicPartition(topic, number, offset) for number, offset in sorted(offsets.items())]):
+            self._repeated(request, partial(self._commit_once, wanted))
 
     def _committed(self, wanted: list[TopicPartition], deadline: float) -> list[TopicPartition]:
         while True:
@@ -141,6 +144,12 @@ class GroupOffsets:
                 "use another name for one of the two groups"
             )
         return failure(request, error, self._log, self._timeout_s)
+
+
+def _parts(partitions: Sequence[TopicPartition]) -> Iterator[list[TopicPartition]]:
+    """Yield the partitions of each request. The client's time for a request grows with the square of its partitions."""
+    for first in range(0, len(partitions), AT_ONCE):
+        yield list(partitions[first : first + AT_ONCE])
 
 
 def _raise_first(partitions: Iterable[TopicPartition]) -> None:
