@@ -265,10 +265,10 @@ wheel: $(UV_READY) ## builds the wheel in build/wheel, and checks that it contai
 
 # Publishing is a separate step, by hand: see CONTRIBUTING.md.
 .PHONY: release
-release: $(READY) $(UV_READY) ## builds wheel and sdist in build/release, checks them, installs both on each Python that is installed: VERSIONS=3.12
+release: $(READY) $(UV_READY) ## builds wheel and sdist in build/release, checks them, installs both on each Python that is installed: VERSIONS=3.12 DRAFT=1
 	@rm -rf build/release && mkdir -p build/release
 	$(UV) build --quiet --python "$(PYTHON)" --out-dir build/release .
-	$(BIN)/python -m tools.release $(UV) build/release $(VERSIONS)
+	$(BIN)/python -m tools.release $(if $(DRAFT),--draft) $(UV) build/release $(VERSIONS)
 
 .PHONY: extras
 extras: wheel ## measures the installation of the core and of each extra, and writes the table into docs/how-to/install.md

@@ -1,11 +1,13 @@
 """Check the wheel and the sdist of a release, and install both into empty environments.
 
-    python -m tools.release UV FOLDER [VERSION ...]
+    python -m tools.release [--draft] UV FOLDER [VERSION ...]
 
 `make release` builds both into FOLDER and calls this. Each VERSION is one of Python, such as 3.12 (default: those of
 the classifiers in pyproject.toml). A Python that is not installed is reported and left out, except that at least one
-must be there. In each environment all modules are imported and the command line reports its version. Last, a part of
-the fast tests runs from the files of the sdist.
+must be there. With --draft the changelog may have entries under [Unreleased].
+
+In each environment all modules are imported and the command line reports its version. Last, a part of the fast tests
+runs from the files of the sdist.
 """
 
 import os
@@ -35,13 +37,13 @@ _TESTS_OF_THE_SDIST: Final = (
 _VERSION_LINE: Final = re.compile(r"^## \[([^\]]+)\](?: - (\d{4}-\d{2}-\d{2}))?$", re.MULTILINE)
 
 
-def changelog_problems(changelog: str, version: str) -> Iterator[str]:
-    """Yield what is wrong with the changelog for a release of `version`."""
+def changelog_problems(changelog: str, version: str, *, is_draft: bool = False) -> Iterator[str]:
+    """Yield what is wrong with the changelog for a release of `version`; a draft may have unreleased entries."""
     dates = dict(_VERSION_LINE.findall(changelog))
     if not dates.get(version):
         yield f"CHANGELOG.md has no section '## [{version}] - DATE'"
     unreleased = changelog.partition("## [Unreleased]")[2].partition("\n## ")[0]
-    if unreleased.strip():
+    if unreleased.strip() and not is_draft:
         yield f"CHANGELOG.md has entries under [Unreleased]: move them to [{version}]"
 
 
@@ -67,7 +69,7 @@ def wheel_metadata(wheel: Path) -> tuple[str, str]:
     return metadata["Version"], str(metadata.get_payload())
 
 
-def problems(wheel: Path, sdist: Path, version: str) -> list[str]:
+def problems(wheel: Path, sdist: Path, version: str, *, is_draft: bool = False) -> list[str]:
     """Return a message for everything that is wrong with the two files."""
     found_version, description = wheel_metadata(wheel)
     found = [*check_wheel.problems(wheel), *description_problems(description)]
@@ -75,7 +77,7 @@ def problems(wheel: Path, sdist: Path, version: str) -> list[str]:
         found.append(f"the wheel has version {found_version}, but pyproject.toml {version}")
     library = [path.relative_to(_TOP).as_posix() for path in (_TOP / "marshal_dagster").rglob("*.py")]
     changelog = (_TOP / "CHANGELOG.md").read_text(encoding="utf-8")
-    return [*found, *sdist_problems(sdist, library), *changelog_problems(changelog, version)]
+    return [*found, *sdist_problems(sdist, library), *changelog_problems(changelog, version, is_draft=is_draft)]
 
 
 def python_versions(project: Mapping[str, Any]) -> list[str]:
@@ -109,11 +111,12 @@ def run_tests_of(sdist: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Check and install the wheel and the sdist. Returns 1 if something is wrong."""
-    uv, folder, *wanted = arguments
+    is_draft = "--draft" in arguments
+    uv, folder, *wanted = (argument for argument in arguments if argument != "--draft")
     project = tomllib.loads((_TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     version = project["version"]
     (wheel,), (sdist,) = (list(Path(folder).resolve().glob(pattern)) for pattern in ("*.whl", "*.tar.gz"))
-    found = problems(wheel, sdist, version)
+    found = problems(wheel, sdist, version, is_draft=is_draft)
     for problem in found:
         print(problem)
     if found:
