@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -195,19 +195,34 @@ class Run(FaultRun[Process, Line, Tally]):
 
     def _be_without_coordinators(self, before: Ownership) -> None:
         """Kill all coordinators for less than a session: members keep their claims and continue to work."""
+        without_s = self.of.session_ms / 1_000 * 0.5
+        is_slow = self._progress_s() > without_s / 4
         since_ms = now_ms()
         for coordinator in self.coordinators:
             self._kill(coordinator)
         offsets = self._offsets()
-        self._pause_for(self.of.session_ms / 1_000 * 0.5)
+        self._pause_for(without_s)
         self._check_unmoved(before, "without a coordinator")
         if stops := needless_stops(self._journals(), since_ms, before):
             self._fail("nothing is stopped without a coordinator", str(stops[:5]))
-        still = {place for place in self._places() if self._offsets().get(place, 0) <= offsets.get(place, 0)}
-        if still:
+        still = self._without_progress(offsets)
+        if still and is_slow:
+            self.tally.is_unsteady = True
+        elif still:
             self._fail("progress continues without a coordinator", f"no progress of {sorted(still)[:5]}")
         for each in self.coordinators:
             self._start_again(each)
+
+    def _progress_s(self) -> float:
+        """Wait until there is progress in each partition, and return how long that took, in seconds."""
+        began_s, before = time.monotonic(), self._offsets()
+        self._wait(lambda: not self._without_progress(before), SETTLE_WITHIN_S, "progress in each partition")
+        return time.monotonic() - began_s
+
+    def _without_progress(self, before: Mapping[Place, int]) -> set[Place]:
+        """Return the partitions whose offsets are those of `before`."""
+        offsets = self._offsets()
+        return {place for place in self._places() if offsets.get(place, 0) <= before.get(place, 0)}
 
     def _check_unmoved(self, before: Ownership, when: str) -> None:
         """Check that each partition has the same member. Its claim may be new if a busy machine lost the lease."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,8 @@ _STACK_S = 2.0
 """The time that a process gets to write its stack."""
 PARTITIONS, MESSAGES = 4, 80
 _ENDLESS_MS = 60_000
+_NOTICED_WITHIN_MS = 5_000
+"""The heartbeat interval of a batch that is revoked."""
 _current: "list[tuple[Where, SparkSession]]" = []
 
 
@@ -76,12 +78,17 @@ class Work:
     output: Path
     mode: DeliveryMode = DeliveryMode.EFFECTIVELY_ONCE
     group: str = field(default_factory=lambda: new_instance_id("orders"))
-    heartbeat_interval_ms: int = 5_000
+    heartbeat_interval_ms: int = 60_000
 
     @property
     def mark(self) -> Path:
         """The file that shows that Spark runs tasks of the batch."""
         return self.output.with_name("at work")
+
+    @property
+    def may_continue(self) -> Path:
+        """The file for which tasks wait (`note_each`)."""
+        return self.output.with_name("may continue")
 
 
 class Driver:
@@ -313,16 +320,20 @@ def fail_in_a_task(work: Work) -> list[str]:
 
 
 def note_each(work: Work) -> list[str]:
-    """Process a batch whose tasks record each offset, 100 ms each. Return the states in the batch's report."""
+    """Process a batch whose tasks record each offset. Return the states in the batch's report.
+
+    After three messages each task waits for the file `may_continue`.
+    """
     from pyspark.sql import functions as f
 
-    spark, noted = session(work.where), str(work.output)
+    spark, noted, may_continue = session(work.where), str(work.output), str(work.may_continue)
 
     @f.udf("string")
     def note(partition: int, offset: int) -> str:
         with open(noted, "a") as file:  # noqa: PTH123 - runs in an executor's Python
             file.write(f"{partition}/{offset}\n")
-        time.sleep(0.1)
+        while offset >= 2 and not os.path.exists(may_continue):  # noqa: PTH110 - runs in an executor's Python
+            time.sleep(0.05)
         return ""
 
     batches = []
@@ -394,6 +405,7 @@ def lose_a_batch(work: Work, spark: "SparkSession | None" = None) -> tuple[str, 
     Return the error of the batch's block, and the cause of that error.
     """
     spark = spark or session(work.where)
+    work = replace(work, heartbeat_interval_ms=_NOTICED_WITHIN_MS)
 
     def revoke_when_at_work() -> None:
         while not work.mark.exists():

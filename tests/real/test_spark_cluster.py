@@ -235,6 +235,7 @@ def test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once(
     wait_until(lambda: work.output.exists() and work.output.read_text().count("\n") > 2, "three messages are noted")
     cluster.kill_worker()
     cluster.add_worker()
+    once.may_continue.touch()
     states = result()
     noted = work.output.read_text().splitlines()
     assert sorted(noted) == sorted(set(noted))

@@ -712,7 +712,7 @@ def test_a_spark_process_killed_within_deltas_own_commit(
 def test_an_orphaned_spark_process_stops(make_scene: MakeScene, quick_spark: "SparkSession") -> None:
     """Only the run worker is killed. Its step cancels its Spark jobs and ends, and the output has none of its rows."""
     scene = make_scene("table")
-    run_worker = scene.site.start_below(scene.output, slow_ms=500)
+    run_worker = scene.site.start_below(scene.output, slow_ms=ENDLESS_MS)
     run_worker.wait_until_reported("Spark is at work")
     orphans = children(run_worker.process.pid)
     run_worker.signal(signal.SIGKILL)
