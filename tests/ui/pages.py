@@ -33,7 +33,7 @@ def open_launchpad(page: Page, job: str, setting: str) -> None:
 
 
 def expect_no_resources(page: Page) -> None:
-    """Wait until the launchpad's editor has nothing of resources, and *Scaffold all default config* would add nothing."""
+    """Wait until the launchpad's editor has nothing of resources, and no default is left to scaffold."""
     expect(page.get_by_text("All defaults expanded")).to_be_visible()
     expect(page.locator(".CodeMirror").get_by_text("resources")).to_have_count(0)
 
