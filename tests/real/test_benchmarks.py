@@ -22,7 +22,7 @@ SHORT = {
     "snapshot": ["--records=160000", "--keys=500", "--alternations=1"],
     "batch": ["--records=4000", "--alternations=1", "--warm-up=0", "--long-batches=1"],
     "alternatives": ["--fewest=400", "--most=400", "--alternations=1", "--warm-up=0"],
-    "growth": ["--partitions=8", "--runs=2", "--alternations=1"],
+    "growth": ["--partitions=8", "--runs=1", "--alternations=1"],
     "scale": ["--runs=200", "--alternations=2", "--readings=1"],
     "connect": ["--alternations=1", "--warm-up=0"],
     "postgres_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
@@ -64,7 +64,6 @@ CASES = {
         "batch of 1 partitions",
         "batch of 8 partitions",
         "1 run(s) at once, 4 partitions each",
-        "2 run(s) at once, 4 partitions each",
     ],
     "scale": [
         "claim 10 partitions, 200 runs at once",
