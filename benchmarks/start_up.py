@@ -11,7 +11,7 @@ from benchmarks import interpreters
 from benchmarks.harness import Benchmark, Case, Goal, Measured, median, rounded
 from benchmarks.machine import TOP
 
-LIMIT_S: Final = 0.1
+LIMIT_S: Final = 0.05
 HEAVY: Final = ("confluent_kafka", "dagster_pyspark", "pandas", "psycopg", "pyarrow", "pyspark")
 """Modules that must not be loaded before they are needed."""
 

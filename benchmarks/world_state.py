@@ -64,7 +64,7 @@ def run(sizes: Sizes) -> Measured:
 
         ours, beside = alternate(sizes.alternations, states.build_s, read_s)
     return Measured(
-        [Case(f"world state from {sizes.records:,} records", ours, beside, "s", Goal.RATIO_AT_MOST, 4)],
+        [Case(f"world state from {sizes.records:,} records", ours, beside, "s", Goal.RATIO_AT_MOST, 1.6)],
         {
             "records_per_s": {
                 "ours": round(sizes.records / median(ours)),
