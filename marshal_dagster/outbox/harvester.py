@@ -232,7 +232,9 @@ class Harvester:
             UnavailableError: At the start: the database or the brokers do not answer.
         """
         self._alive_at_s = time.monotonic()
-        self._take_part(self._look_up(), lambda: False)
+        registration = self._look_up()
+        self._require_partitioner(registration)
+        self._take_part(registration, lambda: False)
 
     def drain(self, patience_s: float = _DRAIN_PATIENCE_S) -> int:
         """Harvest until all rows that exist now are published or set aside, by this harvester or another leader.
@@ -253,6 +255,7 @@ class Harvester:
         """
         self._alive_at_s = time.monotonic()
         registration, before = self._look_up(), self.counts.published
+        self._require_partitioner(registration)
         with closing(OutboxInspector(self._tables)) as backlog:
             last = backlog.last_id()
             progress = _Progress(patience_s + self._options.limits.topic_patience_s)
@@ -316,6 +319,16 @@ class Harvester:
         with self._tables.translated_errors(), self._tables.database.connect(is_one_transaction=True) as connection:
             return self._tables.registration(connection)
 
+    def _require_partitioner(self, registration: OutboxRegistration) -> None:
+        """Raise `ConfigurationError` if a migration stored another partitioner than that of this harvester."""
+        needed = registration.partitioner
+        if needed not in {None, str(self._options.partitioner)}:
+            raise ConfigurationError(
+                f"outbox {self.name!r}: its keys are placed by the partitioner {needed!r}, but this harvester has "
+                f"{str(self._options.partitioner)!r}, so keys would lose their order. Start each harvester with "
+                f"--partitioner {needed} (`partitioner` of the resource)"
+            )
+
     def _elector(self, registration: OutboxRegistration) -> "Elector":
         from marshal_dagster.election.elector import Elector
         from marshal_dagster.kafka.admin_client import Topics
@@ -365,6 +378,7 @@ class Harvester:
             return elector.leads(term) and not self._is_stopped
 
         try:
+            self._require_partitioner(self._look_up())
             while leads():
                 self._alive_at_s = time.monotonic()
                 harvest = self._harvest(store, publisher, leads)

@@ -27,6 +27,7 @@ from marshal_dagster.outbox.old_tables import (
     verbatim,
     view_of,
 )
+from marshal_dagster.outbox.options import DEFAULT_OPTIONS
 from marshal_dagster.outbox.schema import REGISTRY, OutboxTables
 
 if TYPE_CHECKING:
@@ -478,6 +479,16 @@ class OutboxMigration:
         self._add_defaults(statements, columns)
         self._add_rights(statements, relation)
         statements.add("COMMENT ON VIEW {view} IS {text}", view=view, text=sql.Literal(self._comment))
+        if self._old.partitioner != DEFAULT_OPTIONS.partitioner:
+            registry = sql.Identifier(self._tables.schema, REGISTRY)
+            # Last, because it locks the table for the harvesters of all outboxes.
+            statements.add("ALTER TABLE {registry} ADD COLUMN IF NOT EXISTS partitioner text", registry=registry)
+            statements.add(
+                "UPDATE {registry} SET partitioner = {partitioner} WHERE name = {name}",
+                registry=registry,
+                partitioner=sql.Literal(str(self._old.partitioner)),
+                name=sql.Literal(self._tables.name),
+            )
         return statements.texts
 
     @property

@@ -114,6 +114,8 @@ class OutboxRegistration:
     """The number of the last harvesting session; 0 if there was none."""
     leader: str | None
     """The name of the last harvester, `HOST:PID` by default; None if there was none."""
+    partitioner: str | None = None
+    """The partitioner that all harvesters need, because the outbox was migrated; None if it was not."""
 
 
 def tables_to_write(name: str, schema: str, max_bytes: int) -> "OutboxTables":
@@ -227,7 +229,12 @@ class OutboxTables:
             ConfigurationError: The outbox does not exist, or its tables have another version.
         """
         found = connection.execute(
-            self.named("SELECT name, uid, version, session, leader FROM {registry} WHERE name = %s"), (self.name,)
+            self.named(
+                # Only a migration adds the column.
+                "SELECT name, uid, version, session, leader, to_jsonb(r) ->> 'partitioner' "
+                "FROM {registry} AS r WHERE name = %s"
+            ),
+            (self.name,),
         ).fetchone()
         if found is None:
             raise self.missing()

@@ -43,8 +43,8 @@ _BLOCKING: Final[LiteralString] = """
 A harvester waits only from time to time, so the second condition is needed too. A session that waits itself is left
 out: what it waits for is selected.
 """
-_HARMLESS_LOCKS: Final = ("AccessShareLock", "RowExclusiveLock", "ShareUpdateExclusiveLock")
-"""The locks of readers, of writers that insert rows, and of VACUUM."""
+_HARMLESS_LOCKS: Final = ("AccessShareLock", "RowExclusiveLock", "ShareUpdateExclusiveLock", "SIReadLock")
+"""The locks of readers, of writers that insert rows, of VACUUM, and of serializable transactions."""
 _LOCK_TIMEOUT: Final = "5s"
 """How long a statement waits for a lock. A transaction that locks the whole table would otherwise block operators."""
 

@@ -104,6 +104,8 @@ class ScenePublisher:
 class SceneHarvester(Harvester):
     """The harvester of a scene."""
 
+    partitioner: str | None = None
+
     def __init__(self, scene: Scene) -> None:
         tables = OutboxTables(Database("host=nowhere"))
         super().__init__(tables, KafkaConnection(bootstrap_servers="nowhere:1"))
@@ -113,7 +115,7 @@ class SceneHarvester(Harvester):
         self._scene.wait(seconds)
 
     def _look_up(self) -> OutboxRegistration:
-        return OutboxRegistration("outbox", "uid", VERSION, 0, None)
+        return OutboxRegistration("outbox", "uid", VERSION, 0, None, self.partitioner)
 
     def _elector(self, registration: OutboxRegistration) -> Any:  # noqa: ANN401
         del registration
@@ -172,6 +174,20 @@ def test_who_fails_for_long_leaves_it_to_another(monkeypatch: pytest.MonkeyPatch
     scene.harvester.run()
     assert scene.given_up == ["away"]
     assert scene.pauses_s == []
+
+
+def test_another_partitioner_than_that_of_the_migration_is_refused() -> None:
+    """A harvester that places keys in another way would end their order."""
+    scene = Scene()
+    scene.harvester.partitioner = "consistent_random"
+    with pytest.raises(ConfigurationError, match="--partitioner consistent_random"):
+        scene.harvester.run()
+    with pytest.raises(ConfigurationError, match="keys would lose their order"):
+        scene.harvester.drain()
+    scene = Scene(ConfigurationError("it has started"))
+    scene.harvester.partitioner = "murmur2_random"
+    with pytest.raises(ConfigurationError, match="it has started"):
+        scene.harvester.run()
 
 
 def test_what_a_person_must_mend_ends_the_harvester() -> None:

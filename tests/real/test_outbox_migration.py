@@ -17,6 +17,7 @@ from psycopg import errors, sql
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.interfaces import ID_HEADER
 from marshal_dagster.outbox.migration import OutboxMigration
 from marshal_dagster.outbox.old_tables import DebeziumTable, GoharvestTable, KeyConverter, Level, OldTable
@@ -469,6 +470,9 @@ def test_the_command_shows_its_sql_before_it_changes_anything(
     assert (back.code, "outbox drain --name events --partitioner consistent_random" in back.out) == (0, True)
     done = ask(site, capsys, *table, "--yes")
     assert (done.code, "outbox harvest --name events --partitioner consistent_random" in done.out) == (0, True)
+    tables = OutboxTables(Database(site.dsn), "events", site.schema)
+    with pytest.raises(ConfigurationError, match="--partitioner consistent_random"):
+        Harvester(tables, KafkaConnection(bootstrap_servers="127.0.0.1:1")).drain()
 
 
 def test_the_command_moves_debezium_by_its_options(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
