@@ -67,7 +67,7 @@ INTERNAL: Final = {
     "outbox.interfaces.RowRejectedError": "The harvester catches it and sets the row aside.",
     "outbox.interfaces.SessionSupersededError": "The harvester catches it and starts its session again.",
     "outbox.interfaces.TopicRejectedError": "The harvester catches it and holds the rows of that topic back.",
-    "protocol.messages._InvalidError": "The parser of records catches it and returns the reason.",
+    "protocol.messages.InvalidError": "The parser of records catches it and returns the reason.",
     "protocol.replay.MalformedLogError": "Only `marshal-dagster replay` reads stored logs; it exits with code 4.",
     "protocol.snapshots._RejectedError": "The parser of snapshots catches it and returns the reason.",
     "sinks.conformance.cases.ClaimGoneError": "A case of the conformance kit raises and catches it.",
