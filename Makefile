@@ -106,7 +106,7 @@ TESTED_OUTBOX_SEEDS := 2500
 TESTED_FUZZ_SECONDS := 20
 
 .PHONY: test test-without-services
-test: java mariadb test-without-services test-real ## runs all tests, or those of a part: PART=sinks (the fast ones, then those with real services)
+test: java mariadb promtool test-without-services test-real ## runs all tests, or those of a part: PART=sinks (the fast ones, then those with real services)
 
 test-without-services: $(READY) ## runs all fast tests, the simulators and the fuzzer
 	$(BIN)/pytest -n auto --dist worksteal --junitxml build/fast-tests.xml $(call tests_in,fast)
@@ -119,12 +119,12 @@ test-fast: $(READY) ## runs the tests that need neither Java nor a service, exce
 	$(BIN)/pytest -n auto --dist worksteal -m "not thorough" $(call tests_in,fast)
 
 .PHONY: test-real
-test-real: java mariadb $(READY) ## runs the tests with real services, which they start and stop themselves
+test-real: java mariadb promtool $(READY) ## runs the tests with real services, which they start and stop themselves
 	$(REAL_TESTS)
 
 ROUNDS ?= 20
 .PHONY: test-stress
-test-stress: java $(READY) ## runs each test twenty times beside four busy processes: ROUNDS=20 PART=... FREEZE=1; continues after an interruption
+test-stress: java promtool $(READY) ## runs each test twenty times beside four busy processes: ROUNDS=20 PART=... FREEZE=1; continues after an interruption
 	$(BIN)/python -m tests.stress fast --rounds $(ROUNDS) $(if $(PART),--part $(PART)) $(if $(FREEZE),--freeze)
 	$(BIN)/python -m tests.stress real --rounds $(ROUNDS) $(if $(PART),--part $(PART)) $(if $(FREEZE),--freeze)
 

@@ -90,6 +90,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "disaster_recovery",
         "exporter*",
         "import_positions",
+        "night",
         "observability",
         "prometheus",
         "timeline*",
