@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchmarks import services
 from benchmarks.batch import local_session
@@ -19,8 +19,39 @@ from marshal_dagster.sinks import IcebergSink
 from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.packages import iceberg_package
 
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
 _SQLITE: Final = "org.xerial:sqlite-jdbc:3.46.1.3"
 """The driver with which Spark's catalog uses the same database as the sink's."""
+
+
+NAMESPACE: Final = "shop"
+
+
+def catalog_properties(folder: Path | str) -> dict[str, str]:
+    """Return the settings of pyiceberg for a catalog in this folder."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+
+
+def load_catalog(folder: Path | str) -> "Catalog":
+    """Open the catalog in this folder."""
+    from pyiceberg import catalog
+
+    return catalog.load_catalog("benchmark", **catalog_properties(folder))
+
+
+def sink_for_new_table(folder: Path | str, name: str) -> IcebergSink:
+    """Create a table for the rows of `SinkInput`, and return its sink."""
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+
+    catalog = load_catalog(folder)
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    columns = {"partition": IntegerType(), "offset": LongType(), "key": StringType(), "value": StringType()}
+    fields = [NestedField(at, column, kind) for at, (column, kind) in enumerate(columns.items(), 1)]
+    catalog.create_table(f"{NAMESPACE}.{name}", Schema(*fields))
+    return IcebergSink(f"{NAMESPACE}.{name}", catalog="benchmark", catalog_properties=catalog_properties(folder))
 
 
 @dataclass(slots=True)
@@ -33,23 +64,13 @@ class Sides:
 
     def ours(self) -> float:
         """Append with the sink: tasks write the files by pyarrow, and one commit adds them and the positions."""
-        from pyiceberg.catalog import load_catalog
-        from pyiceberg.schema import Schema
-        from pyiceberg.types import IntegerType, LongType, NestedField, StringType
-
-        table, rows = f"shop.ours_{next(self._tables)}", self.messages.rows("partition", "offset")
-        properties = {"type": "sql", "uri": f"sqlite:///{self.folder}/catalog.db", "warehouse": f"file://{self.folder}"}
-        catalog = load_catalog("benchmark", **properties)
-        catalog.create_namespace_if_not_exists("shop")
-        columns = {"partition": IntegerType(), "offset": LongType(), "key": StringType(), "value": StringType()}
-        fields = [NestedField(at, name, kind) for at, (name, kind) in enumerate(columns.items(), 1)]
-        catalog.create_table(table, Schema(*fields))
-        sink = IcebergSink(table, catalog="benchmark", catalog_properties=properties)
+        sink = sink_for_new_table(self.folder, table := f"ours_{next(self._tables)}")
+        rows = self.messages.rows("partition", "offset")
         ranges = self.messages.ranges("benchmark")
         began_s = time.perf_counter()
         sink.write(rows, ranges, dict)
         took_s = time.perf_counter() - began_s
-        return self.messages.rate(catalog.load_table(table).scan().count(), took_s)
+        return self.messages.rate(load_catalog(self.folder).load_table(f"{NAMESPACE}.{table}").scan().count(), took_s)
 
     def beside(self) -> float:
         """Append with Spark and Iceberg's own runtime. A batch that is repeated after its commit is there twice."""
