@@ -159,7 +159,6 @@ ALLOWED_USES: Final = (
     ),
     AllowedUse("marshal_dagster/outbox/store.py", _phrase(r"\bFROM gone ON CONFLICT\b"), "SQL: a table's name and ON"),
     AllowedUse("marshal_dagster/sinks/*", _phrase(r"\breserved word\b"), "the term in SQL"),
-    AllowedUse("tools/api_reference.py", _phrase(r"\bregistration telling\Z"), "a list of attributes in the code"),
     AllowedUse("*bench*.py", _phrase(r"\bworld state behind\b"), "a case's name, which the stored results contain"),
     AllowedUse("*bench*.py", _phrase(r"\bbeside those asked for\Z"), "a case's name, which the stored results contain"),
     AllowedUse(

@@ -11,7 +11,7 @@ import pytest
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.state import Group, Key
+from marshal_dagster.protocol.state import Group, Key, Keys
 from marshal_dagster.protocol.world import PartitionWorld
 from tests import simulator_runner
 from tests.mutation_gate import LIBRARY, Mutant
@@ -49,7 +49,7 @@ def test_seeds_are_of_the_agreed_size() -> None:
 def test_half_a_snapshot_can_be_read() -> None:
     """The first part of a snapshot is often valid by itself, so only the closing part shows that a part is missing."""
     world = PartitionWorld(0, 1, GroupSettings(1_000, RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE), 0)
-    world.groups["etl"] = Group(world.defaults, keys={("orders", number): Key(number) for number in range(3)})
+    world.groups["etl"] = Group(world.defaults, keys=Keys((("orders", number), Key(number)) for number in range(3)))
     read_alone = 0
     for seed in range(20):
         records = render_in_parts(world, "t" * 22, "s", chance=random.Random(seed))

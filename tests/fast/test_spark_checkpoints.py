@@ -14,10 +14,10 @@ def test_the_newest_committed_batch_counts(tmp_path: Path) -> None:
     for number in (8, 9, 10):
         write_batch(tmp_path, number, {"orders": {0: number, 1: 7}})
     found = read_checkpoint(tmp_path)
-    assert (found.batch, found.begun, found.offsets("orders")) == (10, None, {0: 10, 1: 7})
+    assert (found.batch, found.started, found.offsets("orders")) == (10, None, {0: 10, 1: 7})
     write_batch(tmp_path, 11, {"orders": {0: 11, 1: 7}}, is_committed=False)
     found = read_checkpoint(tmp_path)
-    assert (found.batch, found.begun, found.offsets("orders")) == (10, 11, {0: 10, 1: 7})
+    assert (found.batch, found.started, found.offsets("orders")) == (10, 11, {0: 10, 1: 7})
 
 
 def test_a_commit_without_its_offsets_is_passed_over(tmp_path: Path) -> None:

@@ -374,7 +374,7 @@ def test_every_connection_sees_all_rows_or_an_error(output: PostgresOutput) -> N
         with store._using() as connection:
             look(connection)
             connection.commit()
-        with inspector._asking() as connection:
+        with inspector._connected() as connection:
             look(connection)
     store.close()
     inspector.close()
