@@ -164,41 +164,47 @@ class KafkaLog:
         chunks, begin = [], 0
         for partition, run in groupby([message.partition() for message in messages]):
             end = begin + len(list(run))
-            chunks.append(self._chunk(cast("int", partition), messages[begin:end]))
+            chunk = self._chunk(cast("int", partition), messages[begin:end])
+            if chunk is not None:
+                chunks.append(chunk)
             begin = end
         del messages  # so that they are not in memory while their records are applied
         yield from chunks
 
-    def _chunk(self, partition: int, messages: Sequence[Message]) -> Chunk:
+    def _chunk(self, partition: int, messages: Sequence[Message]) -> Chunk | None:
         """Return the records of messages of one partition, and raise for an error among them (`_judge`).
 
-        Nearly always all are records with the broker's timestamp, so one pass over them is enough.
+        Nearly always all are records with the broker's timestamp, so one pass over them is enough. An error that does
+        not matter is no answer of the broker, and its partition may be one that is not read: without a record or an end
+        there is no chunk.
         """
         records = _records(messages, {TIMESTAMP_LOG_APPEND_TIME})
-        position = self._positions[partition]
+        ends: list[int] = []
         sender_timed: Collection[int] = ()
         if len(records) < len(messages):
             events = [message for message in messages if message.error() is not None]
-            position = max(position, self._end_among(partition, events))
+            ends = self._ends_among(partition, events)
             if len(records) + len(events) < len(messages):
                 broker_timed = {offset for offset, _, _ in records}
                 records = _records(messages, _TIMESTAMP_TYPES)
                 sender_timed = {offset for offset, _, _ in records if offset not in broker_timed}
         if records:
-            position = max(position, records[-1][0] + 1)
-        self._positions[partition] = position
+            ends.append(records[-1][0] + 1)
+        if not ends:
+            return None
+        self._positions[partition] = position = max(self._positions[partition], *ends)
         return Chunk(partition, records, position, sender_timed, _reasons(messages, records))
 
-    def _end_among(self, partition: int, events: Iterable[Message]) -> int:
-        """Return the end of the partition if one of `events` is about it, else 0."""
-        end = 0
+    def _ends_among(self, partition: int, events: Iterable[Message]) -> list[int]:
+        """Return the ends of the partition that `events` report."""
+        ends = []
         for event in events:
             error = event.error()
             if error is None or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name
-                end = cast("int", event.offset())
+                ends.append(cast("int", event.offset()))
             else:
                 self._judge(error, partition)
-        return end
+        return ends
 
     def _judge(self, error: KafkaError, partition: int) -> None:
         """Raise for an error, unless it is temporary or does not concern a reader by position."""
@@ -324,7 +330,11 @@ def _reasons(messages: Iterable[Message], records: Iterable[tuple[int, int, byte
     }
     if not pauses:
         return {}
-    found = {offset: _reason_of(message) for message in messages if (offset := message.offset()) in pauses}
+    found = {
+        offset: _reason_of(message)
+        for message in messages
+        if (offset := message.offset()) in pauses and message.error() is None
+    }
     return {offset: reason for offset, reason in found.items() if reason is not None}
 
 

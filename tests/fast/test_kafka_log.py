@@ -104,19 +104,88 @@ def test_the_time_that_a_reader_takes_for_a_part_is_not_that_of_the_broker(monke
     assert positions == [3, 7]
 
 
+@dataclass(frozen=True, slots=True)
+class PassingError:
+    """The event of an error that concerns no reader by position, or passes by itself."""
+
+    code: int
+    of_partition: int = 0
+    at: int = -1001
+
+    def partition(self) -> int:
+        """Return the partition that the client names, which may be none that it reads."""
+        return self.of_partition
+
+    def offset(self) -> int:
+        """Return the offset that the client names."""
+        return self.at
+
+    def error(self) -> KafkaError:
+        """Return the error."""
+        return KafkaError(self.code)
+
+
+class Events:
+    """A client that returns batches of messages, one after another."""
+
+    def __init__(self, *batches: list[Any]) -> None:
+        self._due = list(batches)
+
+    def assign(self, at: list[TopicPartition]) -> None:
+        """Accept the assignment."""
+
+    def consume(self, count: int, _: float) -> list[Any]:
+        """Return the next batch; a second call for the same batch has nothing more."""
+        return self._due.pop(0) if count == 1 and self._due else []
+
+
+@pytest.mark.parametrize("of_partition", [-1, 0])
+def test_an_error_of_a_partition_that_is_not_read_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, of_partition: int
+) -> None:
+    """The client reports errors of its group without a partition."""
+    error = PassingError(KafkaError.GROUP_AUTHORIZATION_FAILED, of_partition)
+    monkeypatch.setattr(clients, "consumer", lambda *_, **__: (Events([error], [error, UnreadableHeaders(3, 7)]), None))
+    log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=1))
+    log.follow({3: 7})
+    (chunk,) = log.read_until({3: 8}, HEARTBEAT_S)
+    assert (chunk.partition, chunk.records, chunk.position) == (3, [(7, 7, PAUSE)], 8)
+
+
+def test_errors_that_pass_do_not_extend_the_time_that_a_reader_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that is down for long causes many of them, and the reader gives up in time."""
+    now_s = [0.0]
+
+    def monotonic() -> float:
+        now_s[0] += HEARTBEAT_S
+        return now_s[0]
+
+    errors = [[PassingError(KafkaError._TRANSPORT)] for _ in range(50)]
+    monkeypatch.setattr(kafka_log, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(clients, "consumer", lambda *_, **__: (Events(*errors, [End(3)]), None))
+    log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=1))
+    log.follow({0: 0})
+    with pytest.raises(UnavailableError, match=r"not read up to \{0: 3\}"):
+        list(log.read_until({0: 3}, HEARTBEAT_S))
+
+
 PAUSE = render(ReleaseGroup(instance="jane", client="jane@host", group="flights", time_s=0, expiry_s=9))
 
 
+@dataclass(frozen=True, slots=True)
 class UnreadableHeaders:
     """A pause of another client, with a header whose name is not UTF-8. confluent-kafka then raises this error."""
 
+    of_partition: int = 0
+    at: int = 0
+
     def partition(self) -> int:
-        """Return the only partition."""
-        return 0
+        """Return the partition."""
+        return self.of_partition
 
     def offset(self) -> int:
-        """Return the first offset."""
-        return 0
+        """Return the offset."""
+        return self.at
 
     def timestamp(self) -> tuple[int, int]:
         """Return the broker's timestamp."""
