@@ -12,12 +12,12 @@ from typing import Final
 from marshal_dagster.batches.claim_order import own_order, preferred_partitions
 from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.result import Idle
-from marshal_dagster.coordination.claimer import Claim, Claimer
+from marshal_dagster.coordination.claimer import Claim, Claimer, assume_alive
 from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.errors import GroupPausedError, StartPositionError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, first_offset, plan_ends
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.state import Key, OffsetBounds
+from marshal_dagster.protocol.state import Key, OffsetBounds, Owner
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ class PartitionSource:
         """The offsets of the partitions that were looked at before the claim."""
         self._extents_of = NO_TOPIC_ID
         """The id of the data topic to which these offsets belong."""
+        self._extents_at_ms = 0.0
+        """When these offsets were looked up, in ms of the lease clock."""
         self._has_claimed = False
         """Whether anything was claimed, so that the log has to be read again to find out why nothing was won."""
 
@@ -79,6 +81,7 @@ class PartitionSource:
         Raises `DataTopicChangedError` if a position belongs to another incarnation of the topic.
         """
         free, exhausted = self._free(wanted)
+        self._extents_at_ms = self.claimer.clock.lease_ms()
         extents, keys = self._context.extents(wanted), self._context.keys(wanted)
         self._extents, self._extents_of = extents, self._context.topic_id
         self._context.check_incarnation({number: keys[number] for number in free}, extents)
@@ -124,12 +127,13 @@ class PartitionSource:
 
     def _claim_some(self, chosen: Sequence[int], most: int | None) -> list[Claim]:
         """Claim at most `most` partitions; if other runs were faster, try what they have left."""
-        is_dead = self._context.is_dead
         if most is None:
-            return self.claimer.claim(chosen, is_dead=is_dead)
+            return self.claimer.claim(chosen, is_dead=self._context.is_dead)
         won: list[Claim] = []
         for tried in range(_MOST_TRIES):
-            left = self._left_by_others(chosen, most) if tried else chosen
+            # Asking Dagster about owners takes time, and won claims have no heartbeats yet.
+            is_dead = assume_alive if won else self._context.is_dead
+            left = self._left_by_others(chosen, most, is_dead) if tried else chosen
             if not left:
                 break
             new = self.claimer.claim(left, max_claims=most, is_dead=is_dead)
@@ -146,10 +150,10 @@ class PartitionSource:
             self.claimer.release({claim.partition for claim in claims} - {claim.partition for claim in unread})
         return unread
 
-    def _left_by_others(self, partitions: Sequence[int], most: int) -> list[int]:
+    def _left_by_others(self, partitions: Sequence[int], most: int, is_dead: Callable[[Owner], bool]) -> list[int]:
         """Return which of `partitions` look free and unread by the log as last read, in this instance's own order."""
         # Owners that are new since the first try are alive. Asking Dagster about each of them takes time.
-        free = self.claimer.claimable(partitions) or self.claimer.claimable(partitions, is_dead=self._context.is_dead)
+        free = self.claimer.claimable(partitions) or self.claimer.claimable(partitions, is_dead=is_dead)
         keys = self._context.keys(free)
         unread = [number for number in free if _advised_lag(keys[number], self._extents[number])]
         return own_order(unread, self.claimer.member.instance, most)
@@ -182,14 +186,17 @@ class PartitionSource:
     def _present_extents(self, keys: Mapping[int, Key]) -> dict[int, OffsetBounds]:
         """Return the readable offsets of `keys`, whose states were read after the claim.
 
-        Offsets that were looked up before the claim are used again, if the topic still has the same id and the key's
-        position is not beyond them. A key without a position needs the present ones.
+        Offsets that were looked up before the claim are used again for a heartbeat interval, if the topic still has the
+        same id and neither the key's position nor its plan is beyond them. After a longer time, retention may have
+        deleted unread messages. A key without a position needs the present offsets.
         """
-        known = self._extents if self._extents_of == self._context.topic_id != NO_TOPIC_ID else {}
+        age_ms = self.claimer.clock.lease_ms() - self._extents_at_ms
+        is_recent = age_ms < self.claimer.settings.heartbeat_interval_ms
+        known = self._extents if is_recent and self._extents_of == self._context.topic_id != NO_TOPIC_ID else {}
         extents = {
             number: known[number]
             for number, key in keys.items()
-            if number in known and key.offset is not None and key.offset <= known[number].end
+            if number in known and key.offset is not None and max(key.offset, key.plan_end or 0) <= known[number].end
         }
         missing = [number for number in keys if number not in extents]
         return extents | self._context.extents(missing) if missing else extents

@@ -11,11 +11,11 @@ import pytest
 from marshal_dagster.batches import ClaimedBatch, IdleReason
 from marshal_dagster.coordination import claims
 from marshal_dagster.coordination.log import LogIdentity
-from marshal_dagster.errors import DataTopicChangedError
-from marshal_dagster.protocol.messages import WITHOUT_SETTINGS
-from marshal_dagster.protocol.state import OffsetBounds
+from marshal_dagster.errors import DataLossError, DataTopicChangedError
+from marshal_dagster.protocol.messages import WITHOUT_SETTINGS, ClaimingPartition, DeliveryMode
+from marshal_dagster.protocol.state import OffsetBounds, Owner
 from marshal_dagster.testing import MemoryLog
-from tests.batch_fixtures import TOPIC, Scene
+from tests.batch_fixtures import HI_MS, TOPIC, Scene
 from tests.real.kill_points import Side
 
 RUNS = 32
@@ -107,6 +107,41 @@ def test_in_a_go_group_the_offsets_of_a_topic_that_was_deleted_are_not_used(scen
         pytest.fail("entered")
 
 
+@pytest.mark.parametrize("mode", [DeliveryMode.AT_MOST_ONCE, DeliveryMode.EFFECTIVELY_ONCE])
+def test_offsets_are_looked_up_again_after_a_heartbeat_interval(scene: Scene, mode: DeliveryMode) -> None:
+    """Retention may delete unread messages while a run is suspended between look-up and claim."""
+    scene.data.make(partitions=1, messages=5)
+    scene.work(scene.delivery(mode), max_records=1)
+
+    def be_suspended() -> None:
+        scene.clock.advance(HI_MS)
+        scene.data.retain_from(0, 3)
+
+    log = scene.meddled(Side.BEFORE, "ClaimingPartition", be_suspended)
+
+    with pytest.raises(DataLossError), scene.batch(scene.delivery(mode, log=log)):
+        pytest.fail("entered")
+
+
+def test_a_plan_beyond_the_offsets_that_chose_it_is_looked_up_again(scene: Scene) -> None:
+    """A member that planned newer messages in the meantime and failed leaves a plan within the reported offsets."""
+    scene.data.make(partitions=1, messages=2)
+    scene.work(scene.delivery(), max_records=1)
+    rival = scene.delivery()
+
+    def fail_with_newer_messages() -> None:
+        scene.data.append(0, 5)
+        with pytest.raises(ZeroDivisionError), scene.batch(rival):
+            raise ZeroDivisionError
+        scene.data.append(0, 2)
+
+    log = scene.meddled(Side.BEFORE, "ClaimingPartition", fail_with_newer_messages)
+    batch = scene.work(scene.delivery(log=log))
+
+    assert [(range_.start, range_.end) for range_ in batch.all_ranges] == [(1, 7)]
+    assert [(part.lag_before, part.lag_after) for part in batch.report()] == [(8, 2)]
+
+
 def test_a_drained_topic_is_looked_at_once(scene: Scene) -> None:
     """If nothing was claimed, the reason is found without further requests."""
     scene.data.make(partitions=3, messages=1)
@@ -182,6 +217,34 @@ def test_a_run_that_wins_a_part_claims_more(scene: Scene) -> None:
     with scene.batch(scene.delivery(log=log), max_claims=EACH) as batch:
         assert len(batch.all_ranges) == EACH
         assert not {0, 1} & {range_.partition for range_ in batch.all_ranges}
+        scene.process(batch)
+    scene.process(rival)
+    rival.__exit__(None, None, None)
+
+
+def test_while_claims_are_held_no_other_owner_is_asked_about(scene: Scene) -> None:
+    """Asking Dagster takes time, and claims get no heartbeats before the batch has all of them."""
+    scene.data.make(partitions=8, messages=1)
+    scene.drain(scene.delivery())
+    for partition in range(8):
+        scene.data.append(partition, 100 if partition < 4 else 1)
+    for partition in range(4, 7):
+        scene.about(ClaimingPartition, "killed", partition)
+    scene.wait_until_stale()
+    claims_made: list[int] = []
+
+    def is_dead(_: Owner) -> bool:
+        claims_made.append(claims_of(scene, batch))
+        return False
+
+    rival = rival_batch(scene)
+    log = scene.meddled(Side.BEFORE, "ClaimingPartition", rival.__enter__)
+    batch = scene.batch(scene.delivery(log=log, is_dead=is_dead), max_claims=EACH)
+
+    with batch:
+        assert len(batch.all_ranges) == EACH
+        assert claims_made
+        assert not any(claims_made)
         scene.process(batch)
     scene.process(rival)
     rival.__exit__(None, None, None)
