@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.leftovers import stop_after_this_process
 from tests.quick_dagster import import_migrations_once, start_dagster_quickly
 from tests.quick_disk import write_quickly
 
@@ -26,6 +27,12 @@ import_migrations_once()
 write_quickly()
 
 gc.disable()  # until all is imported and collected, because that takes a fifth longer with collections
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Stop the processes that this one leaves running, however it ends, and report them on stderr."""
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        stop_after_this_process()
 
 
 def pytest_collection_finish() -> None:

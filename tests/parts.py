@@ -109,6 +109,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "error_reference",
         "extras",
         "import_contracts",
+        "leftovers",
         "parts",
         "platforms",
         "processes",

@@ -1,6 +1,5 @@
-"""The test run reports a service that has ended, and stops the processes that a worker left running."""
+"""The test run reports a service that has ended, and gives files with the same services to one worker."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from tests.conditions import wait_until
 from tests.real.conftest import FolderScheduling
-from tests.real.services import ended_services, stop_left_running, watched
+from tests.real.services import ended_services, watched
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -26,26 +25,6 @@ def test_a_service_that_has_ended_is_named_with_the_end_of_its_log(tmp_path: Pat
     assert title == f"the broker (process {process.pid}) has ended"
     assert text == f"{log}:\nout of memory\n"
     assert ended_services() == []
-
-
-def test_what_a_worker_left_running_is_stopped() -> None:
-    """Processes of other workers and other runs continue."""
-    started = {
-        name: subprocess.Popen(
-            SLEEP, env=os.environ | {"PYTEST_XDIST_TESTRUNUID": name[0], "PYTEST_XDIST_WORKER": name[1]}
-        )
-        for name in (("this run", "gw0"), ("this run", "gw1"), ("another run", "gw0"))
-    }
-    try:
-        [command] = stop_left_running("this run", "gw0")
-        assert command.startswith(sys.executable)
-        assert {name for name, process in started.items() if process.poll() is None} == set(started) - {
-            ("this run", "gw0")
-        }
-    finally:
-        for process in started.values():
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize(

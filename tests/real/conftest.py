@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import WITHIN_S
-from tests.real.services import ended_services, stop_left_running, watched
+from tests.real.services import ended_services, watched
 from tests.real.spark_fixtures import compiled, driver, filled, hdfs, mariadb, postgres, spark  # noqa: F401 - fixtures
 from tests.session_settings import QUICK_PLANS, submit_environment
 from tests.spark_archive import start_spark_quickly
@@ -90,15 +89,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     if report.failed:
         report.sections += ended_services()
     return report
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ANN401 - pytest-xdist has no types
-    """Stop the processes that a worker left running, and report them if it crashed: others are about to end."""
-    worker = node.gateway.id
-    for command in stop_left_running(node.workerinput["testrunuid"], worker):
-        if error is not None:
-            sys.stderr.write(f"\nworker {worker} left a process running, which was stopped: {command}\n")
 
 
 class MakeTopic(Protocol):

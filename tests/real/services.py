@@ -1,7 +1,6 @@
 """The services of a worker of the test run: the end of one is reported with the tests that fail by it.
 
-A worker that crashes leaves its services running. `stop_left_running` finds them by the variables that pytest-xdist
-sets in a worker's environment, which its processes inherit.
+`tests.leftovers` stops the services of a worker that crashes.
 """
 
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from typing import Final
 import psutil
 
 _END_BYTES: Final = 3_000
-_STOPPED_WITHIN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +56,3 @@ def ended_services() -> list[tuple[str, str]]:
         for service in _watched
         if not service.is_alive
     ]
-
-
-def stop_left_running(run: str, worker: str) -> list[str]:
-    """Stop the processes of a worker that has ended. Return their command lines.
-
-    Args:
-        run: The id that pytest-xdist gave to the test run.
-        worker: The worker's id, such as `gw0`.
-    """
-    left = [each for each in psutil.process_iter(["environ", "cmdline"]) if _belongs_to(each, run, worker)]
-    for each in left:
-        with suppress(psutil.NoSuchProcess):
-            each.kill()
-    psutil.wait_procs(left, _STOPPED_WITHIN_S)
-    return [" ".join(each.info["cmdline"] or [])[:200] for each in left]
-
-
-def _belongs_to(process: psutil.Process, run: str, worker: str) -> bool:
-    environment = process.info["environ"] or {}
-    return (environment.get("PYTEST_XDIST_TESTRUNUID"), environment.get("PYTEST_XDIST_WORKER")) == (run, worker)
