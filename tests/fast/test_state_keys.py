@@ -2,16 +2,16 @@
 
 import gc
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
 
 import pytest
 
 from marshal_dagster.protocol import messages
 from marshal_dagster.protocol import world as world_module
-from marshal_dagster.protocol.messages import RuleSet
+from marshal_dagster.protocol.messages import InvalidMessage, RuleSet, parse
 from marshal_dagster.protocol.state import DataPartitionId, Key, Keys
-from marshal_dagster.protocol.world import World
+from marshal_dagster.protocol.world import PartitionWorld, World
 
 KEYS = 4_000
 KEYS_OF_A_RUN = 10
@@ -102,6 +102,8 @@ def test_keys_without_a_remembered_heartbeat_are_read_too(monkeypatch: pytest.Mo
 
 OWNED = ["ClaimingPartition/1/1795230000/a/c/g/t/0", *["Heartbeat/1/1795230000/a/c/g/t/0/5"] * 3]
 PAUSE = "ReleaseGroup/0/1795230000/op/c/g//0/4000000000"
+LATER = ""
+"""An invalid record, which moves log time beyond the last heartbeat of every owner."""
 CHANGES = {
     "nothing": [],
     "plan": ["ClaimingMessages/1/1795230000/a/c/g/t/0/9"],
@@ -122,9 +124,37 @@ CHANGES = {
         "ReleasingPartition/1/1795230000/op/c/g/t/0/2",
         "ClaimingPartition/1/1795230000/op/c/g/t/0",
     ],
+    "a takeover": [LATER, "ClaimingPartition/1/1795230000/b/c/g/t/0"],
+    "settings of a group without live owners": [LATER, "GroupSettings/1/1795230000/a/c/g//0/60000/go/at_least_once/-"],
     "a Go owner": ["Heartbeat/1/1795230000/go/c/g/t/0/7"],
     "a lower offset": ["Heartbeat/1/1795230000/a/c/g/t/0/4"],
 }
+
+
+def timed(values: Iterable[str]) -> list[tuple[int, int, bytes]]:
+    """Return the records of `values`; a heartbeat has a later timestamp than the record after it."""
+    records, now_ms = [], START_MS
+    for offset, value in enumerate(values):
+        now_ms += 600_000 if value == LATER else 1
+        records.append((offset, now_ms + 1_000 * value.startswith("Heartbeat/"), value.encode()))
+    return records
+
+
+def require_equal(one: PartitionWorld, other: PartitionWorld) -> None:
+    """Check that two readers computed the same."""
+    for name in ("groups", "refused", "noted", "invalid", "log_time_ms", "next_offset"):
+        assert getattr(one, name) == getattr(other, name), name
+
+
+def require_as_by_one(values: Iterable[str], rules: RuleSet) -> None:
+    """Check that a reader of each beginning of a log computes the same as one that applies record by record."""
+    records = timed(values)
+    by_one = World(1, 60_000, rules).start(0, 0)
+    for count, record in enumerate(records, start=1):
+        by_one.apply(*record)
+        by_many = World(1, 60_000, rules).start(0, 0)
+        by_many.apply_many(records[:count])
+        require_equal(by_many, by_one)
 
 
 @pytest.mark.parametrize("rules", list(RuleSet))
@@ -132,11 +162,52 @@ CHANGES = {
 def test_a_remembered_heartbeat_counts_until_its_key_changes(change: str, rules: RuleSet) -> None:
     """After any change of the key, the same heartbeat is judged again."""
     values = [*OWNED, *CHANGES[change], *OWNED[-2:], "GroupSettings/1/1795230000/a/c/g//0/60000/go/at_least_once/-"]
-    values += [PAUSE.replace("/op/", "/a/"), values[-1], *OWNED[-2:]]
-    records = [(offset, START_MS + offset, value.encode()) for offset, value in enumerate(values)]
-    by_one, by_many = (World(1, 60_000, rules).start(0, 0) for _ in range(2))
+    require_as_by_one([*values, PAUSE.replace("/op/", "/a/"), values[-1], *OWNED[-2:]], rules)
+
+
+@pytest.mark.parametrize("rules", list(RuleSet))
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_own_record_also_ends_what_is_remembered(change: str, rules: RuleSet) -> None:
+    """A process does not parse its own records, but they change keys too."""
+    records = timed([*OWNED, *CHANGES[change], *OWNED[-2:]])
+    by_one, by_own = (World(1, 60_000, rules).start(0, 0) for _ in range(2))
     for record in records:
         by_one.apply(*record)
-    by_many.apply_many(records)
-    for name in ("groups", "refused", "noted", "invalid", "log_time_ms", "next_offset"):
-        assert getattr(by_many, name) == getattr(by_one, name), name
+    by_own.apply_many(records[: len(OWNED)])
+    for offset, timestamp_ms, value in records[len(OWNED) : -2]:
+        message = parse(value)
+        by_own.apply(offset, timestamp_ms, value, None if isinstance(message, InvalidMessage) else message)
+    by_own.apply_many(records[-2:])
+    require_equal(by_own, by_one)
+
+
+@pytest.mark.parametrize("rules", list(RuleSet))
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Heartbeat/1/0795230000/",
+        "Heartbeat/x/1795230000/",
+        "Heartbeet/1/1795230000/",
+        "Heartbeat/1/179523000x/",
+        "x" * 23,
+    ],
+)
+def test_an_invalid_record_that_ends_like_a_remembered_heartbeat_is_invalid(head: str, rules: RuleSet) -> None:
+    """Only the time of a heartbeat may differ from the remembered one."""
+    require_as_by_one([*OWNED, head + OWNED[-1][len(head) :]], rules)
+
+
+@pytest.mark.parametrize("rules", list(RuleSet))
+@pytest.mark.parametrize("time_s", ["179523000", "17952300000"])
+def test_only_heartbeats_with_a_time_of_ten_digits_are_remembered(time_s: str, rules: RuleSet) -> None:
+    """The end of another one, cut at the same place, can be the heartbeat of another instance."""
+    owned = [value.replace("/1795230000/a/", f"/{time_s}/xa/") for value in OWNED]
+    others = [f"Heartbeat/1/1795230000/{sender}c/g/t/0/5" for sender in ("a/", "/xa/", "")]
+    require_as_by_one([*owned, *others], rules)
+
+
+def test_a_plan_does_not_end_what_is_remembered() -> None:
+    """A plan changes neither the owner nor the offset, and each batch has one."""
+    world = World(1, 60_000).start(0, 0)
+    world.apply_many(timed([*OWNED, *CHANGES["plan"]]))
+    assert len(world._beats) == 1
