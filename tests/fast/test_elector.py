@@ -44,7 +44,7 @@ def test_an_elector_outlives_what_the_client_makes_of_a_fatal_error(monkeypatch:
             raise SystemError("returned NULL without setting an exception")
         elector._stop.set()
 
-    monkeypatch.setattr(elector, "_stand", stand)
+    monkeypatch.setattr(elector, "_take_part", stand)
     elector._run()
     assert stands == [0, 1]
     assert isinstance(elector.failure, UnavailableError)
@@ -62,7 +62,7 @@ def test_an_elector_stands_again_after_any_error(monkeypatch: pytest.MonkeyPatch
             raise each
         elector._stop.set()
 
-    monkeypatch.setattr(elector, "_stand", stand)
+    monkeypatch.setattr(elector, "_take_part", stand)
     elector._run()
     assert str(elector.failure) == str(error)
 
@@ -79,7 +79,7 @@ def test_who_hangs_is_not_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
         stands.append(next(alive, "asked three times before"))
         elector._stop.set()
 
-    monkeypatch.setattr(elector, "_stand", stand)
+    monkeypatch.setattr(elector, "_take_part", stand)
     elector._run()
     assert stands == ["asked three times before"]
 

@@ -202,7 +202,7 @@ def ends(harvester: Harvester, monkeypatch: pytest.MonkeyPatch) -> Ends:
     """Replace the database and Kafka of the harvester."""
     ends = Ends()
     monkeypatch.setattr(harvester, "_look_up", ends.look_up)
-    monkeypatch.setattr(harvester_module, "Topics", ends.topics)
+    monkeypatch.setattr("marshal_dagster.kafka.admin_client.Topics", ends.topics)
     monkeypatch.setattr(harvester_module, "_LOOK_AT_ENDS_S", 0.0)
     return ends
 
