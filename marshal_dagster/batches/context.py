@@ -164,6 +164,15 @@ class BatchContext:
                     "until an operator sets the position with `marshal-dagster position reset`"
                 )
 
+    def check_id(self, keys: Mapping[int, Key], extents: Mapping[int, OffsetBounds]) -> None:
+        """Look up the topic's id unless this batch has done so, then call `check_incarnation`.
+
+        A batch without a claim calls it, so that a re-created topic with as many messages does not look drained.
+        """
+        if not self._is_id_present:
+            self.look_up()
+            self.check_incarnation(keys, extents)
+
     # Ranges and texts
 
     def ranges(

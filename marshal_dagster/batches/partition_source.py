@@ -269,7 +269,10 @@ class PartitionSource:
         return {range_.partition: range_.end for range_, claim in claims if claim and claim.lease.holds(now_ms)}
 
     def why_idle(self, wanted: Sequence[int]) -> Idle:
-        """Return why there is nothing to do; if a claim was tried, read the log to its end first."""
+        """Return why there is nothing to do; if a claim was tried, read the log to its end first.
+
+        Raises `DataTopicChangedError` if the topic looks drained only because it was deleted and re-created.
+        """
         context, is_entire = self._context, self._request.claim_entire_topic
         if self._has_claimed:
             self.claimer.rationalizer.catch_up()
@@ -280,6 +283,8 @@ class PartitionSource:
         keys = context.keys(wanted)
         free, exhausted = self._free(wanted)
         todo = [n for n, key in keys.items() if n not in exhausted and _advised_lag(key, extents[n])]
+        if not todo:
+            context.check_id({number: keys[number] for number in free}, extents)
         held = None
         if todo and not (exhausted and is_entire):
             taken = set(wanted if is_entire else todo).difference(free)

@@ -183,6 +183,8 @@ class RangeSource:
         extents, keys = context.extents(wanted), context.keys(wanted)
         exhausted = self._exhausted_claims(keys)
         todo = [key for n, key in keys.items() if key.offset is None or key.offset < extents[n].end]
+        if not todo:
+            context.check_id(keys, extents)
         owners = [pair for key in todo for pair in self._owners(key)]
         held = self._held(owners) if owners or (todo and not exhausted) else None
         return context.why_idle(held, exhausted)

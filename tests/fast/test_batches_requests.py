@@ -10,13 +10,19 @@ import pytest
 
 from marshal_dagster.batches import ClaimedBatch, IdleReason
 from marshal_dagster.coordination import claims
-from marshal_dagster.coordination.log import LogIdentity
+from marshal_dagster.coordination.log import NO_TOPIC_ID, LogIdentity
 from marshal_dagster.errors import DataLossError, DataTopicChangedError
-from marshal_dagster.protocol.messages import WITHOUT_SETTINGS, ClaimingPartition, DeliveryMode
+from marshal_dagster.protocol.messages import (
+    WITHOUT_SETTINGS,
+    ClaimingPartition,
+    DataTopic,
+    DeliveryMode,
+    ReleasingPartition,
+)
 from marshal_dagster.protocol.state import OffsetBounds, Owner
 from marshal_dagster.testing import MemoryLog
-from tests.batch_fixtures import HI_MS, TOPIC, Scene
-from tests.real.kill_points import Side
+from tests.batch_fixtures import HI_MS, TOPIC, DataTopics, Description, MeddledLog, Scene
+from tests.real.kill_points import KillPoint, Side
 
 RUNS = 32
 EACH = 4
@@ -142,6 +148,61 @@ def test_a_plan_beyond_the_offsets_that_chose_it_is_looked_up_again(scene: Scene
     assert [(part.lag_before, part.lag_after) for part in batch.report()] == [(8, 2)]
 
 
+class WithoutIds(DataTopics):
+    """Data topics of brokers that give topics no id."""
+
+    def describe(self, topic: str) -> Description:
+        """Return the description with the id of all topics."""
+        return Description(NO_TOPIC_ID, super().describe(topic).partitions)
+
+
+def test_without_topic_ids_the_offsets_are_looked_up_after_the_claim() -> None:
+    """A topic that was re-created in the meantime cannot be noticed, but nothing beyond its end is planned."""
+    scene = Scene(data=WithoutIds())
+    scene.data.make(partitions=1, messages=5)
+    scene.work(scene.delivery(), max_records=1)
+    log = scene.meddled(Side.BEFORE, "ClaimingPartition", lambda: scene.data.make(partitions=1, messages=3))
+
+    batch = scene.work(scene.delivery(log=log))
+
+    assert [(range_.start, range_.end) for range_ in batch.all_ranges] == [(1, 3)]
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+@pytest.mark.parametrize("messages", [0, 3, 5, 9])
+def test_a_topic_that_was_re_created_between_two_batches_of_a_session_is_noticed(
+    scene: Scene, messages: int, *, ranges: bool
+) -> None:
+    """The id of an earlier batch does not make a re-created topic look drained."""
+    scene.data.make(messages=5)
+    delivery = scene.delivery(ranges=ranges)
+    scene.drain(delivery)
+    done = dict(scene.processed)
+    scene.data.make(messages=messages)
+
+    with pytest.raises(DataTopicChangedError, match="until an operator sets the position"):
+        scene.work(delivery)
+
+    assert scene.processed == done
+
+
+def test_a_session_continues_with_a_re_created_topic_whose_position_was_set(scene: Scene) -> None:
+    """The id of an earlier batch is looked up again, before a key with another one is an error."""
+    scene.data.make(partitions=1, messages=5)
+    delivery = scene.delivery()
+    scene.drain(delivery)
+    scene.data.make(partitions=1, messages=2)
+    scene.pause(instance="ops.1")
+    scene.about(ClaimingPartition, "ops.1")
+    scene.about(DataTopic, "ops.1", topic_id=scene.data.describe(TOPIC).topic_id)
+    scene.about(ReleasingPartition, "ops.1", offset=0)
+    scene.pause(-1, instance="ops.1")
+
+    batch = scene.work(delivery)
+
+    assert [(range_.start, range_.end) for range_ in batch.all_ranges] == [(0, 2)]
+
+
 def test_a_drained_topic_is_looked_at_once(scene: Scene) -> None:
     """If nothing was claimed, the reason is found without further requests."""
     scene.data.make(partitions=3, messages=1)
@@ -217,6 +278,7 @@ def test_a_run_that_wins_a_part_claims_more(scene: Scene) -> None:
     with scene.batch(scene.delivery(log=log), max_claims=EACH) as batch:
         assert len(batch.all_ranges) == EACH
         assert not {0, 1} & {range_.partition for range_ in batch.all_ranges}
+        assert claims_of(scene, batch) == EACH + 2
         scene.process(batch)
     scene.process(rival)
     rival.__exit__(None, None, None)
@@ -255,7 +317,7 @@ def test_what_a_faster_run_has_finished_is_not_claimed_again(scene: Scene) -> No
     scene.data.make(partitions=12, messages=1)
     scene.drain(scene.delivery())
     for partition in range(12):
-        scene.data.append(partition, 1)
+        scene.data.append(partition, 100 if partition < EACH else 1)
     rival = scene.delivery()
     log = scene.meddled(Side.BEFORE, "ClaimingPartition", lambda: scene.work(rival, partitions=tuple(range(10))))
 
@@ -263,6 +325,43 @@ def test_what_a_faster_run_has_finished_is_not_claimed_again(scene: Scene) -> No
         assert {range_.partition for range_ in batch.all_ranges} == {10, 11}
         scene.process(batch)
     assert claims_of(scene, batch) <= 6
+
+
+def test_a_pause_before_the_second_try_releases_what_was_won(scene: Scene) -> None:
+    """The batch is idle, and an idle batch holds nothing."""
+    scene.data.make(partitions=8, messages=1)
+    scene.drain(scene.delivery())
+    for partition in range(8):
+        scene.data.append(partition, 100 if partition < 4 else 1)
+    rival = rival_batch(scene)
+    won = scene.meddled(Side.BEFORE, "ClaimingPartition", rival.__enter__)
+    log = MeddledLog(won, KillPoint(Side.AFTER, "ClaimingPartition"), scene.pause)
+
+    with scene.batch(scene.delivery(log=log), max_claims=EACH) as batch:
+        assert batch.idle is not None
+        assert batch.idle.reason is IdleReason.PAUSED
+        owners = [scene.key(partition).owner for partition in range(8)]
+        assert batch.batch_id not in {owner.instance for owner in owners if owner is not None}
+    assert claims_of(scene, batch) == EACH
+
+
+def test_partitions_of_dead_owners_are_claimed_if_all_others_are_taken(scene: Scene) -> None:
+    """Claims of dead owners are live by the log, so a second try asks about them."""
+    scene.data.make(partitions=8, messages=1)
+    scene.drain(scene.delivery())
+    for partition in range(8):
+        scene.data.append(partition, 100 if partition < 4 else 1)
+    for partition in range(4, 8):
+        scene.about(ClaimingPartition, "killed", partition)
+    rival = scene.batch(scene.delivery(), partitions=(0, 1, 2, 3))
+    log = scene.meddled(Side.BEFORE, "ClaimingPartition", rival.__enter__)
+    delivery = scene.delivery(log=log, is_dead=lambda owner: owner.instance == "killed")
+
+    batch = scene.work(delivery, max_claims=EACH)
+
+    assert [range_.partition for range_ in batch.all_ranges] == [4, 5, 6, 7]
+    scene.process(rival)
+    rival.__exit__(None, None, None)
 
 
 def rival_batch(scene: Scene) -> ClaimedBatch:
