@@ -1,12 +1,20 @@
 """How long the coordination log waits for its broker; other tests use a real one (`tests/real`)."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
+    KafkaError,
+    TopicPartition,
+)
 
 from marshal_dagster.coordination import kafka_log
 from marshal_dagster.coordination.kafka_log import KafkaLog
@@ -15,6 +23,7 @@ from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.record_size import _size
 from marshal_dagster.protocol.messages import ReleaseGroup, render
+from marshal_dagster.protocol.pause_reason import REASON_HEADER
 
 HEARTBEAT_S = 0.1
 """How long a member with a short heartbeat interval waits for an answer."""
@@ -231,6 +240,94 @@ def test_a_pause_with_unreadable_headers_is_read_without_a_reason(monkeypatch: p
 
     assert [record for chunk in chunks for record in chunk.records] == [(0, 7, PAUSE)]
     assert not any(chunk.reasons for chunk in chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record, as the client returns it."""
+
+    of_partition: int
+    at: int
+    times: tuple[int, int]
+    content: bytes | None
+    reason: bytes | None
+
+    def partition(self) -> int:
+        """Return the partition."""
+        return self.of_partition
+
+    def offset(self) -> int:
+        """Return the offset."""
+        return self.at
+
+    def timestamp(self) -> tuple[int, int]:
+        """Return the type of the timestamp, and the timestamp in ms."""
+        return self.times
+
+    def value(self) -> bytes | None:
+        """Return the value."""
+        return self.content
+
+    def headers(self) -> list[tuple[str, bytes]] | None:
+        """Return the reason, if there is one."""
+        return None if self.reason is None else [(REASON_HEADER, self.reason)]
+
+    def error(self) -> None:
+        """Return that this is a record."""
+
+
+def random_messages(rng: Random, ends: dict[int, int]) -> Iterator[Any]:
+    """Yield messages of three partitions in runs, with gaps of transactions, ends and errors that pass."""
+    for _ in range(rng.randrange(1, 12)):
+        partition = rng.choice(list(ends))
+        for _ in range(rng.randrange(1, 5)):
+            roll, end = rng.random(), ends[partition]
+            if roll < 0.1:
+                ends[partition] += 1
+            elif roll < 0.2:
+                yield PassingError(KafkaError._PARTITION_EOF, partition, rng.choice((end, end, max(0, end - 3))))
+            elif roll < 0.3:
+                yield PassingError(KafkaError._TRANSPORT, rng.choice((partition, -1, 9)), max(0, end - 1))
+            else:
+                kind = rng.choice((TIMESTAMP_LOG_APPEND_TIME,) * 6 + (TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE))
+                value = rng.choice((None, b"", b"R", b"ReleaseGroup", PAUSE, PAUSE, b"Heartbeat/1"))
+                yield Record(partition, end, (kind, rng.choice((-1, end))), value, rng.choice((None, b"upgrade")))
+                ends[partition] += 1
+
+
+def test_chunks_have_every_record_time_reason_and_end() -> None:
+    """Whatever the order of partitions, ends and errors in what the client returns, nothing is lost."""
+    for seed in range(300):
+        rng, starts = Random(seed), {0: 3, 1: 0, 5: 100}
+        ends = dict(starts)
+        log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1"))
+        log._positions = dict(starts)
+        for _ in range(3):
+            messages = list(random_messages(rng, ends))
+            before, chunks = dict(log._positions), list(log._chunks(messages))
+            for partition in starts:
+                ours = [chunk for chunk in chunks if chunk.partition == partition]
+                sent = [m for m in messages if isinstance(m, Record) and m.of_partition == partition]
+                eofs = [
+                    m.at
+                    for m in messages
+                    if m.partition() == partition
+                    and isinstance(m, PassingError)
+                    and m.code == KafkaError._PARTITION_EOF
+                ]
+                records = [record for chunk in ours for record in chunk.records]
+                assert records == [(m.at, m.times[1], m.content) for m in sent]
+                assert {offset for chunk in ours for offset in chunk.sender_timed} == {
+                    m.at for m in sent if m.times[0] != TIMESTAMP_LOG_APPEND_TIME
+                }
+                assert {offset: why for chunk in ours for offset, why in chunk.reasons.items()} == {
+                    m.at: "upgrade" for m in sent if m.content == PAUSE and m.reason is not None
+                }
+                positions = [before[partition], *(chunk.position for chunk in ours)]
+                assert positions == sorted(positions)
+                assert positions[-1] == log._positions[partition]
+                assert positions[-1] == max([before[partition], *eofs, *(m.at + 1 for m in sent)])
+            assert {chunk.partition for chunk in chunks} <= starts.keys()
 
 
 def test_the_size_of_a_record_with_unreadable_headers_is_that_of_the_rest() -> None:
