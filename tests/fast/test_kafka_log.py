@@ -18,6 +18,7 @@ from confluent_kafka import (
 
 from marshal_dagster.coordination import kafka_log
 from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.log import PositionLostError
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -114,8 +115,8 @@ def test_the_time_that_a_reader_takes_for_a_part_is_not_that_of_the_broker(monke
 
 
 @dataclass(frozen=True, slots=True)
-class PassingError:
-    """The event of an error that concerns no reader by position, or passes by itself."""
+class ErrorEvent:
+    """The event of an error; most concern no reader by position, or pass by themselves."""
 
     code: int
     of_partition: int = 0
@@ -153,7 +154,7 @@ def test_an_error_of_a_partition_that_is_not_read_is_ignored(
     monkeypatch: pytest.MonkeyPatch, of_partition: int
 ) -> None:
     """The client reports errors of its group without a partition."""
-    error = PassingError(KafkaError.GROUP_AUTHORIZATION_FAILED, of_partition)
+    error = ErrorEvent(KafkaError.GROUP_AUTHORIZATION_FAILED, of_partition)
     monkeypatch.setattr(clients, "consumer", lambda *_, **__: (Events([error], [error, UnreadableHeaders(3, 7)]), None))
     log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=1))
     log.follow({3: 7})
@@ -169,7 +170,7 @@ def test_errors_that_pass_do_not_extend_the_time_that_a_reader_waits(monkeypatch
         now_s[0] += HEARTBEAT_S
         return now_s[0]
 
-    errors = [[PassingError(KafkaError._TRANSPORT)] for _ in range(50)]
+    errors = [[ErrorEvent(KafkaError._TRANSPORT)] for _ in range(50)]
     monkeypatch.setattr(kafka_log, "time", SimpleNamespace(monotonic=monotonic))
     monkeypatch.setattr(clients, "consumer", lambda *_, **__: (Events(*errors, [End(3)]), None))
     log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=1))
@@ -242,6 +243,23 @@ def test_a_pause_with_unreadable_headers_is_read_without_a_reason(monkeypatch: p
     assert not any(chunk.reasons for chunk in chunks)
 
 
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (KafkaError._AUTO_OFFSET_RESET, PositionLostError),
+        (KafkaError.OFFSET_OUT_OF_RANGE, PositionLostError),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, UnavailableError),
+    ],
+)
+def test_an_error_among_records_is_raised(code: int, error: type[Exception]) -> None:
+    """No record is returned then: the caller follows the log again from its own position."""
+    log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1"))
+    log._positions = {0: 0, 1: 0}
+    messages: Any = [UnreadableHeaders(), UnreadableHeaders(1), ErrorEvent(code, 1), UnreadableHeaders(1, 1)]
+    with pytest.raises(error):
+        next(log._chunks(messages))
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """A record, as the client returns it."""
@@ -285,9 +303,9 @@ def random_messages(rng: Random, ends: dict[int, int]) -> Iterator[Any]:
             if roll < 0.1:
                 ends[partition] += 1
             elif roll < 0.2:
-                yield PassingError(KafkaError._PARTITION_EOF, partition, rng.choice((end, end, max(0, end - 3))))
+                yield ErrorEvent(KafkaError._PARTITION_EOF, partition, rng.choice((end, end, max(0, end - 3))))
             elif roll < 0.3:
-                yield PassingError(KafkaError._TRANSPORT, rng.choice((partition, -1, 9)), max(0, end - 1))
+                yield ErrorEvent(KafkaError._TRANSPORT, rng.choice((partition, -1, 9)), max(0, end - 1))
             else:
                 kind = rng.choice((TIMESTAMP_LOG_APPEND_TIME,) * 6 + (TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE))
                 value = rng.choice((None, b"", b"R", b"ReleaseGroup", PAUSE, PAUSE, b"Heartbeat/1"))
@@ -311,9 +329,7 @@ def test_chunks_have_every_record_time_reason_and_end() -> None:
                 eofs = [
                     m.at
                     for m in messages
-                    if m.partition() == partition
-                    and isinstance(m, PassingError)
-                    and m.code == KafkaError._PARTITION_EOF
+                    if m.partition() == partition and isinstance(m, ErrorEvent) and m.code == KafkaError._PARTITION_EOF
                 ]
                 records = [record for chunk in ours for record in chunk.records]
                 assert records == [(m.at, m.times[1], m.content) for m in sent]

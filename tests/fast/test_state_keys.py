@@ -1,5 +1,6 @@
 """The keys of a group behave as a dict does, and need little memory."""
 
+import dataclasses
 import gc
 import tracemalloc
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,7 @@ import pytest
 from marshal_dagster.protocol import messages
 from marshal_dagster.protocol import world as world_module
 from marshal_dagster.protocol.messages import InvalidMessage, RuleSet, parse
-from marshal_dagster.protocol.state import DataPartitionId, Key, Keys
+from marshal_dagster.protocol.state import DataPartitionId, Key, Keys, Owner, Phase, Range
 from marshal_dagster.protocol.world import PartitionWorld, World
 
 KEYS = 4_000
@@ -35,6 +36,8 @@ def test_keys_are_found_as_in_a_dict() -> None:
         assert {id(key) for key in keys.values()} == {id(key) for key in expected.values()}
         assert all(keys[place] is key and place in keys for place, key in expected.items())
         assert keys == Keys(expected.items())
+        asked = [-1, *range(-2, 31), 2**31]
+        assert keys.of_topic("a", asked) == [expected.get(("a", partition)) for partition in asked]
         assert [partition for topic, partition in keys if topic == "a"] == sorted(
             n for topic, n in expected if topic == "a"
         )
@@ -43,6 +46,15 @@ def test_keys_are_found_as_in_a_dict() -> None:
                 assert keys.get(place) is None
                 with pytest.raises(KeyError):
                     keys[place]
+
+
+def test_a_copy_of_a_key_has_each_field() -> None:
+    """Fields that `==` does not compare are copied too."""
+    owners = Owner("a", "c", 1), Owner("b", "c", 2)
+    key = Key(5, owners[0], 6, 7, 8, 9, "A" * 22, True, (Range(10, 11, Phase.DONE),), owners[1])
+    fields = [field.name for field in dataclasses.fields(Key)]
+    assert [getattr(key.copy(), name) for name in fields] == [getattr(key, name) for name in fields]
+    assert all(getattr(key, name) != getattr(Key(), name) for name in fields)
 
 
 def records_of_runs() -> Iterator[tuple[int, int, bytes]]:
