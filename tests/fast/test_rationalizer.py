@@ -112,6 +112,17 @@ def test_a_heartbeat_is_told_where_it_moved_the_offset(site: Site) -> None:
     assert [(outcome.before, outcome.after) for outcome in outcomes.values()] == [(None, 5), (7, 9)]
 
 
+def test_a_heartbeat_that_creates_its_key_has_a_result_too(site: Site) -> None:
+    """In a Go group a heartbeat is accepted without a claim."""
+    rationalizer, _ = reader(site)
+    beat = Heartbeat(instance="run1.0", client="c", group=GROUP, topic=TOPIC, partition=0, time_s=0, offset=5)
+    offset = site.say(beat)
+
+    outcome = rationalizer.read_past({site.home: {offset: (beat, render(beat))}})[site.home][offset]
+
+    assert (outcome.accepted, outcome.before, outcome.after) == (True, None, 5)
+
+
 @pytest.mark.parametrize("where", ["read", "apply"])
 def test_an_interrupted_reading_loses_nothing(site: Site, where: str) -> None:
     """A reading that was interrupted at any point and then repeated leads to the same state."""
