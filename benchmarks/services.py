@@ -51,18 +51,6 @@ def mariadb() -> Iterator[str]:
         yield server
 
 
-@contextmanager
-def spark_cluster() -> Iterator[str]:
-    """Start a standalone cluster of two workers, yield the URL of its master, and stop it at the end."""
-    from tests.real.spark_cluster import running_cluster
-
-    with (
-        tempfile.TemporaryDirectory(prefix="marshal-benchmark-", ignore_cleanup_errors=True) as folder,
-        running_cluster(Path(folder)) as cluster,
-    ):
-        yield cluster.master
-
-
 def create_coordination_topic(connection: KafkaConnection, name: str) -> None:
     """Create a topic with the settings and the number of partitions of a coordination topic."""
     with Topics(connection) as topics:

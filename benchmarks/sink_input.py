@@ -20,9 +20,8 @@ INPUT: Final = "orders"
 
 
 def fill(data: Topics, connection: KafkaConnection, partitions: int, records: int, record_bytes: int) -> None:
-    """Create the topic unless it exists, and write `records` messages to it, the same number to each partition."""
-    if not data.create(INPUT, partitions, 1):
-        return
+    """Create the topic, and write `records` messages to it, the same number to each partition."""
+    data.create(INPUT, partitions, 1)
     text = b"x" * record_bytes
     count = records // partitions * partitions
     services.load(connection, INPUT, ((number % partitions, text) for number in range(count)))

@@ -1,6 +1,6 @@
 """Runs benchmarks in one process: `python -m tests.real.benchmark_runner`, with a JSON list of command lines.
 
-They share a broker, a database server and a local Spark session, also in place of a cluster. Spark interprets plans.
+They share a broker, a database server and a Spark session. Spark interprets plans.
 The Python processes that they start use the byte code of the sources, instead of compiling them to a temporary folder.
 """
 
@@ -36,7 +36,6 @@ DRIVERS = (
     "org.xerial:sqlite-jdbc:3.46.1.3",
 )
 """The packages of the databases' drivers, which the shared session has."""
-MASTER = "local[2]"
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
@@ -66,7 +65,6 @@ def shared_services() -> Iterator[None]:
     packages = (*DRIVERS, iceberg_package(), delta_package())
     jars = {str(jar) for package in packages for jar in fetch_connector(package)}
     settings = {name: value for name, value in delta_settings().items() if name != "spark.jars"}
-    settings["spark.master"] = MASTER
 
     def session(needed: str = "", also: Mapping[str, str] | None = None) -> AbstractContextManager["SparkSession"]:
         missing = {*filter(None, needed.split(","))} - jars, dict(also or {}).items() - settings.items()
@@ -79,7 +77,6 @@ def shared_services() -> Iterator[None]:
         batch.local_session(",".join(sorted(jars)), settings) as spark,
         patch.object(services, "broker", lambda: emptied(connection)),
         patch.object(services, "postgres", lambda: new_database(dsn)),
-        patch.object(services, "spark_cluster", lambda: nullcontext(MASTER)),
         patch.object(batch, "local_session", session),
         patch.object(interpreters, "environment", lambda: nullcontext(dict(os.environ))),
     ):

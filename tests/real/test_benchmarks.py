@@ -32,8 +32,6 @@ SHORT = {
     "mariadb_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "iceberg_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "kafka_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
-    "sink_memory": ["--fewest=2000", "--most=2000", "--sinks=1"],
-    "sinks_on_cluster": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0", "--sinks=1"],
     "coordinator": [
         *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
         *("--small-members=3", "--small-partitions=6", "--alternations=1", "--warm-up=0"),
@@ -80,8 +78,6 @@ CASES = {
     "file_sink": ["2,000 rows"],
     "mariadb_sink": ["2,000 rows"],
     "iceberg_sink": ["2,000 rows"],
-    "sink_memory": ["FileSink, 2,000 rows"],
-    "sinks_on_cluster": ["PostgresSink, 2,000 rows"],
     "coordinator": [
         "40 members, 200 partitions: the coordinator's processor beside merely reading",
         "40 members, 200 partitions: its memory beside that without members",
