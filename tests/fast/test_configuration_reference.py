@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import marshal_dagster
+
+pytest.importorskip("griffe")
+
 from tools import configuration_reference
 
 PACKAGE = Path(marshal_dagster.__file__).parent

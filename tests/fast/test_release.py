@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("hatchling")
+
 from tools import release
 from tools.package_readme import description
 
