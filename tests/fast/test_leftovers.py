@@ -12,7 +12,7 @@ from tests.conditions import wait_until
 STARTER = """
 import subprocess, sys, time
 from tests.leftovers import stop_after_this_process
-stop_after_this_process()
+stop_after_this_process(after_s=0)
 service = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"], start_new_session=True)
 print(service.pid, flush=True)
 time.sleep(1000)
