@@ -82,10 +82,21 @@ def s3a_jars() -> tuple[Path, ...]:
     return jars.jars() or jars.download(find_java(), None)
 
 
+def fetched_delta_settings() -> dict[str, str]:
+    """Return the settings of Delta Lake if this Spark has one, after its jars were downloaded.
+
+    Spark's own download fails if two sessions start it at the same time.
+    """
+    if not has_delta():
+        return {}
+    fetch_connector(delta_package())
+    return delta_settings()
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """A session with two task slots, the Kafka connector, Avro, Delta Lake and Iceberg, stopped at the end."""
-    delta = delta_settings() if has_delta() else {}
+    delta = fetched_delta_settings()
     jars = [*jars_beside_the_connector(avro_package()), *(fetch_connector(delta_package()) if delta else ())]
     jars += [*iceberg_jars(), *s3a_jars()]
     session = start_session(

@@ -16,9 +16,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key
-from marshal_dagster.sinks import DeltaSink, FileSink, PostgresSink, delta_settings
-from marshal_dagster.spark.connector import fetch_connector
-from marshal_dagster.spark.packages import delta_package
+from marshal_dagster.sinks import DeltaSink, FileSink, PostgresSink
 from marshal_dagster.spark.session import SINGLE_EXECUTION
 from tests.conditions import wait_until
 from tests.kafka_outputs import KafkaOutput, committed
@@ -44,7 +42,7 @@ from tests.real.spark_driver import (
     write_oneself,
     write_through_the_sink,
 )
-from tests.real.spark_fixtures import has_delta
+from tests.real.spark_fixtures import fetched_delta_settings
 from tests.real.test_kill_points_sinks import KafkaTopic, Table
 from tests.session_settings import INTERPRETED, SMALL_DELTA
 from tests.sink_outputs import TABLE
@@ -71,9 +69,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 @pytest.fixture
 def work(cluster: SparkCluster, kafka: str, filled: str, shared_coordination_topic: str, tmp_path: Path) -> Work:
     """A group at the start of a filled topic, and a session with Delta Lake if this Spark has one."""
-    if has_delta():
-        fetch_connector(delta_package())
-    delta = SMALL_DELTA | delta_settings() if has_delta() else {}
+    delta = SMALL_DELTA | fetched_delta_settings()
     where = Where(
         cluster.master, tuple((INTERPRETED | SHOWN | {"spark.eventLog.dir": cluster.events.as_uri()} | delta).items())
     )
