@@ -18,7 +18,7 @@ def versions(brokers: Sequence[Broker], topic_id: str) -> Finding:
             "brokers",
             f"{found}; topics have no ids",
             "a topic that was deleted and re-created looks like the old one: its claims and commits still count",
-            "upgrade the brokers to Kafka 3.0 or newer",
+            "upgrade the brokers to Kafka 2.8 or newer, with inter.broker.protocol.version 2.8 or newer",
         )
     return ok("brokers", found)
 
