@@ -27,6 +27,8 @@ from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, Gr
 from marshal_dagster.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MariaDBSink, PostgresSink, delta_settings
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.spark import job_control
+from marshal_dagster.spark.connector import fetch_connector
+from marshal_dagster.spark.packages import delta_package
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.kafka_outputs import FakeKafkaSink
 from tests.real.batch_worker import parent_ended, say
@@ -251,11 +253,9 @@ def main() -> int:
         slots = len(members) * TASKS if len(members) > 1 else 1
         extra = {"spark.master": f"local[{slots}]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
         extra |= QUICK_PLANS | QUICK_HDFS
-        extra |= (
-            SMALL_DELTA | delta_settings()
-            if any(orders.is_delta and not orders.lacks_delta for orders in members)
-            else {}
-        )
+        if any(orders.is_delta and not orders.lacks_delta for orders in members):
+            fetch_connector(delta_package())  # Spark's own download fails if another worker starts it at the same time
+            extra |= SMALL_DELTA | delta_settings()
         spark = start_session(spark_settings(app_name="sink worker", extra=extra))
         spark.sparkContext.setLogLevel("OFF")
     with ThreadPoolExecutor(len(members)) as threads:
