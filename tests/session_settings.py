@@ -39,6 +39,19 @@ def submit_environment(settings: Mapping[str, str]) -> dict[str, str]:
     return {"PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"])}
 
 
+def fetched_delta_settings() -> dict[str, str]:
+    """Return the settings of a session with Delta Lake, after its jars were downloaded.
+
+    Spark's own download fails if two sessions start it at the same time.
+    """
+    from marshal_dagster.sinks.delta.table import delta_settings
+    from marshal_dagster.spark.connector import fetch_connector
+    from marshal_dagster.spark.packages import delta_package
+
+    fetch_connector(delta_package())
+    return delta_settings()
+
+
 @contextmanager
 def session_settings(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
     """Set these settings for the block, and restore the former values afterwards."""

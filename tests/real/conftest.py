@@ -18,7 +18,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import WITHIN_S
 from tests.real.services import ended_services, watched
-from tests.real.spark_fixtures import compiled, driver, filled, hdfs, mariadb, postgres, spark  # noqa: F401 - fixtures
+from tests.real.spark_fixtures import compiled, database, driver, filled, hdfs, mariadb, postgres, spark  # noqa: F401 - fixtures
 from tests.session_settings import QUICK_PLANS, submit_environment
 from tests.spark_archive import start_spark_quickly
 

@@ -24,16 +24,14 @@ from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, GroupSettings, Heartbeat, RuleSet, parse
-from marshal_dagster.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MariaDBSink, PostgresSink, delta_settings
+from marshal_dagster.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MariaDBSink, PostgresSink
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.spark import job_control
-from marshal_dagster.spark.connector import fetch_connector
-from marshal_dagster.spark.packages import delta_package
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.kafka_outputs import FakeKafkaSink
 from tests.real.batch_worker import parent_ended, say
 from tests.real.kill_points import KillableLog, KillPoint, Side, read_messages
-from tests.session_settings import QUICK_HDFS, QUICK_PLANS, SMALL_DELTA
+from tests.session_settings import QUICK_HDFS, QUICK_PLANS, SMALL_DELTA, fetched_delta_settings
 from tests.sink_outputs import TABLE, UPSERTS, FakeFileSink, FakeFrame, FakeMariaDBSink, FakePostgresSink, hook
 
 if TYPE_CHECKING:
@@ -254,8 +252,7 @@ def main() -> int:
         extra = {"spark.master": f"local[{slots}]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
         extra |= QUICK_PLANS | QUICK_HDFS
         if any(orders.is_delta and not orders.lacks_delta for orders in members):
-            fetch_connector(delta_package())  # Spark's own download fails if another worker starts it at the same time
-            extra |= SMALL_DELTA | delta_settings()
+            extra |= SMALL_DELTA | fetched_delta_settings()
         spark = start_session(spark_settings(app_name="sink worker", extra=extra))
         spark.sparkContext.setLogLevel("OFF")
     with ThreadPoolExecutor(len(members)) as threads:

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,12 +16,18 @@ from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.delta.table import delta_settings
 from marshal_dagster.spark.connector import EXCLUDES, fetch_connector
 from marshal_dagster.spark.packages import avro_package, delta_package, iceberg_package
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.services import watched
-from tests.session_settings import QUICK_HDFS, QUICK_PLANS, SMALL_DELTA, USUAL_PLANS, session_settings
+from tests.session_settings import (
+    QUICK_HDFS,
+    QUICK_PLANS,
+    SMALL_DELTA,
+    USUAL_PLANS,
+    fetched_delta_settings,
+    session_settings,
+)
 from tests.spark_archive import jvm_crash_log
 
 if TYPE_CHECKING:
@@ -82,21 +89,10 @@ def s3a_jars() -> tuple[Path, ...]:
     return jars.jars() or jars.download(find_java(), None)
 
 
-def fetched_delta_settings() -> dict[str, str]:
-    """Return the settings of Delta Lake if this Spark has one, after its jars were downloaded.
-
-    Spark's own download fails if two sessions start it at the same time.
-    """
-    if not has_delta():
-        return {}
-    fetch_connector(delta_package())
-    return delta_settings()
-
-
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """A session with two task slots, the Kafka connector, Avro, Delta Lake and Iceberg, stopped at the end."""
-    delta = fetched_delta_settings()
+    delta = fetched_delta_settings() if has_delta() else {}
     jars = [*jars_beside_the_connector(avro_package()), *(fetch_connector(delta_package()) if delta else ())]
     jars += [*iceberg_jars(), *s3a_jars()]
     session = start_session(
@@ -199,6 +195,20 @@ def postgres() -> Iterator[str]:
     """The connection string of the suite's PostgreSQL, which is stopped and removed at the end."""
     with running_postgres() as dsn:
         yield dsn
+
+
+@pytest.fixture
+def database(postgres: str) -> Iterator[str]:
+    """The connection string of a database of its own on the suite's PostgreSQL."""
+    import psycopg
+    from psycopg import sql
+    from psycopg.conninfo import make_conninfo
+
+    name = f"database_{time.monotonic_ns()}"
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        yield make_conninfo(postgres, dbname=name)
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture(scope="session")

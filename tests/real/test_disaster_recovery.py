@@ -4,7 +4,6 @@
 import os
 import re
 import shlex
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from marshal_dagster.batches import BatchRequest, BatchSession
 from marshal_dagster.coordination.claimer import new_instance_id
@@ -159,16 +158,6 @@ def send(connection: KafkaConnection, topic: str, count: int) -> None:
     for number in range(count):
         producer.produce(topic, f"message {number}")
     assert producer.flush(WITHIN_S) == 0
-
-
-@pytest.fixture
-def database(postgres: str) -> Iterator[str]:
-    """A database of its own."""
-    name = f"shop_{time.monotonic_ns()}"
-    with psycopg.connect(postgres, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        yield make_conninfo(postgres, dbname=name)
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def test_a_new_empty_cluster(old: Deployment, second: KafkaConnection, operator: MakeOperator, database: str) -> None:

@@ -33,8 +33,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 from prometheus_client.parser import text_string_to_metric_families
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from marshal_dagster.batches import BatchRequest, BatchSession, IdleReason
 from marshal_dagster.cli.connections import open_reader
@@ -225,16 +223,6 @@ class Deployment:
         self.found_s[alert.name] = time.monotonic() - began_s
         assert self.found_s[alert.name] < FOUND_WITHIN_S
         return answer.out
-
-
-@pytest.fixture
-def database(postgres: str) -> Iterator[str]:
-    """A database of its own."""
-    name = f"night_{time.monotonic_ns()}"
-    with psycopg.connect(postgres, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        yield make_conninfo(postgres, dbname=name)
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture

@@ -42,9 +42,9 @@ from tests.real.spark_driver import (
     write_oneself,
     write_through_the_sink,
 )
-from tests.real.spark_fixtures import fetched_delta_settings
+from tests.real.spark_fixtures import has_delta
 from tests.real.test_kill_points_sinks import KafkaTopic, Table
-from tests.session_settings import INTERPRETED, SMALL_DELTA
+from tests.session_settings import INTERPRETED, SMALL_DELTA, fetched_delta_settings
 from tests.sink_outputs import TABLE
 
 SINGLE = tuple(SINGLE_EXECUTION.items())
@@ -69,7 +69,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 @pytest.fixture
 def work(cluster: SparkCluster, kafka: str, filled: str, shared_coordination_topic: str, tmp_path: Path) -> Work:
     """A group at the start of a filled topic, and a session with Delta Lake if this Spark has one."""
-    delta = SMALL_DELTA | fetched_delta_settings()
+    delta = SMALL_DELTA | fetched_delta_settings() if has_delta() else {}
     where = Where(
         cluster.master, tuple((INTERPRETED | SHOWN | {"spark.eventLog.dir": cluster.events.as_uri()} | delta).items())
     )

@@ -11,13 +11,12 @@ from pydantic import BaseModel
 
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.sinks import DeltaSink, FileSink, IcebergSink, MariaDBSink, PostgresSink
-from marshal_dagster.sinks.delta.table import delta_settings
 from marshal_dagster.sinks.sink import Sink
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.iceberg_tables import NAME, catalog_name, catalog_properties, create_table, open_catalog
 from tests.kafka_outputs import KafkaOutput
 from tests.real.test_kill_points_sinks import Files, Keyed
-from tests.session_settings import QUICK_PLANS, SMALL_DELTA
+from tests.session_settings import QUICK_PLANS, SMALL_DELTA, fetched_delta_settings
 from tests.sink_conformance import Row
 from tests.sink_outputs import TABLE, UPSERTS, MariaDBOutput, PostgresOutput, own_schema
 
@@ -139,7 +138,7 @@ def make_output(kind: SinkKind, folder: Path, server: Callable[[SinkKind], str])
 
 def session_settings(kind: SinkKind) -> dict[str, str]:
     """Return the settings of a small session for a sink."""
-    delta = SMALL_DELTA | delta_settings() if kind in OF_DELTA else {}
+    delta = SMALL_DELTA | fetched_delta_settings() if kind in OF_DELTA else {}
     return {"spark.master": "local[2]", "spark.driver.memory": "512m", **QUICK_PLANS, **delta}
 
 
