@@ -102,6 +102,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "benchmarks",
         "check_*",
         "conditions",
+        "containers",
         "configuration_reference",
         "demo",
         "diagrams",

@@ -1,5 +1,7 @@
 """Check the alert rules with promtool: their form, and their unit tests without the texts of annotations.
 
+Also check the syntax of the example's settings of Prometheus.
+
 `promtool test rules` compares annotations too, so each test would repeat them. The command needs promtool, which
 `make promtool` fetches.
 """
@@ -16,6 +18,7 @@ import yaml  # type: ignore[import-untyped]
 FOLDER: Final = Path(__file__).parents[1] / "observability"
 RULES: Final = FOLDER / "alerts.yml"
 TESTS: Final = FOLDER / "alerts_test.yml"
+SETTINGS: Final = FOLDER.parent / "examples" / "compose" / "prometheus.yml"
 
 
 def rules(text: str) -> list[dict[str, Any]]:
@@ -56,6 +59,7 @@ def main() -> int:
         codes = [
             subprocess.run([promtool, "check", "rules", RULES], check=False).returncode,
             subprocess.run([promtool, "test", "rules", folder / TESTS.name], check=False).returncode,
+            subprocess.run([promtool, "check", "config", "--syntax-only", SETTINGS], check=False).returncode,
         ]
     return int(bool(missing) or any(codes))
 
