@@ -11,6 +11,11 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER
 from marshal_dagster.protocol.state import OffsetBounds
 
+PARTITIONS_TEXT: Final = "Partitions of the topic, such as '0-3,7' (default: all)."
+"""The description of the option `partitions` in all run configs."""
+
+_MOST_PARTITIONS: Final = 1_000_000
+"""More than any cluster has: a slip in a range must not fill the memory."""
 _PARTITIONS: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
 
@@ -117,6 +122,25 @@ def offsets_of(text: str, source: str) -> ToOffsets:
 def partitions_of(text: str, source: str) -> tuple[range, ...]:
     """Parse partitions such as `0,2-4`. Raises `ConfigurationError`, whose message begins with `source`."""
     return tuple(_run_of(part.strip(), source) for part in text.split(","))
+
+
+def partition_numbers(text: str, source: str) -> tuple[int, ...]:
+    """Parse partitions as `partitions_of` does; return their numbers, sorted. Raises `ConfigurationError`."""
+    runs = partitions_of(text, source)
+    if sum(map(len, runs)) > _MOST_PARTITIONS:
+        raise ConfigurationError(f"{source}: {text!r} names more than {_MOST_PARTITIONS} partitions")
+    return tuple(sorted({number for run in runs for number in run}))
+
+
+def partitions_text(numbers: Collection[int]) -> str:
+    """Return partitions in the form that `partitions_of` parses, such as `0,2-4`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _run_of(text: str, source: str) -> range:

@@ -30,7 +30,7 @@ from marshal_dagster.admin.group_settings import GroupSettingsAdmin
 from marshal_dagster.admin.import_positions import PositionImporter, PositionSourceOptions
 from marshal_dagster.admin.log_access import LOOKING_MS
 from marshal_dagster.admin.pause import GroupPauser, require_reason
-from marshal_dagster.admin.position_spec import TargetOptions, partitions_of
+from marshal_dagster.admin.position_spec import PARTITIONS_TEXT, TargetOptions, partitions_of
 from marshal_dagster.admin.reprocess import plans_finder
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.admin.retry_plans import PlanRetrier
@@ -50,7 +50,6 @@ _SECOND_MS: Final = 1_000
 _WAIT_S: Final = 300.0
 _LONGEST_WAIT_S: Final = 30 * 86_400.0
 _WAIT_TEXT: Final = "Seconds to wait for members to release their partitions."
-_PARTITIONS_TEXT: Final = "Partitions of the topic, such as '0-3,7' (default: all)."
 _SINK_TEXT: Final = (
     "The group's sink as module:name. The job then checks that the sink can replace rows that it already has."
 )
@@ -103,7 +102,7 @@ class PartitionsConfig(AdminConfig):
     """The data topic and its partitions that a job acts on."""
 
     topic: str = Field(description="The data topic.")
-    partitions: str | None = Field(default=None, description=_PARTITIONS_TEXT)
+    partitions: str | None = Field(default=None, description=PARTITIONS_TEXT)
 
     def chosen(self) -> tuple[range, ...] | None:
         """Return the chosen partitions, or None for all. Raises `ConfigurationError`."""

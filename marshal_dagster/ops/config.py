@@ -13,6 +13,7 @@ from dagster import AssetKey, Config, OpExecutionContext
 from pydantic import Field, create_model
 
 from marshal_dagster._internal.enums import enum_member
+from marshal_dagster.admin.position_spec import PARTITIONS_TEXT
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.topic_names import require_topic_name
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 class ClaimedBatchConfig(Config):
     """The run config of a claimed-batch op or asset: which messages the run processes, and when it ends."""
 
-    partitions: list[int] | None = Field(default=None, description="Partitions of the topic to process (default: all).")
+    partitions: str | None = Field(default=None, description=PARTITIONS_TEXT)
     max_records: int | None = Field(
         default=None, ge=1, description="Maximum offsets of a batch, over all its partitions (default: no limit)."
     )

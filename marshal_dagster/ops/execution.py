@@ -22,6 +22,7 @@ from dagster import (
 from dagster._core.storage.tags import RETRY_ON_ASSET_OR_OP_FAILURE_TAG  # has no public name
 
 from marshal_dagster._internal.extras import Extra, require_extra
+from marshal_dagster.admin.position_spec import partition_numbers
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import (
@@ -400,7 +401,8 @@ class BatchExecution:
                     "from the run config"
                 )
             return (self.partition,)
-        return None if partitions is None or self.spec.claim_entire_topic else tuple(partitions)
+        numbers = None if partitions is None else partition_numbers(partitions, "partitions")
+        return None if self.spec.claim_entire_topic else numbers
 
     def _work_on(self, batch: ClaimedBatch) -> _IdleResult | None:
         """Claim, process and commit one batch; return why there was nothing to do, or None."""

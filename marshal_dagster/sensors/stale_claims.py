@@ -29,6 +29,7 @@ from pydantic import Field
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.admin.log_access import require_certain
 from marshal_dagster.admin.pause import group_names, unknown_group
+from marshal_dagster.admin.position_spec import partitions_text
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ConfigurationError, IncompleteLogError
@@ -469,7 +470,7 @@ class _Tick:
 
     def _request(self, target: _Target, bundle: Sequence[AbandonedPartition], previous: PreviousRuns) -> RunRequest:
         config = {
-            "partitions": [left.partition for left in bundle],
+            "partitions": partitions_text({left.partition for left in bundle}),
             "max_batches": 1,
             "seen": [_as_run_config(left) for left in bundle],
         }

@@ -1,5 +1,7 @@
 """The positions that an operator requests, and the offsets that they mean."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from marshal_dagster.admin.position_spec import (
@@ -12,7 +14,9 @@ from marshal_dagster.admin.position_spec import (
     choose_partitions,
     offsets_of,
     outside_text,
+    partition_numbers,
     partitions_of,
+    partitions_text,
     resolve,
 )
 from marshal_dagster.errors import ConfigurationError
@@ -53,6 +57,22 @@ def test_what_are_no_offsets_is_an_error_that_names_them(text: str) -> None:
 def test_partitions_are_read(text: str, numbers: list[int]) -> None:
     """Partitions are numbers and ranges of numbers in any order; duplicates count once."""
     assert choose_partitions("t", LogEnd.EARLIEST, partitions_of(text, "--partitions"), range(5)) == numbers
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([0], "0"), ([3, 1, 2], "1-3"), ([0, 2, 3, 7], "0,2-3,7"), (range(100), "0-99"), ([], "")]
+)
+def test_partitions_are_written_as_they_are_read(numbers: Sequence[int], text: str) -> None:
+    """A sensor names partitions in the form that an operator types."""
+    assert partitions_text(numbers) == text
+    if text:
+        assert partition_numbers(text, "partitions") == tuple(sorted(numbers))
+
+
+def test_a_slip_in_a_range_does_not_fill_the_memory() -> None:
+    """A range of more partitions than any cluster has is an error, before its numbers are made."""
+    with pytest.raises(ConfigurationError, match="'0-2147483647' names more than 1000000 partitions"):
+        partition_numbers("0-2147483647", "partitions")
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1-", "0,,1", "99999999999", "2147483648", "٣"])

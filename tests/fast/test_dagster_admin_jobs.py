@@ -38,6 +38,7 @@ from marshal_dagster.jobs.admin import (
     build_settings_job,
 )
 from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.ops.config import ClaimedBatchConfig
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import ClaimingPartition
 from marshal_dagster.resources.claimer import ClaimerResource
@@ -269,7 +270,7 @@ def test_several_partitions_are_reprocessed(stand: Stand) -> None:
     """All jobs name partitions in one form."""
     again = {"topic": TOPIC, "partitions": "0-1", "start": 30, "end": 40, "dry_run": True}
     assert [row["partition"] for row in shown(stand.run("reprocess_range", **again))] == [0, 1]
-    configs: list[Any] = [config for _, config in JOBS.values()]
+    configs: list[Any] = [ClaimedBatchConfig, *(config for _, config in JOBS.values())]
     forms = [config.model_fields["partitions"] for config in configs if "partitions" in config.model_fields]
     assert {field.annotation for field in forms} == {str | None}
     assert all("'0-3,7'" in (field.description or "") for field in forms)

@@ -354,9 +354,18 @@ def test_the_run_is_tagged_with_group_and_topic(stand: Stand) -> None:
 
 def test_run_config_limits_what_is_taken(stand: Stand) -> None:
     """Partitions and limits in the run config override those of the op."""
-    config = ClaimedBatchConfig(partitions=[1], max_records=3, max_batches=1)
+    config = ClaimedBatchConfig(partitions="1", max_records=3, max_batches=1)
     assert stand.run(config, max_records=12).output_for_node("work").offsets == 3
     assert [stand.scene.key(n).offset for n in range(3)] == [0, 3, 0]
+
+
+def test_partitions_in_the_run_config_have_the_form_of_the_admin_jobs(stand: Stand) -> None:
+    """Numbers and ranges of numbers are accepted; what names no partitions fails the run with that text."""
+    stand.run(ClaimedBatchConfig(partitions="0,2-2", max_batches=2))
+    assert [stand.scene.key(n).offset for n in range(3)] == [10, 0, 10]
+    result = stand.run(ClaimedBatchConfig(partitions="one"))
+    assert not result.success
+    assert "partitions: 'one' names no partitions" in _error(result)
 
 
 def test_an_op_reads_in_as_many_tasks_as_it_is_told(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +405,7 @@ def test_the_lag_counts_partitions_that_got_no_part(stand: Stand) -> None:
 
 def test_an_op_for_the_entire_topic_redoes_all_of_it(stand: Stand) -> None:
     """An op that claims the entire topic does so even if its config names some partitions."""
-    result = stand.run(ClaimedBatchConfig(partitions=[1]), claim_entire_topic=True)
+    result = stand.run(ClaimedBatchConfig(partitions="1"), claim_entire_topic=True)
     assert result.output_for_node("work").offsets == 30
 
 
@@ -701,7 +710,7 @@ def test_one_message_is_skipped_by_the_steps_of_the_docs(stand: Stand, mode: Del
         Rationalizer(stand.scene.log(), clock=stand.scene.clock), GROUP, "ops", clock=stand.scene.clock
     )
     operator.end_plans(TOPIC, [1], wait_ms=0)
-    assert stand.run(ClaimedBatchConfig(partitions=[1], max_records=4, max_batches=1)).success
+    assert stand.run(ClaimedBatchConfig(partitions="1", max_records=4, max_batches=1)).success
     operator.set_positions(TOPIC, {1: 5}, stand.scene.data.describe(TOPIC).topic_id, wait_ms=0)
     assert stand.run().success
     assert _offsets(stand, 3) == [10, 10, 10]
@@ -1386,10 +1395,10 @@ def test_a_batch_jobs_launchpad_opens_with_what_an_operator_may_change() -> None
     choices = {"on_idle": "skip", "retry_exhausted": False}
     opened = {
         build_claimed_batch_job(op): {"max_records": 7, **choices},
-        build_claimed_batch_job(op, config=ClaimedBatchConfig(max_batches=3, partitions=[1], on_idle="fail")): {
+        build_claimed_batch_job(op, config=ClaimedBatchConfig(max_batches=3, partitions="1", on_idle="fail")): {
             "max_records": 7,
             "max_batches": 3,
-            "partitions": [1],
+            "partitions": "1",
             "on_idle": "fail",
             "retry_exhausted": False,
         },
@@ -1414,7 +1423,7 @@ def test_a_job_of_another_op_is_refused() -> None:
 def test_what_the_sensor_saw_is_in_the_metadata(stand: Stand) -> None:
     """The metadata of a reprocessing run show the state that its request expected, next to what it did."""
     seen = ExpectedKeyState(partition=2, generation=0, offset=4, epoch=17, instance="dead.1")
-    result = stand.run(ClaimedBatchConfig(partitions=[2], seen=[seen]))
+    result = stand.run(ClaimedBatchConfig(partitions="2", seen=[seen]))
     (output,) = [event for event in result.all_events if event.event_type == dg.DagsterEventType.STEP_OUTPUT][:1]
     (row,) = cast("dg.TableMetadataValue", output.step_output_data.metadata["seen"]).records
     assert (row.data["partition"], row.data["epoch"], row.data["instance"]) == (2, 17, "dead.1")

@@ -241,7 +241,7 @@ def test_a_stale_owner_is_asked_for_in_one_run(watch: Watch) -> None:
     since = datetime.fromisoformat(request.tags["marshal/timeline"].removeprefix(command))
     assert 600 < time.time() - since.timestamp() < 1_200
     config = _config(request)
-    assert (config["partitions"], config["max_batches"]) == ([0, 1, 2], 1)
+    assert (config["partitions"], config["max_batches"]) == ("0-2", 1)
     assert [ExpectedKeyState(**seen) for seen in config["seen"]] == [
         ExpectedKeyState(
             partition=n,
@@ -278,7 +278,7 @@ def test_an_open_plan_that_nobody_holds_is_asked_for(watch: Watch) -> None:
     with pytest.raises(ZeroDivisionError), watch.scene.batch(watch.scene.delivery(), partitions=(1,)):
         _ = 1 / 0
     (request,) = watch.requests()
-    assert _config(request)["partitions"] == [1]
+    assert _config(request)["partitions"] == "1"
     assert "epoch" not in _config(request)["seen"][0]
 
 
@@ -298,10 +298,10 @@ def test_partitions_can_be_asked_for_one_by_one(watch: Watch) -> None:
     watch.settings = {"grouping": Grouping.PARTITION, "max_runs_per_tick": 2}
     watch.die()
     first = watch.requests()
-    assert [_config(request)["partitions"] for request in first] == [[0], [1]]
+    assert [_config(request)["partitions"] for request in first] == ["0", "1"]
     for request in first:
         watch.was_asked(request, dg.DagsterRunStatus.STARTED)
-    assert [_config(request)["partitions"] for request in watch.requests()] == [[2]]
+    assert [_config(request)["partitions"] for request in watch.requests()] == ["2"]
 
 
 # Run keys
@@ -351,10 +351,10 @@ def test_a_run_that_died_though_dagster_says_started_blocks_nothing(watch: Watch
 
 @pytest.mark.parametrize(
     ("status", "bundles"),
-    [(dg.DagsterRunStatus.STARTED, [[0], [1], [2]]), (dg.DagsterRunStatus.NOT_STARTED, [[0, 1, 2]])],
+    [(dg.DagsterRunStatus.STARTED, ["0", "1", "2"]), (dg.DagsterRunStatus.NOT_STARTED, ["0-2"])],
 )
 def test_a_run_under_way_does_not_hide_a_later_death(
-    watch: Watch, status: dg.DagsterRunStatus, bundles: list[list[int]]
+    watch: Watch, status: dg.DagsterRunStatus, bundles: list[str]
 ) -> None:
     """A run that was requested for an earlier state blocks nothing; a run that was not even launched has not failed."""
     watch.die()
@@ -375,7 +375,7 @@ def test_a_run_that_never_claims_blocks_for_a_bounded_time(watch: Watch, monkeyp
     assert "was requested and has not ended" in watch.skipped()
     monkeypatch.setattr("marshal_dagster.sensors._run_history.OPEN_RUN_PATIENCE_S", -60)
     again = watch.requests()
-    assert [_config(each)["partitions"] for each in again] == [[0], [1], [2]]
+    assert [_config(each)["partitions"] for each in again] == ["0", "1", "2"]
     assert request.run_key not in {each.run_key for each in again}
 
 
@@ -388,7 +388,7 @@ def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> N
     (second,) = watch.requests()
     for number in range(201):
         seen = [{"partition": number + 10, "generation": 0}]
-        config = {"ops": {"work": {"config": {"partitions": [number + 10], "max_batches": 1, "seen": seen}}}}
+        config = {"ops": {"work": {"config": {"partitions": str(number + 10), "max_batches": 1, "seen": seen}}}}
         tags = {**first.tags, "marshal/asked": f"other {number}"}
         watch.instance.create_run_for_job(JOB, run_config=config, tags=tags, status=dg.DagsterRunStatus.SUCCESS)
     (third,) = watch.requests()
@@ -423,7 +423,7 @@ def test_the_run_key_of_a_bundle_never_repeats(watch: Watch) -> None:
     watch.was_asked(first, dg.DagsterRunStatus.FAILURE)
     for number in range(200):
         seen = [{"partition": number + 10, "generation": 0}]
-        config = {"ops": {"work": {"config": {"partitions": [number + 10], "max_batches": 1, "seen": seen}}}}
+        config = {"ops": {"work": {"config": {"partitions": str(number + 10), "max_batches": 1, "seen": seen}}}}
         tags = {**first.tags, "marshal/asked": f"other {number}"}
         watch.instance.create_run_for_job(JOB, run_config=config, tags=tags, status=dg.DagsterRunStatus.SUCCESS)
     assert first.run_key not in {request.run_key for request in watch.requests()}
@@ -433,16 +433,16 @@ def test_after_a_fruitless_bundle_its_partitions_are_asked_for_one_by_one(watch:
     """A message that always fails then affects only its own partition; other partitions are repeated alone."""
     watch.die()
     (bundle,) = watch.requests()
-    assert _config(bundle)["partitions"] == [0, 1, 2]
+    assert _config(bundle)["partitions"] == "0-2"
     watch.was_asked(bundle, dg.DagsterRunStatus.FAILURE)
     watch.settings = {"max_runs_per_tick": 2}
     singles = watch.requests()
-    assert [_config(request)["partitions"] for request in singles] == [[0], [1]]
+    assert [_config(request)["partitions"] for request in singles] == ["0", "1"]
     for partition in (1, 2):
         watch.scene.work(watch.scene.delivery(), partitions=(partition,))
     watch.was_asked(singles[0], dg.DagsterRunStatus.FAILURE)
     watch.was_asked(singles[1], dg.DagsterRunStatus.SUCCESS, "done")
-    assert [_config(request)["partitions"] for request in watch.requests()] == [[0]]
+    assert [_config(request)["partitions"] for request in watch.requests()] == ["0"]
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED])
@@ -498,7 +498,7 @@ def test_a_run_that_could_not_try_wears_nothing_out(watch: Watch, outcome: str) 
     watch.settings["retry_wait_s"] = 0
     for _ in range(4):
         (request,) = watch.requests()
-        assert _config(request)["partitions"] == [0, 1, 2]
+        assert _config(request)["partitions"] == "0-2"
         watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
 
 
@@ -562,7 +562,7 @@ def test_after_each_failure_it_is_asked_for_later(watch: Watch) -> None:
     assert f"{TOPIC}/0: " in report
     assert 40 <= int(report.split("the last run failed or changed nothing, next request in ")[1].split(" s")[0]) <= 50
     watch.die("another", partitions=(1,))
-    assert [_config(request)["partitions"] for request in watch.requests()] == [[1]]
+    assert [_config(request)["partitions"] for request in watch.requests()] == ["1"]
 
 
 def test_the_pause_after_a_failure_counts_from_the_runs_end(watch: Watch) -> None:
@@ -721,7 +721,7 @@ def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> No
     _wear_out(watch)
     watch.die("another", partitions=(1,))
     result = watch.tick()
-    assert [_config(request)["partitions"] for request in result.run_requests or ()] == [[1]]
+    assert [_config(request)["partitions"] for request in result.run_requests or ()] == ["1"]
     assert [check.passed for check in _checks(result)] == [False]
     watch.was_asked((result.run_requests or ())[0], STARTED)
     assert (
@@ -1412,7 +1412,7 @@ def test_many_partitions_are_asked_for_in_one_run_with_a_short_key(watch: Watch)
         watch.scene.data.append(partition, 1)
     watch.die()
     (request,) = watch.requests()
-    assert _config(request)["partitions"] == list(range(100))
+    assert _config(request)["partitions"] == "0-99"
     assert len(request.run_key or "") < 100
 
 
@@ -1569,7 +1569,7 @@ def test_planned_ranges_without_live_owner_are_asked_for_with_their_bounds(watch
     first, second = watch.requests()
     assert _seen(first) == [(0, 0, 3), (1, 0, 4), (2, 3, 7)]
     assert _seen(second) == [(0, 5, 8)]
-    assert _config(second)["partitions"] == [0]
+    assert _config(second)["partitions"] == "0"
     assert _config(second)["seen"][0]["plan_attempts"] == 0
 
 

@@ -394,7 +394,7 @@ def test_a_run_that_waits_for_its_pool_has_claimed_nothing(make_site: MakeSite) 
     """
     site = make_site()
     site.instance.event_log_storage.set_concurrency_slots(POOL, 1)
-    only_one = {"ops": {"pooled_work": {"config": {"partitions": [0]}}}}
+    only_one = {"ops": {"pooled_work": {"config": {"partitions": "0"}}}}
     first = site.start("pooled", run_config=only_one, halt="processing")
     site.wait_until_halted(first)
     second = site.start("pooled")
@@ -418,7 +418,7 @@ def test_two_code_locations_share_a_group(make_site: MakeSite) -> None:
     """
     site = make_site()
     site.tick(sensor_name(site.group, "failed_runs"), "two")
-    some = {"ops": {"plain_work": {"config": {"partitions": [0, 1]}}}}
+    some = {"ops": {"plain_work": {"config": {"partitions": "0-1"}}}}
     ours = site.start("plain", "one", run_config=some, halt="processing")
     site.wait_until_halted(ours)
     theirs = site.work("plain", "two")
