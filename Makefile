@@ -229,7 +229,7 @@ lint-tree: $(READY)
 
 # Checks for terms to avoid, long sentences and wide code in the pages, incomplete documentation of public names, and docstrings that do not match the code.
 lint-language: $(READY)
-	$(BIN)/python -m tools.check_language
+	$(BIN)/python -m tools.check_language --docs
 	$(BIN)/python -m tools.check_pages
 	$(BIN)/python -m tools.check_docstrings
 	$(BIN)/ruff check --preview --select D417,DOC102,DOC202,DOC403 --config 'lint.pydocstyle.convention = "google"' marshal_dagster
