@@ -299,7 +299,14 @@ OUTBOX: Final = Dashboard(
                     "Set aside today",
                     "Rows that cannot be published. `marshal-dagster outbox parked list` shows why.",
                     f"sum(increase(marshal_outbox_parked_total{_OF_OUTBOX}[24h]))",
-                    width=8,
+                ),
+                stat(
+                    "Last count",
+                    "How long ago the waiting rows were counted, of the outbox for which that is longest. If the table "
+                    "is locked, the values of rows are as old as that.",
+                    f"max(time() - max by (outbox) (marshal_outbox_backlog_counted_timestamp_seconds{_OF_OUTBOX}))",
+                    unit="s",
+                    limits=((GREEN, None), (ORANGE, 60), (RED, 300)),
                 ),
             ],
         ),

@@ -20,6 +20,7 @@ COUNT_EACH_S: Final = 1.0
 LOOK_EACH_S: Final = 10.0
 """The least time between two counts of the waiting rows, which only the leader requests from the database."""
 _CLOSE_WITHIN_S: Final = 5.0
+_now_s: Final = time.time
 _COUNTED: Final = ("published", "parked", "refused", "sessions")
 
 
@@ -62,6 +63,7 @@ class _MetricsRecorder:
         for name in _COUNTED:  # a counter that begins at 0 shows its first event as an increase
             getattr(self._metrics, name).add(0, self._whose)
         self._metrics.leads.set(0, self._whose)
+        self._metrics.backlog_counted_at.set(0, self._whose)
         try:
             while not over.wait(COUNT_EACH_S):
                 self._count()
@@ -93,6 +95,7 @@ class _MetricsRecorder:
             return
         if not self._leads():  # meanwhile another harvester may lead, which reports the backlog
             return
+        self._metrics.backlog_counted_at.set(_now_s(), self._whose)
         self._metrics.backlog.set(status.rows, self._whose)
         self._metrics.backlog_age.set(status.oldest_age_s or 0.0, self._whose)
 

@@ -92,6 +92,11 @@ class OutboxMetrics:
         self.backlog_age = meter.create_gauge(
             "marshal.outbox.backlog.age", "s", "Age of the oldest row that waits to be published."
         )
+        self.backlog_counted_at = meter.create_gauge(
+            "marshal.outbox.backlog.counted.timestamp",
+            "s",
+            "When this process last counted the backlog, in unix seconds; 0 before the first time.",
+        )
 
 
 class CoordinatorMetrics:

@@ -19,6 +19,7 @@ from marshal_dagster.outbox.status import OutboxStatus
 from marshal_dagster.telemetry import metrics
 from tests.conditions import wait_until
 
+COUNTED_AT = "backlog.counted.timestamp"
 TABLES = OutboxTables(Database("postgresql://127.0.0.1:1/db"), "billing")
 
 
@@ -100,7 +101,7 @@ def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[FakeOutb
         counts.published += 2
         counts.parked += 3
         counts.refused += 4
-    assert meters.values() == {"published": 7, "parked": 3, "refused": 4, "sessions": 1, "leads": 0}
+    assert meters.values() == {"published": 7, "parked": 3, "refused": 4, "sessions": 1, "leads": 0, COUNTED_AT: 0}
     assert (meters.flushes, backlog.asked, backlog.closed) == (1, 0, 1)
 
 
@@ -123,9 +124,38 @@ def test_the_leader_measures_the_backlog_now_and_then(
         assert backlog.asked == 1
         wait_until(lambda: "backlog.age" in meters.values(), "the backlog was recorded")
         counted = dict.fromkeys(["published", "parked", "refused", "sessions"], 0)
-        assert meters.values() == {**counted, "leads": 1, "backlog": 12, "backlog.age": 3.5}
+        assert meters.values().pop(COUNTED_AT) > 0
+        assert {**meters.values(), COUNTED_AT: 1} == {
+            **counted,
+            "leads": 1,
+            "backlog": 12,
+            "backlog.age": 3.5,
+            COUNTED_AT: 1,
+        }
         monkeypatch.setattr(outbox_metrics, "LOOK_EACH_S", 0.01)
         wait_until(lambda: backlog.asked > 1, "the backlog was queried again")
+
+
+def test_a_backlog_that_cannot_be_counted_is_seen(
+    meters: Meters, backlog: type[FakeOutboxInspector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last count stays, so its time shows that it is old: a lock of the whole table would look like no backlog."""
+    monkeypatch.setattr(outbox_metrics, "LOOK_EACH_S", 0.01)
+    now_s = [1_700_000_000.0]
+    monkeypatch.setattr(outbox_metrics, "_now_s", lambda: now_s[0])
+    leads = [False]
+    with metrics_recorded(TABLES, HarvestCounts(), lambda: leads[0]):
+        wait_until(lambda: meters.values().get(COUNTED_AT) == 0, "nothing was counted yet")
+        leads[0] = True
+        wait_until(lambda: meters.values()[COUNTED_AT] == 1_700_000_000.0, "the backlog was counted")
+        backlog.fails = True
+        now_s[0] += 600
+        asked = backlog.asked
+        wait_until(lambda: backlog.asked > asked + 1, "it was queried again")
+        assert meters.values()[COUNTED_AT] == 1_700_000_000.0
+        leads[0] = False
+        wait_until(lambda: meters.values()["leads"] == 0, "it stands by")
+        assert meters.values()[COUNTED_AT] == 1_700_000_000.0
 
 
 def test_who_leads_no_more_reports_no_backlog(meters: Meters, backlog: type[FakeOutboxInspector]) -> None:
