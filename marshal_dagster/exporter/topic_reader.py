@@ -15,7 +15,9 @@ Each look-up of an id leaks 0.1 KB in the client library, which an exporter of m
 """
 
 _TRY_AGAIN_S: Final = 60.0
-"""How long a topic is left out about which the cluster gave no answer."""
+"""How long a topic, or its retention, is not looked up again if the cluster gave no answer."""
+_KEPT_S: Final = 60.0
+"""How long the last offsets of a topic are used if the cluster gives no answer, or was not asked because of another."""
 
 
 class TopicClient(Protocol):
@@ -52,7 +54,7 @@ class TopicReader:
         self._skipped_until_s: dict[str, float] = {}
         self._unanswered: set[str] = set()
         self._described: dict[str, tuple[float, TopicDescription]] = {}
-        self._bounds: dict[str, Mapping[int, OffsetBounds]] = {}
+        self._last: dict[str, tuple[float, DataTopic]] = {}
         self._retention: dict[str, tuple[float, float | None]] = {}
 
     def read(self, topics: Collection[str], at_s: float) -> dict[str, DataTopic | None]:
@@ -60,7 +62,8 @@ class TopicReader:
 
         Once there is no answer, the remaining topics wait for the next call, which leaves out this one for a minute and
         then tries it last. So neither a cluster that is away nor a topic without a leader costs a time-out for each
-        topic. Raises `MarshalError` for errors that do not depend on a topic.
+        topic. Meanwhile all of these have their last offsets, for a minute. Raises `MarshalError` for errors that do
+        not depend on a topic.
 
         Args:
             topics: The names of the topics.
@@ -71,15 +74,19 @@ class TopicReader:
             if self._skipped_until_s.get(topic, 0.0) > at_s:
                 continue
             try:
-                found[topic] = self._look_up(topic, at_s)
+                self._last[topic] = at_s, self._look_up(topic, at_s)
             except (TopicNotFoundError, AuthorizationError):
                 self._described.pop(topic, None)
+                self._last.pop(topic, None)
                 self._skipped_until_s[topic] = at_s + _LOOK_AGAIN_S
             except UnavailableError:
                 self._skipped_until_s[topic] = at_s + _TRY_AGAIN_S
                 self._unanswered.add(topic)
                 break
             self._unanswered.discard(topic)
+        for topic in found:
+            looked_at_s, last = self._last.get(topic, (float("-inf"), None))
+            found[topic] = last if at_s - looked_at_s <= _KEPT_S else None
         return found
 
     def _look_up(self, topic: str, at_s: float) -> DataTopic:
@@ -88,12 +95,11 @@ class TopicReader:
             bounds = self.client.offsets(topic, described.partitions)
         except TopicNotFoundError:
             bounds = {}
-        before = self._bounds.get(topic, {})
+        before = self._last[topic][1].bounds if topic in self._last else {}
         if not bounds or any(at.end < before[number].end for number, at in bounds.items() if number in before):
             self._described.pop(topic, None)  # it may have been deleted and re-created
             described = self._describe(topic, at_s)
             bounds = self.client.offsets(topic, described.partitions)
-        self._bounds[topic] = bounds
         return DataTopic(described.topic_id, bounds, self._retention_s(topic, at_s))
 
     def _describe(self, topic: str, at_s: float) -> TopicDescription:
@@ -109,6 +115,9 @@ class TopicReader:
             return retention_s
         try:
             settings = self.client.settings(topic)
+        except UnavailableError:
+            self._retention[topic] = at_s - _LOOK_AGAIN_S + _TRY_AGAIN_S, retention_s
+            return retention_s
         except MarshalError:  # the user may lack DESCRIBE_CONFIGS, which the rest does not need
             settings = {}
         kept_ms = int(settings.get("retention.ms", "-1"))

@@ -52,6 +52,8 @@ class Cluster:
 
     bounds: dict[str, dict[int, OffsetBounds]] = field(default_factory=dict)
     errors: dict[str, MarshalError] = field(default_factory=dict)
+    offset_errors: dict[str, MarshalError] = field(default_factory=dict)
+    settings_error: MarshalError | None = None
     ids: dict[str, str] = field(default_factory=dict)
     past: dict[int, int] = field(default_factory=dict)
     """For each time the offset in partition 0 of the first record of that time or later."""
@@ -66,7 +68,9 @@ class Cluster:
         return TopicDescription(topic, self.ids.get(topic, TOPIC_ID), tuple(self.bounds[topic]), 1)
 
     def offsets(self, topic: str, partitions: Collection[int]) -> dict[int, OffsetBounds]:
-        """Return the bounds of the partitions, or raise if there are fewer."""
+        """Return the bounds of the partitions, or raise if there are fewer, or the topic's error."""
+        if topic in self.offset_errors:
+            raise self.offset_errors[topic]
         if set(partitions) - set(self.bounds[topic]):
             raise TopicNotFoundError("no such partition")
         return {partition: self.bounds[topic][partition] for partition in partitions}
@@ -79,6 +83,8 @@ class Cluster:
 
     def settings(self, _: str) -> dict[str, str]:
         """Return the retention, or raise without the right."""
+        if self.settings_error is not None:
+            raise self.settings_error
         if self.retention_ms is None:
             raise AuthorizationError("DESCRIBE_CONFIGS is missing")
         return {"retention.ms": str(self.retention_ms), "cleanup.policy": "delete"}
@@ -307,6 +313,40 @@ def test_a_topic_without_an_answer_does_not_hide_the_others(scene: Scene) -> Non
     scene.clock.advance(60_000)
     assert read(exporter)["marshal_data_topic_known"] == {("a",): 0, ("orders",): 1}
     assert [topic for topic in scene.cluster.asked if topic != "times"] == ["a", "orders", "a"]
+
+
+def test_topics_that_were_not_asked_keep_their_values(scene: Scene) -> None:
+    """While many topics have no leader, each read finds one of them; the alerts of the others must not be reset."""
+    for topic in ("a", "b"):
+        claim = ClaimingPartition(instance="i", client="c", group="g", topic=topic, partition=0, time_s=1)
+        scene.add(claim, topic=topic)
+        scene.cluster.bounds[topic] = {0: OffsetBounds(0, 7)}
+    exporter = scene.exporter()
+    before = read(exporter)["marshal_topic_lag_records"]
+    assert set(before) == {("g", "a"), ("g", "b"), ("g", "orders")}
+    scene.cluster.offset_errors = {topic: UnavailableError("no leader") for topic in ("a", "b")}
+    for _ in range(2):
+        scene.clock.advance(15_000)
+        assert read(exporter)["marshal_topic_lag_records"] == before
+    scene.clock.advance(120_000)
+    found = read(exporter)
+    assert found["marshal_data_topic_known"] == {("a",): 0, ("b",): 0, ("orders",): 1}
+    assert set(found["marshal_topic_lag_records"]) == {("g", "orders")}
+
+
+def test_the_retention_stays_while_it_cannot_be_looked_up(scene: Scene) -> None:
+    """Otherwise each restart of a broker would end the alert on retention. The right may be taken away, though."""
+    exporter = scene.exporter()
+    assert read(exporter)["marshal_data_topic_retention_seconds"] == {("orders",): DAY_MS * 7 / 1_000}
+    scene.cluster.settings_error = UnavailableError("away")
+    scene.clock.advance(300_000)
+    assert read(exporter)["marshal_data_topic_retention_seconds"] == {("orders",): DAY_MS * 7 / 1_000}
+    scene.cluster.settings_error, scene.cluster.retention_ms = None, DAY_MS
+    scene.clock.advance(60_000)
+    assert read(exporter)["marshal_data_topic_retention_seconds"] == {("orders",): DAY_MS / 1_000}
+    scene.cluster.retention_ms = None
+    scene.clock.advance(300_000)
+    assert "marshal_data_topic_retention_seconds" not in read(exporter)
 
 
 def test_a_position_of_another_topic_has_no_lag(scene: Scene) -> None:

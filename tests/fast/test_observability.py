@@ -60,7 +60,6 @@ def test_dashboards_and_alerts_use_most_of_the_exporter() -> None:
     used = {name for board in DASHBOARDS.values() for query in queries(board) for name in names_in(query)}
     used |= {name for rule in RULES for name in names_in(rule["expr"])}
     assert {definition.name for definition in DEFINITIONS} - used == {
-        "marshal_data_topic_known",
         "marshal_exporter_failed_reads_total",
         "marshal_exporter_read_records_total",
         "marshal_group_paused_until_timestamp_seconds",
@@ -71,7 +70,6 @@ def test_dashboards_and_alerts_use_most_of_the_exporter() -> None:
         "marshal_partition_lag_records",
         "marshal_partition_position_offset",
         "marshal_partition_retention_margin_records",
-        "marshal_topic_lag_unknown_partitions",
         "marshal_topic_partitions",
     }
 
