@@ -281,7 +281,11 @@ def status(options: OutboxOptions) -> None:
         try:
             found = inspector.status()
         except UnavailableError:
-            output.show(*_blocking_lines(blocking))
+            if options.as_json:
+                for line in _blocking_lines(blocking):
+                    output.write_note(str(line))
+            else:
+                output.show(*_blocking_lines(blocking))
             raise
     if options.as_json:
         output.write_json(_status_to_json(options, found, blocking))

@@ -246,6 +246,9 @@ def test_a_transaction_that_blocks_the_harvester_is_shown(box: Box, capsys: pyte
     box.failure = UnavailableError("locked")
     answer = act(capsys, "status")
     assert ([line.strip() for line in answer.out.splitlines()], answer.error) == (lines, "marshal-dagster: locked")
+    answer = act(capsys, "status", "--json")
+    assert answer.out == ""
+    assert [line.strip() for line in answer.err.splitlines()] == [*lines, "marshal-dagster: locked"]
 
 
 def test_an_outbox_that_nobody_harvested_says_so(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
