@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 from dagster import (
     AssetExecutionContext,
@@ -23,8 +23,6 @@ from dagster import (
     Definitions,
     EnvVar,
     Jitter,
-    Model,
-    Resolvable,
     RetryPolicy,
     Scaffolder,
     ScaffoldRequest,
@@ -36,10 +34,20 @@ from dagster import (
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import BaseModel, Field, PrivateAttr
 
+from marshal_dagster.admin.group_settings import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S
 from marshal_dagster.assets.checks import build_claim_checks
 from marshal_dagster.assets.decorator import ClaimedAsset, DagsterMarshalTranslator, marshal_asset
 from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS, RangeOptions
+from marshal_dagster.component_schema import (
+    CheckedModel,
+    Schema,
+    connection_rules,
+    text_matching,
+    when,
+    when_set,
+    without,
+)
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs.batch import (
@@ -48,8 +56,10 @@ from marshal_dagster.jobs.batch import (
     build_claimed_batch_schedule,
     build_reprocess_job,
 )
-from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, SECRETS
+from marshal_dagster.kafka.authentication import SaslMechanism
+from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S, SECRETS, SERVER
 from marshal_dagster.ops.user_function import check_arguments, process_arguments
+from marshal_dagster.protocol.messages import MAX_NAME_LENGTH, TOPIC
 from marshal_dagster.resources.claimer import DEFAULT_HEARTBEAT_INTERVAL_S, ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.launchpad import configured_in_code
@@ -76,6 +86,24 @@ def {name}(context, batch, frame: DataFrame) -> DataFrame:
     """Count the messages of each partition."""
     return frame.groupBy("partition").agg(f.count("*").alias("messages"))
 '''
+_TEST = '''"""Test of the component `{name}`. It needs no Kafka; Spark starts on this machine."""
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from marshal_dagster.testing import run_in_memory
+
+
+@pytest.mark.parametrize("crash_at", [None, "after_write"])
+def test_each_message_is_counted_once(crash_at):
+    """A run that dies after its write loses and repeats nothing."""
+    defs = dg.load_from_defs_folder(path_within_project=Path(__file__))
+    job = defs.resolve_job_def("{name}_job")
+    result = run_in_memory(job, {{"{topic}": ["a", "b", "c"]}}, crash_at=crash_at)
+    assert [row["messages"] for row in result.rows] == [3]
+'''
 
 
 def _text(field: str, of: type[BaseModel] = KafkaConnectionConfig) -> str | None:
@@ -83,7 +111,7 @@ def _text(field: str, of: type[BaseModel] = KafkaConnectionConfig) -> str | None
     return of.model_fields[field].description
 
 
-class ConnectionModel(Model, Resolvable):
+class ConnectionModel(CheckedModel):
     """The address of a Kafka cluster. The fields for secrets hold the names of environment variables."""
 
     bootstrap_servers: str = Field(description=_text("bootstrap_servers"))
@@ -135,6 +163,29 @@ class ConnectionModel(Model, Resolvable):
     spark_source_options: dict[str, str] = Field(default={}, description=_text("spark_source_options"))
     spark_class_prefix: str | None = Field(default=None, description=_text("spark_class_prefix"))
 
+    @classmethod
+    def field_schemas(cls) -> dict[str, Schema]:
+        """Return what must hold for fields, each by itself.
+
+        Returns:
+            A JSON schema by the field's name.
+        """
+        server = SERVER.pattern
+        return {
+            "bootstrap_servers": text_matching(rf"^\s*{server}(\s*,\s*{server})*\s*$"),
+            "sasl_mechanism": text_matching(f"^({'|'.join(get_args(SaslMechanism))})$"),
+            "timeout_s": {"exclusiveMinimum": 0, "maximum": LONGEST_TIMEOUT_S},
+        }
+
+    @classmethod
+    def rules(cls) -> list[Schema]:
+        """Return what must hold for several fields together.
+
+        Returns:
+            JSON schemas of the connection.
+        """
+        return connection_rules()
+
     def to_config(self) -> KafkaConnectionConfig:
         """Return the connection as a field of the resources.
 
@@ -152,10 +203,10 @@ class ConnectionModel(Model, Resolvable):
 
 
 class _ClaimedTopicScaffolder(Scaffolder[Any]):
-    """Writes a `defs.yaml` to fill in, and the function that it names."""
+    """Writes a `defs.yaml` to fill in, the function that it names, and a test in the project's folder `tests`."""
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
-        """Write the YAML and the Python file."""
+        """Write the YAML and the two Python files."""
         topic = request.target_path.name
         name = _as_function(topic)
         scaffold_component(
@@ -165,12 +216,22 @@ class _ClaimedTopicScaffolder(Scaffolder[Any]):
                 "group": topic,
                 "delivery": "effectively_once",
                 "function": f"process.py:{name}",
-                "output_folder": f"data/{name}",
-                "connection": {"bootstrap_servers": "localhost:9092"},
+                "output_folder": f"{{{{ context.project_root }}}}/data/{name}",
+                "connection": {"bootstrap_servers": "{{ env('MARSHAL_BOOTSTRAP_SERVERS', '127.0.0.1:9092') }}"},
                 "schedule": "*/5 * * * *",
+                "running": False,
             },
         )
-        Path(request.target_path, "process.py").write_text(_FUNCTION.format(name=name), encoding="utf-8")
+        _write_once(request.target_path / "process.py", _FUNCTION.format(name=name))
+        if request.project_root is not None:
+            _write_once(request.project_root / "tests" / f"test_{name}.py", _TEST.format(name=name, topic=topic))
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Write a file, unless it exists."""
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def _as_function(text: str) -> str:
@@ -182,7 +243,7 @@ def _as_function(text: str) -> str:
 _RANGES: Final = RangeOptions()
 
 
-class RangesModel(Model, Resolvable):
+class RangesModel(CheckedModel):
     """How ranges of offsets are claimed, instead of whole partitions."""
 
     size: int = Field(
@@ -195,8 +256,17 @@ class RangesModel(Model, Resolvable):
     )
     wait_s: float = Field(default=_RANGES.wait_s, description="Seconds to wait for messages at prefetched offsets.")
 
+    @classmethod
+    def field_schemas(cls) -> dict[str, Schema]:
+        """Return what must hold for fields, each by itself.
 
-class RetryPolicyModel(Model, Resolvable):
+        Returns:
+            A JSON schema by the field's name.
+        """
+        return {"size": {"minimum": 1}, "prefetch_offsets": {"minimum": 0}, "wait_s": {"minimum": 0}}
+
+
+class RetryPolicyModel(CheckedModel):
     """Dagster's retry policy of the asset."""
 
     max_retries: int = Field(default=1, description="Maximum number of retries.")
@@ -245,7 +315,7 @@ class _TopicNames:
 
 
 @scaffold_with(_ClaimedTopicScaffolder)
-class ClaimedTopicComponent(Component, Model, Resolvable):
+class ClaimedTopicComponent(Component, CheckedModel):
     """Builds assets that process claimed batches of data topics, and everything that they need.
 
     For each topic it creates the asset, the topic asset, a job with schedule, the reprocess job, checks and sensors.
@@ -398,6 +468,56 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     )
 
     _function: Any = PrivateAttr(default=None)
+
+    @classmethod
+    def field_schemas(cls) -> dict[str, Schema]:
+        """Return what must hold for fields, each by itself.
+
+        Returns:
+            A JSON schema by the field's name.
+        """
+        topic, in_module = text_matching(rf"^{TOPIC.pattern}$"), text_matching(r"^[^:]*[^:\s]:[^\W\d]\w*$")
+        return {
+            "topic": topic,
+            "topics": {"items": {"type": "string", **topic}, "minItems": 1, "uniqueItems": True},
+            "coordination_topic": topic,
+            "group": text_matching(rf"^[^/\x00-\x1f]{{1,{MAX_NAME_LENGTH}}}$"),
+            "function": in_module,
+            "sink": in_module,
+            "schedule": text_matching(r"^\s*(@\w+|\S+(\s+\S+){4})\s*$"),
+            "heartbeat_interval_s": {"minimum": SHORTEST_INTERVAL_S, "maximum": LONGEST_INTERVAL_S},
+            "max_lag": {"minimum": 0},
+            "time_budget_s": {"exclusiveMinimum": 0},
+            **{name: {"minimum": 1} for name in _COUNTS},
+        }
+
+    @classmethod
+    def rules(cls) -> list[Schema]:
+        """Return what must hold for several fields together.
+
+        Returns:
+            JSON schemas of the attributes.
+        """
+        no_function = [
+            when("with_frame", [value], {"required": ["function"]}, or_missing=value)
+            for value, execute in ((True, "execute"), (False, "execute_without_frame"))
+            if getattr(cls, execute) is getattr(ClaimedTopicComponent, execute)
+        ]
+        has_output = {"anyOf": [{"required": ["output_folder"]}, {"required": ["sink"]}]}
+        others = ("at_least_once", "at_most_once")
+        return [
+            {"anyOf": [{"required": ["topic"]}, {"required": ["topics"]}]},
+            when_set("topic", without("topics")),
+            when_set("output_folder", without("sink")),
+            when("delivery", ["effectively_once"], has_output),
+            when("delivery", others, without("output_folder", "sink"), or_missing=True),
+            when("per_partition", [True], without("schedule")),
+            when("per_partition", [True], {"properties": {"claim_entire_topic": {"enum": [False]}}}),
+            when("with_frame", [False], without("min_partitions", "spark_key", "spark_config")),
+            when("with_frame", [False], {"properties": {"count_records": {"enum": [False]}}}),
+            when_set("spark_key", without("spark_config")),
+            *no_function,
+        ]
 
     def get_asset_spec(self, asset: ClaimedAsset) -> AssetSpec:
         """Return the spec of an asset; override it to change how assets appear in Dagster.
@@ -659,6 +779,8 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
         return FileSink(self.output_folder if self.topic else f"{self.output_folder.rstrip('/')}/{topic}")
 
 
+_COUNTS: Final = ("max_attempts", "max_batches", "max_bytes", "max_claims", "max_records", "min_partitions")
+"""The fields that are at least 1."""
 _WORK_OPTIONS: Final = (
     "allow_missing_topic",
     "allow_topic_without_id",

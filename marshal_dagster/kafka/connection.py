@@ -29,7 +29,7 @@ DEFAULT_TIMEOUT_S: Final = 10.0
 LONGEST_TIMEOUT_S: Final = 300.0
 """The longest time-out that librdkafka allows for a request."""
 
-_SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _EXTENSIONS = re.compile(r"[A-Za-z]+=[^,=\s]+(\s*,\s*[A-Za-z]+=[^,=\s]+)*")
 _CLASS_PREFIX = re.compile(r"([A-Za-z_$][\w$]*\.)+")
@@ -443,7 +443,7 @@ def _servers(value: object) -> str:
     if any("@" in server for server in servers):
         raise ValueError("must name hosts only: put the user into username, and the password into password")
     for server in servers:
-        matched = _SERVER.fullmatch(server)
+        matched = SERVER.fullmatch(server)
         if not matched or not 1 <= int(matched[1]) <= 65535:  # noqa: PLR2004 - the largest port
             raise ValueError(
                 f"must be a comma-separated list of host:port, for example kafka-1:9092,kafka-2:9092; {server!r} is "

@@ -29,7 +29,7 @@ _CERTIFICATE: Final = ("ssl_certificate_location", "ssl_certificate_pem")
 _KEY: Final = ("ssl_key_location", "ssl_key_pem")
 _KEY_PASSWORD: Final = ("ssl_key_password", "ssl_key_password_file")
 _STORE_PASSWORD: Final = ("ssl_keystore_password", "ssl_keystore_password_file")
-_ONE_OF: Final = (("ssl_ca_location", "ssl_ca_pem"), _CERTIFICATE, _KEY, _KEY_PASSWORD, _STORE_PASSWORD)
+EXCLUSIVE_FIELDS: Final = (("ssl_ca_location", "ssl_ca_pem"), _CERTIFICATE, _KEY, _KEY_PASSWORD, _STORE_PASSWORD)
 _HOST_CHECK: Final = "ssl.endpoint.identification.algorithm"
 
 
@@ -48,7 +48,7 @@ def tls_problems(fields: Fields, *, uses_tls: bool, reads_files: bool = True) ->
     if given and not uses_tls:
         names = [name for name in TLS_FIELDS if name in given]
         return [useless(names, fields["security_protocol"], "SSL or SASL_SSL")]
-    twice = [f"set {' or '.join(names)}, not both" for names in _ONE_OF if given.issuperset(names)]
+    twice = [f"set {' or '.join(names)}, not both" for names in EXCLUSIVE_FIELDS if given.issuperset(names)]
     if twice:
         return twice
     if "ssl_keystore_location" in given:

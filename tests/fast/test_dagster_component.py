@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -11,12 +12,15 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from dagster.components.testing import create_defs_folder_sandbox
 from dagster_pyspark import LazyPySparkResource
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel
 
 from marshal_dagster import component
 from marshal_dagster.assets import decorator
 from marshal_dagster.assets.decorator import ClaimedAsset, kafka_partitions_def
 from marshal_dagster.batches import RangeOptions
 from marshal_dagster.component import ClaimedTopicComponent, ConnectionModel, _ClaimedTopicScaffolder
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops.config import BatchSpec
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.rationalizer import RationalizerResource
@@ -365,37 +369,48 @@ def test_what_is_not_wanted_is_left_out() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"function": None}, "function is missing: .* or override execute in a subclass"),
-        ({"function": None, "with_frame": False}, "override execute_without_frame in a subclass"),
-        ({"with_frame": False}, r"a run calls it with \(context, batch\)"),
-        ({"function": "process.py:send"}, r"a run calls it with \(context, batch, frame\)"),
-        ({"function": "process.py:send", "with_frame": False, "count_records": True}, "count_records would have"),
-        ({"topics": ["orders"]}, "set either topic or topics"),
-        ({"topic": None}, "set either topic or topics"),
-        ({"topic": None, "topics": ["a.b", "a-b"]}, "assets of the same name"),
-        ({"per_partition": True, "schedule": "* * * * *"}, "need a Dagster partition"),
-        ({"per_partition": True, "claim_entire_topic": True}, "claim_entire_topic does not work with per_partition"),
-        ({"ranges": {"size": 0}}, "ranges.size is 0"),
-        ({"spark_key": "spark", "spark_config": {"a": "b"}}, "spark_config does not apply"),
-        ({"function": "process.py"}, r"must have the form file\.py:name or package\.module:name"),
-        ({"function": "process.py:missing"}, "cannot be loaded"),
-        ({"function": "no_such_module:count"}, "cannot be loaded"),
-        ({"function": "missing.py:count"}, "cannot be loaded"),
-        ({"delivery": "effectively_once"}, "there is no output: set output_folder or sink"),
-        ({"output_folder": "a", "sink": "process.py:sink"}, "both set"),
-        ({"output_folder": "a"}, "in at_least_once the function writes its results"),
-        ({"sink": "process.py:sink", "delivery": "at_most_once"}, "in at_most_once the function writes its results"),
-        ({"topic": "a/b"}, "not a name that Kafka allows"),
-        ({"max_records": 0}, "must be above 0"),
-        ({"delivery": "sometimes"}, "delivery"),
-        ({"sensors": ["lag"]}, "sensors"),
-        ({"unknown": 1}, "unknown"),
-        ({"connection": {"bootstrap_servers": "127.0.0.1:1", "username": "me"}}, "username"),
-    ],
-)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"function": None}, "function is missing: .* or override execute in a subclass"),
+    ({"function": None, "with_frame": False}, "override execute_without_frame in a subclass"),
+    ({"with_frame": False}, r"a run calls it with \(context, batch\)"),
+    ({"function": "process.py:send"}, r"a run calls it with \(context, batch, frame\)"),
+    ({"function": "process.py:send", "with_frame": False, "count_records": True}, "count_records would have"),
+    ({"topics": ["orders"]}, "set either topic or topics"),
+    ({"topic": None}, "set either topic or topics"),
+    ({"topic": None, "topics": ["a.b", "a-b"]}, "assets of the same name"),
+    ({"per_partition": True, "schedule": "* * * * *"}, "need a Dagster partition"),
+    ({"per_partition": True, "claim_entire_topic": True}, "claim_entire_topic does not work with per_partition"),
+    ({"ranges": {"size": 0}}, "ranges.size is 0"),
+    ({"spark_key": "spark", "spark_config": {"a": "b"}}, "spark_config does not apply"),
+    ({"function": "process.py"}, r"must have the form file\.py:name or package\.module:name"),
+    ({"function": "process.py:missing"}, "cannot be loaded"),
+    ({"function": "no_such_module:count"}, "cannot be loaded"),
+    ({"function": "missing.py:count"}, "cannot be loaded"),
+    ({"delivery": "effectively_once"}, "there is no output: set output_folder or sink"),
+    ({"output_folder": "a", "sink": "process.py:sink"}, "both set"),
+    ({"output_folder": "a"}, "in at_least_once the function writes its results"),
+    ({"sink": "process.py:sink", "delivery": "at_most_once"}, "in at_most_once the function writes its results"),
+    ({"topic": "a/b"}, "not a name that Kafka allows"),
+    ({"max_records": 0}, "must be above 0"),
+    ({"delivery": "sometimes"}, "delivery"),
+    ({"sensors": ["lag"]}, "sensors"),
+    ({"unknown": 1}, "unknown"),
+    ({"connection": {"bootstrap_servers": "127.0.0.1:1", "username": "me"}}, "username"),
+    ({"connection": {"bootstrap_servers": "127.0.0.1"}}, "not host:port"),
+    ({"group": "a/b"}, "cannot be a name"),
+    ({"heartbeat_interval_s": 0.01}, "heartbeat_interval_s"),
+    ({"max_records": "many"}, "max_records"),
+    ({"min_partitions": 0}, "min_partitions is 0"),
+    ({"max_lag": -1}, "max_lag is -1"),
+    ({"running": "soon"}, "running"),
+    ({"schedule": "every five minutes"}, "cron"),
+    ({"retry_policy": {"backoff": "none"}}, "backoff"),
+    ({"ranges": {"wait_s": -1.0}}, "neither may be negative"),
+    ({"with_frame": False, "function": "process.py:send", "spark_config": {"a": "b"}}, "spark_config would have"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG)
 def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
     """The error is raised when the definitions are loaded, not in a run.
 
@@ -408,6 +423,112 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
         told += f"{error}\n"
         error = error.__cause__ or error.__context__
     assert re.search(said, told), told
+
+
+def problems_by_schema(attributes: dict[str, Any], of: type[BaseModel] | None = None) -> list[str]:
+    """Return the errors of `dg check yaml`, which checks attributes by the component's JSON schema."""
+    model = of or ClaimedTopicComponent.get_model_cls()
+    assert model is not None
+    return [error.message for error in Draft202012Validator(model.model_json_schema()).iter_errors(attributes)]
+
+
+ONLY_BY_LOADING: list[dict[str, Any]] = [
+    {"with_frame": False},
+    {"function": "process.py:send"},
+    {"function": "process.py:missing"},
+    {"function": "no_such_module:count"},
+    {"function": "missing.py:count"},
+    {"topic": None, "topics": ["a.b", "a-b"]},
+]
+"""The mistakes that are not in the YAML alone: they need the function's file, or the rule for names of assets."""
+
+
+@pytest.mark.parametrize("wrong", [wrong for wrong, _ in WRONG])
+def test_the_schema_refuses_what_the_component_refuses(wrong: dict[str, Any]) -> None:
+    """`dg check yaml` finds each mistake that is in the YAML alone, without loading anything."""
+    given = {name: value for name, value in (ATTRIBUTES | wrong).items() if value is not None}
+    assert bool(problems_by_schema(given)) is (wrong not in ONLY_BY_LOADING)
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        {},
+        OPTIONS,
+        {"max_records": "100", "heartbeat_interval_s": "1e1", "running": "false"},
+        {"max_records": "{{ env('MOST') }}", "delivery": "{{ env('DELIVERY') }}", "output_folder": "/data"},
+        {"topic": "{{ env('TOPIC') }}", "running": "{{ env('RUNS') }}", "sensors": "{{ sensors }}"},
+        {"delivery": "effectively_once", "sink": "my.sinks:orders", "schedule": "@daily"},
+        {"topic": None, "topics": ["orders", "returns"], "translation": {"key_prefix": "shops"}},
+        {"per_partition": True, "claim_entire_topic": False, "ranges": {"size": 5}},
+    ],
+)
+def test_the_schema_takes_what_the_component_takes(right: dict[str, Any]) -> None:
+    """Templates, numbers as text and all options are fine."""
+    assert not problems_by_schema({name: value for name, value in (ATTRIBUTES | right).items() if value is not None})
+
+
+def test_a_subclass_with_its_own_execution_needs_no_function() -> None:
+    """Its schema requires its own fields, and a function only if the method for it is not overridden."""
+
+    class Shops(ClaimedTopicComponent):
+        """Processes batches itself."""
+
+        shop: str
+
+        def execute(self, context: object, batch: object, frame: object) -> None:
+            """Process nothing."""
+
+    attributes = {name: value for name, value in ATTRIBUTES.items() if name != "function"} | {"shop": "north"}
+    assert not problems_by_schema(attributes, Shops.model())
+    assert problems_by_schema(attributes | {"with_frame": False}, Shops.model()) == [
+        "'function' is a required property"
+    ]
+    assert problems_by_schema(attributes | {"max_records": 0}, Shops.model())
+
+
+CONNECTION_TEXTS: dict[str, Any] = {
+    "username": "me",
+    "password_variable": "SECRET",
+    "oauth_token_endpoint_url": "https://login.example/token",
+    "oauth_client_id": "me",
+    "oauth_client_secret_variable": "SECRET",
+    "oauth_scope": "kafka",
+    "aws_region": "eu-west-1",
+    "aws_profile": "shops",
+    "kerberos_principal": "me@EXAMPLE",
+    "kerberos_service_name": "kafka",
+    "ssl_ca_pem": "-----BEGIN CERTIFICATE-----",
+}
+
+
+@pytest.mark.parametrize("protocol", [None, "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"])
+@pytest.mark.parametrize("mechanism", [None, "PLAIN", "SCRAM-SHA-512", "AWS_MSK_IAM", "GSSAPI"])
+def test_the_schema_of_a_connection_agrees_with_the_connection(protocol: str | None, mechanism: str | None) -> None:
+    """For each protocol and mechanism with no, one or two other fields, both refuse the same."""
+    base = {"bootstrap_servers": "127.0.0.1:1", "security_protocol": protocol, "sasl_mechanism": mechanism}
+    accepted = 0
+    for names in [(), *combinations(CONNECTION_TEXTS, 1), *combinations(CONNECTION_TEXTS, 2)]:
+        fields = {name: value for name, value in base.items() if value is not None}
+        fields |= {name: CONNECTION_TEXTS[name] for name in names}
+        try:
+            ConnectionModel(**fields).to_config()
+        except ConfigurationError:
+            is_right = False
+        else:
+            is_right = True
+        assert problems_by_schema(fields, ConnectionModel.model()) is not is_right, fields
+        accepted += is_right
+    assert bool(accepted) is bool(possible(protocol, mechanism))
+
+
+def possible(protocol: str | None, mechanism: str | None) -> bool:
+    """Return whether some connection has this protocol and mechanism, with at most two other fields of text."""
+    if mechanism is None:
+        return not (protocol or "").startswith("SASL_")
+    if mechanism == "AWS_MSK_IAM":
+        return protocol == "SASL_SSL"
+    return (protocol or "").startswith("SASL_") and mechanism != "GSSAPI"  # which needs a keytab
 
 
 @pytest.mark.parametrize("folder", ["orders", "2024-orders.eu", "class"])
