@@ -507,9 +507,10 @@ CONNECTION_TEXTS: dict[str, Any] = {
 def test_the_schema_of_a_connection_agrees_with_the_connection(protocol: str | None, mechanism: str | None) -> None:
     """For each protocol and mechanism with no, one or two other fields, both refuse the same."""
     base = {"bootstrap_servers": "127.0.0.1:1", "security_protocol": protocol, "sasl_mechanism": mechanism}
+    schema = Draft202012Validator(ConnectionModel.model().model_json_schema())
     accepted = 0
     for names in [(), *combinations(CONNECTION_TEXTS, 1), *combinations(CONNECTION_TEXTS, 2)]:
-        fields = {name: value for name, value in base.items() if value is not None}
+        fields: dict[str, Any] = {name: value for name, value in base.items() if value is not None}
         fields |= {name: CONNECTION_TEXTS[name] for name in names}
         try:
             ConnectionModel(**fields).to_config()
@@ -517,7 +518,7 @@ def test_the_schema_of_a_connection_agrees_with_the_connection(protocol: str | N
             is_right = False
         else:
             is_right = True
-        assert problems_by_schema(fields, ConnectionModel.model()) is not is_right, fields
+        assert schema.is_valid(fields) is is_right, fields
         accepted += is_right
     assert bool(accepted) is bool(possible(protocol, mechanism))
 
@@ -536,12 +537,26 @@ def test_what_is_scaffolded_can_be_loaded(folder: str, tmp_path: Path) -> None:
     """The folder's name may be any topic name; the scaffolded topic has that name."""
     path = tmp_path / folder
     path.mkdir()
-    request = dg.ScaffoldRequest[Any](TYPE, path, "yaml", None, None)
+    request = dg.ScaffoldRequest[Any](TYPE, path, "yaml", tmp_path, None)
     _ClaimedTopicScaffolder().scaffold(request)
     compile((path / "process.py").read_text(), "process.py", "exec")
+    compile(next((tmp_path / "tests").glob("test_*.py")).read_text(), "test.py", "exec")
     attributes = yaml.safe_load((path / "defs.yaml").read_text())["attributes"]
     assert attributes["topic"] == folder
     assert attributes["function"].rpartition(":")[2].isidentifier()
+    assert attributes["output_folder"].startswith("{{ context.project_root }}/")
+    assert not attributes["running"]
+    assert not problems_by_schema(attributes)
+
+
+def test_scaffolding_keeps_files_that_exist(tmp_path: Path) -> None:
+    """A test that the user has written stays."""
+    path = tmp_path / "orders"
+    path.mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_orders.py").write_text("mine")
+    _ClaimedTopicScaffolder().scaffold(dg.ScaffoldRequest[Any](TYPE, path, "yaml", tmp_path, None))
+    assert (tmp_path / "tests" / "test_orders.py").read_text() == "mine"
 
 
 def test_secrets_are_named_by_their_variable() -> None:
