@@ -8,12 +8,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.leftovers import stop_after_this_process
+from tests.processor_time import PROPERTY, own_s, tree_s
 from tests.quick_dagster import import_migrations_once, start_dagster_quickly
 from tests.quick_disk import write_quickly
 
@@ -25,6 +27,9 @@ settings.load_profile("any machine")
 
 import_migrations_once()
 write_quickly()
+
+_FAST = Path(__file__).parent / "fast"
+_START = pytest.StashKey[float]()
 
 gc.disable()  # until all is imported and collected, because that takes a fifth longer with collections
 
@@ -42,6 +47,25 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Note the processor time at the start of a test."""
+    item.stash[_START] = _processor_s(item)
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Add the processor seconds of a test, with those of its fixtures, to its last report."""
+    if call.when == "teardown":
+        item.user_properties.append((PROPERTY, round(_processor_s(item) - item.stash[_START], 2)))
+
+
+def _processor_s(item: pytest.Item) -> float:
+    """Return the processor seconds so far. Fast tests leave no process running, so the cheap function does for them."""
+    return own_s() if _FAST in item.path.parents else tree_s()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from marshal_dagster.sinks import IcebergSink
 from marshal_dagster.sinks.conformance import Row, Target
 from marshal_dagster.sinks.iceberg.tasks import TaskResult, WritePlan, write_batches
+from tests.conditions import WITHIN_S
 from tests.sink_conformance import shared
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def batches(rows: Sequence[dict[str, Any]], schema: Any) -> Iterable[pa.RecordBa
         yield pa.RecordBatch.from_arrays([partitions, offsets, *fields.columns], names)
 
 
-def catalog_properties(folder: Path, timeout_s: float = 30) -> dict[str, str]:
+def catalog_properties(folder: Path, timeout_s: float = WITHIN_S) -> dict[str, str]:
     """Return the properties of a catalog in a folder; `timeout_s` is how long it waits for others of its database."""
     uri = f"sqlite:///{folder}/catalog.db?timeout={timeout_s}"
     return {"type": "sql", "uri": uri, "warehouse": f"file://{folder}/warehouse"}
@@ -120,7 +121,7 @@ class IcebergTarget(Target):
         self.branch = branch
         self.source_column = source_column
 
-    def sink(self, timeout_s: float = 30) -> IcebergSink:
+    def sink(self, timeout_s: float = WITHIN_S) -> IcebergSink:
         """Return the sink of another process."""
         properties = self.properties(timeout_s)
         return self.sink_class(
@@ -131,7 +132,7 @@ class IcebergTarget(Target):
             source_column=self.source_column,
         )
 
-    def properties(self, timeout_s: float = 30) -> dict[str, str]:
+    def properties(self, timeout_s: float = WITHIN_S) -> dict[str, str]:
         """Return the properties of the catalog."""
         return catalog_properties(self.folder, timeout_s)
 

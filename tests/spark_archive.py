@@ -17,11 +17,17 @@ from typing import Final
 from marshal_dagster._internal.file_lock import locked
 from marshal_dagster._internal.java import find_java
 
-QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:ReservedCodeCacheSize=256m")
+QUICK: Final = (
+    *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:ReservedCodeCacheSize=256m"),
+    "-Djdk.lang.Process.launchMechanism=VFORK",
+)
 """Flags for a JVM that lives a few seconds: the second compiler and parallel collection cost more than they give.
 
 With one compiler Java has 48 MB for compiled code. A session of Spark fills them in three minutes; Java then drops most
 of the code, and compiles it again.
+
+Without its native library, which PySpark does not have, Hadoop starts `chmod` for each local file that it creates. By
+default Java starts a helper process first, which costs half as much again.
 """
 _FOLDER: Final = Path(__file__).parent.parent / "build"
 _MADE_WITHIN_S: Final = 3_600

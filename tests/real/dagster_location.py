@@ -1,9 +1,9 @@
 """A code location for tests that run, signal and kill Dagster's own processes. Environment variables configure it.
 
-`spark_in_process` and `spark_multiprocess` hold a batch while Spark works endlessly; `hold` holds one without Spark.
-`share` processes one range of each partition, also at offsets that have no messages yet, and its Spark tasks wait for a
-file. `kill_after_announcing` and `kill_after_commit` kill their own process as soon as an at-most-once batch is
-announced or committed.
+`spark_in_process` and `spark_multiprocess` hold a batch while Spark works endlessly; `hold` holds one without Spark,
+and `hold_in_step` does so in a child process of the run worker. `share` processes one range of each partition, also at
+offsets that have no messages yet, and its Spark tasks wait for a file. `kill_after_announcing` and `kill_after_commit`
+kill their own process as soon as an at-most-once batch is announced or committed.
 """
 
 import os
@@ -101,8 +101,14 @@ def hold_batch(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None
             time.sleep(0.05)
 
 
-@dg.job(executor_def=dg.multiprocess_executor)
+@dg.job(executor_def=dg.in_process_executor)
 def hold() -> None:
+    """Hold a batch."""
+    hold_batch()
+
+
+@dg.job(executor_def=dg.multiprocess_executor)
+def hold_in_step() -> None:
     """Hold a batch in a child process of the run worker."""
     hold_batch()
 
@@ -143,7 +149,16 @@ def kill_after_commit() -> None:
 
 
 defs = dg.Definitions(
-    jobs=[spark_in_process, spark_multiprocess, redo, share, hold, kill_after_announcing, kill_after_commit],
+    jobs=[
+        spark_in_process,
+        spark_multiprocess,
+        redo,
+        share,
+        hold,
+        hold_in_step,
+        kill_after_announcing,
+        kill_after_commit,
+    ],
     resources={
         "claimer": ClaimerResource(
             connection=KafkaConnectionConfig(bootstrap_servers=os.environ["TEST_SERVERS"]),

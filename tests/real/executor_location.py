@@ -5,7 +5,6 @@ how its first attempt fails. Run workers are real processes, started as Dagster'
 from a process that has already imported everything.
 """
 
-import multiprocessing
 import os
 import signal
 import time
@@ -44,6 +43,7 @@ from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.runs.names import TOPIC_TAG
 from marshal_dagster.sensors.run_failure import build_run_failure_sensors
 from tests.conditions import WITHIN_S
+from tests.real.forked_runs import FORKED
 from tests.real.kill_points import KillableLog, die, read_messages
 from tests.sink_outputs import FakeFileSink, FakeFrame, hook
 
@@ -205,8 +205,6 @@ class _Session:
 
 
 # Run workers
-
-FORKED: Final = multiprocessing.get_context("forkserver")
 
 
 def run_worker(environment: Mapping[str, str], told: Any, arguments: tuple[Any, ...]) -> None:  # noqa: ANN401 - a queue

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,6 +40,7 @@ from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from marshal_dagster.sinks import FileSink
 from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
+from tests.real.forked_runs import FORKED, execute_job, fork_server
 from tests.real.test_cli_log import delete_up_to
 from tests.stderr_capture import lines_about
 
@@ -48,8 +48,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOCATION = Path(__file__).parent / "dagster_location.py"
-ROOT = LOCATION.parents[2]
 PARTITIONS, MESSAGES = 2, 40
+PRELOADED = (
+    "marshal_dagster.jobs.batch",
+    "marshal_dagster.ops.claimed_batch",
+    "marshal_dagster.resources.claimer",
+    "marshal_dagster.sinks",
+    "pyspark.sql",
+)
+"""What `LOCATION` imports."""
 
 
 @dataclass(slots=True)
@@ -62,7 +69,7 @@ class Site:
     folder: Path
     instance: dg.DagsterInstance
     group: str = field(default_factory=lambda: new_instance_id("group"))
-    started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    started: list[ForkServerProcess] = field(default_factory=list)
     _reader: Rationalizer | None = None
 
     @property
@@ -103,11 +110,10 @@ class Site:
         heartbeat_interval_s: float = 30,
         claim_ranges: bool = False,
         max_records: int = 10,
-    ) -> "subprocess.Popen[bytes]":
+    ) -> ForkServerProcess:
         """Start a run in its own run worker."""
         environment = {
             "DAGSTER_HOME": str(self.folder),
-            "PYTHONPATH": str(ROOT),
             "TEST_SERVERS": self.connection.bootstrap_servers,
             "TEST_COORDINATION_TOPIC": self.coordination_topic,
             "TEST_TOPIC": self.topic,
@@ -118,20 +124,16 @@ class Site:
             "TEST_MAX_RECORDS": str(max_records),
             "TEST_MARK": str(self.mark),
         }
-        with (self.folder / f"{job}.log").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "dagster", "job", "execute", "-f", LOCATION, "-j", job],
-                env={**os.environ, **environment},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        output = self.folder / f"{job}.log"
+        process = FORKED.Process(target=execute_job, args=({**os.environ, **environment}, LOCATION, job, output))
+        process.start()
         self.started.append(process)
         return process
 
-    def start_and_wait(self, job: str, **settings: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401 - as `start`
+    def start_and_wait(self, job: str, **settings: Any) -> ForkServerProcess:  # noqa: ANN401 - as `start`
         """Start a run and wait until it processes a batch."""
         process = self.start(job, **settings)
-        wait_until(lambda: self.mark.exists() or process.poll() is not None, f"{job} holds a batch")
+        wait_until(lambda: self.mark.exists() or process.exitcode is not None, f"{job} holds a batch")
         assert self.mark.exists(), (self.folder / f"{job}.log").read_text()[-4000:]
         return process
 
@@ -162,17 +164,30 @@ class Site:
         for process in self.started:
             for each in _tree(process.pid):
                 each.kill()
-            process.wait(WITHIN_S)
+            process.join(WITHIN_S)
         if self._reader is not None:
             self._reader.close()
 
 
-def _tree(pid: int) -> list[psutil.Process]:
+def _exit_code(process: ForkServerProcess) -> int | None:
+    process.join(WITHIN_S)
+    return process.exitcode
+
+
+def _tree(pid: int | None) -> list[psutil.Process]:
     try:
+        assert pid is not None
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    """The process from which run workers are forked."""
+    with fork_server(*PRELOADED):
+        yield
 
 
 @pytest.fixture
@@ -491,23 +506,23 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
     def is_at_work(start: int) -> bool:
         return (site.folder / f"at-work-{start}").exists()
 
-    def start() -> "subprocess.Popen[bytes]":
+    def start() -> ForkServerProcess:
         return site.start("share", delivery=DeliveryMode.EFFECTIVELY_ONCE, claim_ranges=True)
 
-    def finish(worker: "subprocess.Popen[bytes]", start: int) -> None:
+    def finish(worker: ForkServerProcess, start: int) -> None:
         (site.folder / f"let-go-{start}").touch()
-        assert worker.wait(WITHIN_S) == 0, said.read_text()[-4000:]
+        assert _exit_code(worker) == 0, said.read_text()[-4000:]
 
     said, near = site.folder / "share.log", start()
-    wait_until(lambda: is_at_work(0) or near.poll() is not None, "Spark is at work on the messages that are there")
-    assert near.poll() is None, said.read_text()[-4000:]
+    wait_until(lambda: is_at_work(0) or near.exitcode is not None, "Spark is at work on the messages that are there")
+    assert near.exitcode is None, said.read_text()[-4000:]
     ahead = start()
-    wait_until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.poll() is not None, "a range is held ahead")
+    wait_until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.exitcode is not None, "a range is held ahead")
     time.sleep(3)
-    assert (ahead.poll(), (20, 40, Phase.CLAIMED) in ranges(), is_at_work(20)) == (None, True, False), "it waits"
+    assert (ahead.exitcode, (20, 40, Phase.CLAIMED) in ranges(), is_at_work(20)) == (None, True, False), "it waits"
     fill(site.topic, PARTITIONS, MESSAGES)
-    wait_until(lambda: is_at_work(20) or ahead.poll() is not None, "Spark is at work on the messages that have come")
-    assert (near.poll(), ahead.poll()) == (None, None), said.read_text()[-4000:]
+    wait_until(lambda: is_at_work(20) or ahead.exitcode is not None, "Spark is at work on the messages that have come")
+    assert (near.exitcode, ahead.exitcode) == (None, None), said.read_text()[-4000:]
     assert ranges() == [(0, 20, Phase.PLANNED), (20, 40, Phase.PLANNED)]
     assert len({one.owner.instance for one in site.key().ranges if one.owner is not None}) == 2
 
@@ -526,7 +541,7 @@ def test_a_terminated_run_releases_at_once(site: Site, job: str) -> None:
     worker = site.start_and_wait(job)
     assert site.key().owner is not None
     tree = _tree(worker.pid)
-    worker.send_signal(signal.SIGTERM)
+    worker.terminate()
     wait_until(lambda: site.key().owner is None and site.key(1).owner is None, "both claims are released")
     assert (site.key().offset, site.key().plan_end) == (0, 20)
     wait_until(lambda: not psutil.wait_procs(tree, timeout=0)[1], "all processes of the run have ended")
@@ -535,11 +550,11 @@ def test_a_terminated_run_releases_at_once(site: Site, job: str) -> None:
 
 def test_a_step_whose_run_worker_is_killed_stops_and_releases(site: Site) -> None:
     """If only the run worker is killed, its orphaned step notices, stops, and releases without a commit."""
-    worker = site.start_and_wait("hold", heartbeat_interval_s=6)
+    worker = site.start_and_wait("hold_in_step", heartbeat_interval_s=6)
     step = psutil.Process(int(site.mark.read_text()))
     assert step.pid != worker.pid
     worker.kill()
-    worker.wait(WITHIN_S)
+    worker.join(WITHIN_S)
     wait_until(lambda: site.key().owner is None, "the claim is released")
     wait_until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE, "the step has ended")
     assert site.key().offset == 0
@@ -551,7 +566,7 @@ def test_an_announcement_outlives_a_kill(site: Site) -> None:
     Nothing is committed.
     """
     worker = site.start("kill_after_announcing", delivery=DeliveryMode.AT_MOST_ONCE)
-    assert worker.wait(WITHIN_S) == -signal.SIGKILL
+    assert _exit_code(worker) == -signal.SIGKILL
     found = [(row.partition, row.start, row.end) for row, _ in announced_ranges(site.instance, site.run().run_id)]
     assert found == [(0, 0, 20), (1, 0, 20)]
     assert (site.key().offset, site.key().plan_end) == (0, 20)
@@ -567,7 +582,7 @@ def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession
     assert dead is not None
     for each in reversed(_tree(worker.pid)):
         each.kill()
-    worker.wait(WITHIN_S)
+    worker.join(WITHIN_S)
     op = build_claimed_batch_op(lambda *_: None, name="work", topic=site.topic, spark_key="spark")
     redo = build_reprocess_job(op, name="redo")
     wait_until(lambda: site.tick(redo).run_requests, "the sensor finds the stale claim")
@@ -590,7 +605,7 @@ def test_a_run_that_dagster_says_is_over_is_taken_over_without_waiting(site: Sit
     worker = site.start_and_wait("hold")
     for each in reversed(_tree(worker.pid)):
         each.kill()
-    worker.wait(WITHIN_S)
+    worker.join(WITHIN_S)
     site.instance.report_run_failed(site.run())
     op = build_claimed_batch_op(lambda *_: None, name="work", topic=site.topic, spark_key="spark")
     result = build_claimed_batch_job(op).execute_in_process(
@@ -605,7 +620,7 @@ def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
     run = site.run()
     for each in reversed(_tree(worker.pid)):
         each.kill()
-    worker.wait(WITHIN_S)
+    worker.join(WITHIN_S)
     told = site.react(run, DeliveryMode.AT_LEAST_ONCE)
     assert isinstance(told, dg.SensorResult)
     assert f"revoked the claims of run {run.run_id}: {site.topic}/0: plan [0, 5)" in str(told.skip_reason)
@@ -618,7 +633,7 @@ def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
 def test_what_a_failed_at_most_once_run_dropped_is_reported(site: Site) -> None:
     """A run killed right after its commit is revoked, and its possibly dropped messages become an observation."""
     worker = site.start("kill_after_commit", delivery=DeliveryMode.AT_MOST_ONCE)
-    assert worker.wait(WITHIN_S) == -signal.SIGKILL
+    assert _exit_code(worker) == -signal.SIGKILL
     told = site.react(site.run(), DeliveryMode.AT_MOST_ONCE)
     assert isinstance(told, dg.SensorResult)
     assert [event.metadata["possibly_dropped_offsets"].value for event in told.asset_events] == [20, 20]

@@ -1,7 +1,6 @@
 """Executors, retries, re-execution, cancellation, queues and schedules, on a real Kafka and a real Dagster instance."""
 
 import logging
-import multiprocessing.forkserver
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -32,10 +31,10 @@ from marshal_dagster.protocol.state import Key
 from marshal_dagster.runs.names import sensor_name
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
-from tests.real.executor_location import FORKED, GOT, HALT, POOL, RunWorkers, going_on, halted
+from tests.real.executor_location import GOT, HALT, POOL, RunWorkers, going_on, halted
+from tests.real.forked_runs import ROOT, fork_server
 from tests.sink_outputs import FileOutput
 
-ROOT = Path(__file__).parents[2]
 PARTITIONS, MESSAGES = 4, 40
 FAILURE, SUCCESS, CANCELED = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.CANCELED
 LOCATIONS = ("one", "two")
@@ -187,13 +186,9 @@ MakeSite = Callable[..., Site]
 
 @pytest.fixture(scope="module", autouse=True)
 def forked() -> Iterator[None]:
-    """Start the process from which run workers are forked, with all imports done. Stop it after these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        FORKED.set_forkserver_preload(["__main__", RunWorkers.__module__, "tests.real.executor_preload"])
-        multiprocessing.forkserver.ensure_running()
+    """The process from which run workers are forked."""
+    with fork_server(RunWorkers.__module__):
         yield
-        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined] # no public function stops it
 
 
 @pytest.fixture
