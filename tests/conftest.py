@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,9 @@ import_migrations_once()
 write_quickly()
 
 _FAST = Path(__file__).parent / "fast"
-_START = pytest.StashKey[float]()
+_CLOCK = pytest.StashKey[Callable[[], float]]()
+_BEFORE_S = pytest.StashKey[float]()
+"""The processor seconds at the end of the last test."""
 
 gc.disable()  # until all is imported and collected, because that takes a fifth longer with collections
 
@@ -40,32 +42,28 @@ def pytest_configure(config: pytest.Config) -> None:
         stop_after_this_process()
 
 
-def pytest_collection_finish() -> None:
-    """Leave out of garbage collections what was imported and collected, because it stays and is large."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave out of garbage collections what was imported and collected, because it stays and is large.
+
+    Fast tests leave no process running, so the cheap measure of processor time does for them.
+    """
     if "dagster" in sys.modules:
         start_dagster_quickly()
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Note the processor time at the start of a test."""
-    item.stash[_START] = _processor_s(item)
-    return (yield)
+    clock = own_s if all(_FAST in item.path.parents for item in session.items) else tree_s
+    session.config.stash[_CLOCK], session.config.stash[_BEFORE_S] = clock, clock()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Add the processor seconds of a test, with those of its fixtures, to its last report."""
     if call.when == "teardown":
-        item.user_properties.append((PROPERTY, round(_processor_s(item) - item.stash[_START], 2)))
-
-
-def _processor_s(item: pytest.Item) -> float:
-    """Return the processor seconds so far. Fast tests leave no process running, so the cheap function does for them."""
-    return own_s() if _FAST in item.path.parents else tree_s()
+        stash = item.config.stash
+        so_far_s = stash[_CLOCK]()
+        item.user_properties.append((PROPERTY, round(so_far_s - stash[_BEFORE_S], 2)))
+        stash[_BEFORE_S] = so_far_s
 
 
 @pytest.fixture

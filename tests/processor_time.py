@@ -5,8 +5,9 @@ Each report of `pytest --junitxml` has the processor seconds of a test as the pr
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
+
+import psutil
 
 PROPERTY: Final = "processor_s"
 _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
@@ -22,17 +23,18 @@ def tree_s() -> float:
 
     Those of a process that became an orphan, such as PostgreSQL's, are not found.
     """
-    statistics = {int(folder.name): fields for folder in Path("/proc").glob("[0-9]*") if (fields := _fields(folder))}
+    statistics = {pid: fields for pid in psutil.pids() if (fields := _fields(pid))}
     children: dict[int, list[int]] = {}
-    for pid, (_, parent, *_) in statistics.items():
-        children.setdefault(int(parent), []).append(pid)
+    for pid, fields in statistics.items():
+        children.setdefault(int(fields[1]), []).append(pid)
     return sum(sum(map(int, statistics[pid][11:15])) for pid in _tree(os.getpid(), children)) / _TICKS_A_SECOND
 
 
-def _fields(folder: Path) -> list[str]:
+def _fields(pid: int) -> list[bytes]:
     """Return the fields of `/proc/PID/stat` that follow the name; none if the process has ended."""
     try:
-        return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - after each test, for each process
+            return file.read().rpartition(b")")[2].split()
     except OSError:
         return []
 

@@ -27,7 +27,7 @@ With one compiler Java has 48 MB for compiled code. A session of Spark fills the
 of the code, and compiles it again.
 
 Without its native library, which PySpark does not have, Hadoop starts `chmod` for each local file that it creates. By
-default Java starts a helper process first, which costs half as much again.
+default Java first starts a helper process, which then becomes `chmod`; with `VFORK` it does not.
 """
 _FOLDER: Final = Path(__file__).parent.parent / "build"
 _MADE_WITHIN_S: Final = 3_600
