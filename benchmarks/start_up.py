@@ -28,8 +28,12 @@ loaded = [name for name in {heavy!r} if name in sys.modules]
 print(json.dumps([began, with_dagster, end, loaded]))
 """
 _EVERY_NAME: Final = "[getattr(marshal_dagster, name) for name in getattr(marshal_dagster, '__all__', ())]"
+_JOB_NAMES: Final = (
+    "from marshal_dagster import ClaimerResource, FileSink, build_claimed_batch_job, build_claimed_batch_schedule"
+)
 _PROGRAMS: Final = {
     "import dagster, then marshal_dagster": "",
+    "import dagster, then the names of a job with a sink": _JOB_NAMES,
     "import dagster, then every public name of marshal_dagster": _EVERY_NAME,
 }
 

@@ -6,7 +6,10 @@ neither Dagster nor a Kafka client nor Spark. A process that only claims partiti
 
 from typing import TYPE_CHECKING, Final
 
+from marshal_dagster._internal.lazy_names import lazy_names
+
 if TYPE_CHECKING:
+    __all__: list[str]
     # For type checkers only. They ignore `__getattr__` below, so they report a name that is not public as an error.
     from marshal_dagster._internal.health_server import HealthServer as HealthServer
     from marshal_dagster._internal.postgres import Database as Database
@@ -192,22 +195,7 @@ _NAMES: Final = {
 }
 """The public names of each module, by the module's path inside the package."""
 
-_MODULES: Final = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
-
-__all__ = list(_MODULES)
-
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        """Import a public name on first use (PEP 562)."""
-        from importlib import import_module
-
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_MODULES[name]), name)
-        globals()[name] = value
-        return value
-
-    def __dir__() -> list[str]:
-        """Return the public names and the names that the module already has."""
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__, {f"{__name__}.{module}": names for module, names in _NAMES.items()}
+    )

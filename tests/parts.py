@@ -22,6 +22,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "killed_processes",
         "log_*",
         "observer",
+        "paused_collector",
         "race",
         "range_*",
         "rationalizer*",

@@ -174,7 +174,8 @@ def locate(top: Path, module: str, name: str) -> tuple[Path, Definition] | None:
     """
     path = top.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for statement in [*body, *(inner for outer in body if isinstance(outer, ast.If) for inner in outer.body)]:
         if isinstance(statement, Definition) and statement.name == name and "overload" not in _decorators(statement):
             return path, statement
         if isinstance(statement, ast.ImportFrom) and statement.module is not None and not statement.level:

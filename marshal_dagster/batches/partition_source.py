@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from marshal_dagster._internal.collector import paused_collector
 from marshal_dagster.batches.claim_order import own_order, preferred_partitions
 from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.result import Idle
@@ -50,6 +51,7 @@ class PartitionSource:
         """Return the `planned` partitions that look free, without those whose plan has had too many attempts."""
         return self._free(planned)[0] if planned else []
 
+    @paused_collector()
     def take(self, wanted: Sequence[int]) -> tuple[ClaimedRange, ...]:
         """Claim the `wanted` partitions that look free and have unread messages; return the ranges to process."""
         key_partition = self._key_to_first_claim()

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic
 
+from marshal_dagster._internal.collector import paused_collector
 from marshal_dagster.coordination.appender import AppendResult, Sender
 from marshal_dagster.coordination.claim_set import ClaimSet, H, listed
 from marshal_dagster.coordination.claims import Member
@@ -196,6 +197,7 @@ class BaseClaimer(ABC, Generic[H]):
 
     # Leaving
 
+    @paused_collector()
     def release(self, partitions: Collection[int] | None = None) -> None:
         """Release `partitions` at their present offsets; by default all that are held or may have been won.
 

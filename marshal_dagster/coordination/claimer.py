@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from marshal_dagster._internal.collector import paused_collector
 from marshal_dagster.coordination.appender import AppendResult
 from marshal_dagster.coordination.base_claimer import BaseClaimer, is_accepted
 from marshal_dagster.coordination.claims import Claim, Member, new_instance_id
@@ -56,6 +57,7 @@ class Claimer(BaseClaimer[Claim]):
 
     # Claiming
 
+    @paused_collector()
     def claim(
         self,
         partitions: Iterable[int],
@@ -135,6 +137,7 @@ class Claimer(BaseClaimer[Claim]):
 
     # Staying
 
+    @paused_collector()
     def beat(self, starts: Mapping[int, int] | None = None) -> None:
         """Send a heartbeat for every claim at its present offset, and check that the log is the same.
 
@@ -161,6 +164,7 @@ class Claimer(BaseClaimer[Claim]):
 
     # Planning and committing
 
+    @paused_collector()
     def plan(self, ends: Mapping[int, int]) -> None:
         """Write a plan for each partition in `ends`, and read it back: the messages up to the end are one batch.
 
@@ -181,6 +185,7 @@ class Claimer(BaseClaimer[Claim]):
             sent = self._send_owned([ClaimingMessages(partition=n, plan_end=end, **signed) for n, end in ends.items()])
             self._require_plans_accepted(ends, sent)
 
+    @paused_collector()
     def commit(self, offsets: Mapping[int, int]) -> None:
         """Commit `offsets` and read them back; retry while the leases last.
 
@@ -203,6 +208,7 @@ class Claimer(BaseClaimer[Claim]):
             self._require_forward(offsets)
         self._commit_while_held(dict(offsets))
 
+    @paused_collector()
     def commit_before_processing(self, ends: Mapping[int, int]) -> frozenset[int]:
         """Commit the ends of plans before their messages are processed (at most once).
 

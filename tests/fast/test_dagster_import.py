@@ -3,11 +3,14 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import marshal_dagster
+from marshal_dagster import sinks
 
 HEAVY = ("dagster", "dagster_pyspark", "confluent_kafka", "pyspark", "psycopg", "pandas", "pyarrow", "typer", "rich")
 
@@ -60,13 +63,29 @@ def test_a_name_that_is_not_public_is_an_error() -> None:
         getattr(marshal_dagster, name)
 
 
-def test_type_checkers_see_each_public_name_and_no_other() -> None:
-    """The imports for type checkers have the same names and modules as the mapping of public names."""
-    tree = ast.parse(Path(marshal_dagster.__file__).read_text())
+@pytest.mark.parametrize("package", [marshal_dagster, sinks], ids=lambda package: package.__name__)
+def test_type_checkers_see_each_public_name_and_no_other(package: ModuleType) -> None:
+    """The imports for type checkers have the same names, of the same objects, as the mapping of public names."""
+    tree = ast.parse(Path(str(package.__file__)).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     seen = {alias.asname: node.module for node in imports for alias in node.names if alias.name == alias.asname}
-    assert seen == marshal_dagster._MODULES
+    assert sorted(seen) == sorted(package.__all__)
+    for name, module in seen.items():
+        assert getattr(package, name) is getattr(import_module(str(module)), str(name))
+
+
+@pytest.mark.thorough
+def test_a_sink_does_not_load_the_others() -> None:
+    """A run whose batches have one sink, or none, does not load the modules of the others."""
+    program = (
+        "import sys; from marshal_dagster import BatchRequest, FileSink; "
+        "print(*[name for name in sys.modules if name.startswith('marshal_dagster.sinks.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    packages = {name.split(".")[2] for name in done.stdout.split()}
+    assert "files" in packages
+    assert not packages & {"database", "delta", "iceberg", "kafka"}
 
 
 SETTINGS = """
