@@ -1,15 +1,27 @@
 """Rows in PostgreSQL's binary COPY format. tests/real/test_sink_postgres_tasks.py has PostgreSQL read them."""
 
 import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
+from marshal_dagster.sinks.database.batch_copy import BatchCopy
 from marshal_dagster.sinks.database.column_types import TableColumn
-from marshal_dagster.sinks.database.pg_binary import BinaryForm, OutOfRangeError, binary_form, binary_rows, is_native
+from marshal_dagster.sinks.database.pg_binary import (
+    HEADER,
+    TRAILER,
+    BinaryForm,
+    OutOfRangeError,
+    binary_form,
+    binary_rows,
+    is_native,
+)
 
 NULL = struct.pack(">i", -1)
 
@@ -110,3 +122,58 @@ def test_only_forms_that_keep_the_value_are_known() -> None:
     assert not is_native(t.LongType(), BinaryForm.BYTES)
     assert is_native(t.BinaryType(), BinaryForm.BYTES)
     assert is_native(t.LongType(), BinaryForm.INT8)
+
+
+class Stream:
+    """A cursor and its COPY, which collects what is written."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    @contextmanager
+    def copy(self, _: object) -> Iterator["Stream"]:
+        """Yield itself."""
+        yield self
+
+    def write(self, part: bytes) -> None:
+        """Keep a part of the stream."""
+        self.parts.append(bytes(part))
+
+
+def copied(batches: list[pa.RecordBatch]) -> tuple[list[bytes], Counter[int | None], bool]:
+    """Return the parts of the stream that a copy of batches writes, and what it returns."""
+    stream = Stream()
+    copy = BatchCopy(("marshal_range", "value"), {0: 7, 1: 8}, (BinaryForm.INT8, BinaryForm.BYTES))
+    counts, have_offsets = copy.copy(cast("Any", stream), ("public", "shop"), batches, is_new=True)
+    return stream.parts, counts, have_offsets
+
+
+def batch(partitions: list[int], values: list[str], *, has_offset: bool = True) -> pa.RecordBatch:
+    """Return a batch as `BatchCopy.rows` makes them."""
+    columns = [
+        pa.array(partitions, pa.int64()),
+        pa.array([has_offset] * len(values)),
+        pa.array([False] * len(values)),
+        pa.array(values),
+    ]
+    return pa.RecordBatch.from_arrays(columns, ["partition", "has_offset", "is_doubtful", "field_0"])
+
+
+def test_small_batches_are_copied_together() -> None:
+    """Three batches make one part, with the rows in their order."""
+    parts = [batch([0, 1], ["a", "b"]), batch([1], ["c"], has_offset=False), batch([0, 0], ["d", ""])]
+    (header, rows, trailer), counts, have_offsets = copied(parts)
+    assert (header, trailer) == (HEADER, TRAILER)
+    fields = [(7, b"a"), (8, b"b"), (8, b"c"), (7, b"d"), (7, b"")]
+    assert rows == b"".join(struct.pack(">hiqi", 2, 8, taken, len(value)) + value for taken, value in fields)
+    assert counts == {0: 3, 1: 2}
+    assert not have_offsets
+
+
+def test_large_batches_are_copied_alone() -> None:
+    """No more rows are held back than are rendered well: a large batch does not wait for the next one."""
+    large = batch([0], ["x" * 3_000_000])
+    parts, counts, have_offsets = copied([large, large, batch([1], ["y"])])
+    assert [len(part) for part in parts[1:-1]] == [3_000_018, 3_000_018, 19]
+    assert counts == {0: 2, 1: 1}
+    assert have_offsets

@@ -4,9 +4,9 @@ The rows are in binary form if the form of each column is known (`pg_binary`), e
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.sinks.database.column_types import TableColumn, limited_columns
 from marshal_dagster.sinks.database.dialect import column_names
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from pyarrow import Array, Buffer, RecordBatch
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField
+
+
+_BYTES_AT_ONCE: Final = 2_000_000
+"""The size from which on rows are rendered. Small batches take two to three times as long."""
 
 
 class DoubtfulRowError(Exception):
@@ -89,7 +93,7 @@ class BatchCopy:
         try:
             with cursor.copy(self._statement(table, is_new=is_new)) as copy:
                 copy.write(HEADER if self.forms else b"")
-                for batch in batches:
+                for batch in _joined(batches):
                     partition, has_offset, is_doubtful, *fields = batch.columns
                     if is_doubtful.true_count:
                         raise DoubtfulRowError
@@ -124,6 +128,22 @@ class BatchCopy:
 
         rows = pa.RecordBatch.from_arrays(columns, self.columns)
         return [_csv(rows)] if self.forms is None else binary_rows(rows, self.forms)
+
+
+def _joined(batches: "Iterable[RecordBatch]") -> "Iterator[RecordBatch]":
+    """Yield the rows in larger batches."""
+    import pyarrow as pa
+
+    held: list[RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _BYTES_AT_ONCE:
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, size = [], 0
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 def _forms(fields: Sequence["StructField"], there: Mapping[str, TableColumn]) -> tuple[BinaryForm, ...] | None:
