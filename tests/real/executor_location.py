@@ -189,7 +189,6 @@ def defs() -> dg.Definitions:
         jobs=[
             plain,
             _job("retrying", dg.in_process_executor, retry_policy=retries, **few),
-            _job("multiprocess", dg.multiprocess_executor, retry_policy=retries, **few),
             _job("forkserver", dg.multiprocess_executor.configured(_FORKSERVER), retry_policy=retries, **few),
             _job("pooled", dg.in_process_executor, pool=POOL, **few),
             _job("one_each", dg.in_process_executor, max_claims=1, max_batches=1, **few),

@@ -257,7 +257,7 @@ def _origin(location: str) -> InProcessCodeLocationOrigin:
 # Steps
 
 
-@pytest.mark.parametrize("job", ["retrying", "multiprocess"])
+@pytest.mark.parametrize("job", ["retrying", "forkserver"])
 def test_a_step_that_fails_is_tried_again_in_its_run(make_site: MakeSite, job: str) -> None:
     """The step fails in its second batch. The retry takes that batch over at once, and reports both batches."""
     site = make_site()
