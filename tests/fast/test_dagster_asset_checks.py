@@ -161,7 +161,7 @@ def test_the_checks_of_an_op_belong_to_the_asset_of_its_batches() -> None:
 
 def test_too_much_lag_is_told(shop: Shop) -> None:
     """The check fails above the limit, not at the limit."""
-    shop.run(partitions=[0])
+    shop.run(partitions="0")
     assert failed(shop, max_lag=20) == {}
     assert failed(shop, max_lag=19) == {"lag": "20 offsets are unread; 19 are allowed"}
 
@@ -169,7 +169,7 @@ def test_too_much_lag_is_told(shop: Shop) -> None:
 def test_what_nobody_recorded_is_told(shop: Shop) -> None:
     """Another member processed offsets between two runs, and no run recorded them."""
     scene = shop.stand.scene
-    shop.run(partitions=[0], max_records=3, max_batches=1)
+    shop.run(partitions="0", max_records=3, max_batches=1)
     scene.work(scene.delivery(shop.stand.mode), partitions=(0,), max_records=2)
     shop.run()
     found = evaluate(shop)
@@ -257,7 +257,7 @@ def test_a_log_that_knows_the_group_no_more_is_no_rewind(shop: Shop) -> None:
 @pytest.mark.thorough
 def test_a_double_commit_is_an_error(shop: Shop) -> None:
     """Two batches of one generation report the same committed offsets; older batches are not checked again."""
-    shop.run(partitions=[0])
+    shop.run(partitions="0")
     (before,) = shop.instance.fetch_materializations(shop.key, limit=1).records
     again = before.asset_materialization
     assert again is not None
@@ -270,7 +270,7 @@ def test_a_double_commit_is_an_error(shop: Shop) -> None:
     assert "zombie.1" in (found["double_commits"].description or "")
     for _ in range(3):
         shop.stand.scene.data.append(0, 1)
-        shop.run(partitions=[0])
+        shop.run(partitions="0")
     assert failed(shop, max_lag=100, last=3) == {}
 
 
@@ -289,8 +289,8 @@ def test_what_was_perhaps_committed_may_be_committed_by_another(shop: Shop) -> N
 
     Such a range is neither a double commit nor a gap.
     """
-    shop.run(partitions=[0], max_records=4, max_batches=1)
-    shop.run(partitions=[0], max_records=4, max_batches=1)
+    shop.run(partitions="0", max_records=4, max_batches=1)
+    shop.run(partitions="0", max_records=4, max_batches=1)
     again, _ = (
         record.asset_materialization for record in shop.instance.fetch_materializations(shop.key, limit=2).records
     )
@@ -301,13 +301,13 @@ def test_what_was_perhaps_committed_may_be_committed_by_another(shop: Shop) -> N
     shop.instance.report_runless_asset_event(
         again._replace(metadata={**again.metadata, "ranges": dg.MetadataValue.table(perhaps, table.schema)})
     )
-    shop.run(partitions=[0])
+    shop.run(partitions="0")
     assert failed(shop, max_lag=100) == {}
 
 
 def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
     """A failed check that only warns does not stop downstream assets."""
-    shop.run(partitions=[0], max_records=3, max_batches=1)
+    shop.run(partitions="0", max_records=3, max_batches=1)
     shop.stand.scene.work(shop.stand.scene.delivery(shop.stand.mode), partitions=(0,), max_records=2)
 
     @dg.asset(deps=[shop.asset])

@@ -343,7 +343,7 @@ def test_each_kafka_partition_may_be_a_dagster_partition(stand: Stand, own_insta
     recorded = shop.recorded(result)
     assert [(partition, metadata["offsets"]) for partition, metadata in recorded] == [("1", 6), ("1", 4)]
     assert {partition for partition, _ in stand.scene.sink.counts()} == {1}
-    refused = shop.run(partition_key="1", partitions=[0])
+    refused = shop.run(partition_key="1", partitions="0")
     assert not refused.success
 
 
@@ -437,7 +437,7 @@ def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
     first = shop.observe()[None]
     assert (first["lag"], first["offsets"], first["end_offsets"]) == (30, 30, {"0": 10, "1": 10, "2": 10})
     assert "offsets_per_s" not in first
-    shop.run(partitions=[0])
+    shop.run(partitions="0")
     shop.stand.scene.data.append(1, 5)
     second = shop.observe()[None]
     assert (second["lag"], second["offsets"]) == (25, 35)
