@@ -33,15 +33,15 @@ def median(samples: Sequence[float]) -> float:
 
 def spread(samples: Sequence[float]) -> dict[str, float | int]:
     """Return number, minimum, median and maximum of the samples, and with at least 100 the 99th percentile."""
-    told: dict[str, float | int] = {
+    figures: dict[str, float | int] = {
         "samples": len(samples),
         "min": rounded(min(samples)),
         "median": rounded(median(samples)),
         "max": rounded(max(samples)),
     }
     if len(samples) >= ENOUGH_FOR_P99:
-        told["p99"] = rounded(statistics.quantiles(samples, n=100, method="inclusive")[98])
-    return told
+        figures["p99"] = rounded(statistics.quantiles(samples, n=100, method="inclusive")[98])
+    return figures
 
 
 def rounded(value: float) -> float:
@@ -83,7 +83,7 @@ class Case:
             case Goal.OURS_AT_LEAST:
                 return rounded(median(self.ours)) >= self.target
 
-    def told(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """Return the case in the form of the result."""
         return {
             "name": self.name,
@@ -168,7 +168,7 @@ def result(name: str, measured: Measured, conditions: Mapping[str, Any]) -> dict
     return {
         "benchmark": name,
         "conditions": {**conditions, **measured.conditions, "spread": spreads},
-        "cases": [case.told() for case in measured.cases],
+        "cases": [case.figures() for case in measured.cases],
     }
 
 
@@ -207,9 +207,9 @@ def as_table(found: Mapping[str, Any]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     spreads = found["conditions"]["spread"]
     details = [
-        f"{name}, {side}: " + ", ".join(f"{word} {value:g}" for word, value in told.items())
+        f"{name}, {side}: " + ", ".join(f"{word} {value:g}" for word, value in figures.items())
         for name, sides in spreads.items()
-        for side, told in sides.items()
+        for side, figures in sides.items()
     ]
     others = [
         f"{word}: {value if isinstance(value, str | int | float) else json.dumps(value, ensure_ascii=False)}"

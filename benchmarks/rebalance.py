@@ -120,10 +120,10 @@ def in_a_kafka_group(connection: KafkaConnection, topic: str, strategy: str, hea
 
 
 def _consume(consumer: Consumer, topic: str, name: str, watch: Watch, is_over: threading.Event) -> None:
-    def told(do: Callable[[str, Collection[int]], None]) -> Callable[[Consumer, list[TopicPartition]], None]:
+    def hook(do: Callable[[str, Collection[int]], None]) -> Callable[[Consumer, list[TopicPartition]], None]:
         return lambda _, places: do(name, [place.partition for place in places])
 
-    consumer.subscribe([topic], on_assign=told(watch.start), on_revoke=told(watch.stop), on_lost=told(watch.stop))
+    consumer.subscribe([topic], on_assign=hook(watch.start), on_revoke=hook(watch.stop), on_lost=hook(watch.stop))
     while not is_over.is_set():
         consumer.poll(_POLL_S)
     consumer.close()

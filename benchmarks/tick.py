@@ -110,11 +110,11 @@ def _cases(
         name = f"stale-claim tick, {sizes.partitions:,} {state} claims"
         yield case(name, after_a_heartbeat_each(ticks(sensor, requests)), read)
     lagging = build_lag_sensor(job, group=LIVE, max_lag_records=sizes.lagging, max_lag_age_s=_OLD_S)
-    asking = _admin(connection)
+    admin_client = _admin(connection)
     wanted = [TopicPartition(TOPIC, number) for number in range(sizes.lagging)]
     for kind, sensor in (("lag", lagging), ("topic", build_topic_sensor(TOPIC))):
         name = f"{kind} tick, {sizes.lagging:,} partitions"
-        yield case(name, ticks(sensor, 0), lambda: _list_offsets_s(asking, wanted))
+        yield case(name, ticks(sensor, 0), lambda: _list_offsets_s(admin_client, wanted))
 
 
 def _create(topics: Topics, partitions: int) -> None:
@@ -175,11 +175,11 @@ def _admin(connection: KafkaConnection) -> AdminClient:
 def _list_offsets_s(client: AdminClient, wanted: list[TopicPartition]) -> float:
     """Request the first and the next offset of each partition, and return the seconds."""
     began_s = time.perf_counter()
-    asked = [
+    look_ups = [
         client.list_offsets(dict.fromkeys(wanted, spec))
         for spec in (_API.OffsetSpec.earliest(), _API.OffsetSpec.latest())
     ]
-    for answers in asked:
+    for answers in look_ups:
         for answer in answers.values():
             answer.result(timeout=bare.TIMEOUT_S)
     return time.perf_counter() - began_s

@@ -57,7 +57,7 @@ class Transcript:
 
     broker: MemoryBroker
     clock: ManualClock
-    told: list[tuple[int, str]] = field(default_factory=list)
+    events: list[tuple[int, str]] = field(default_factory=list)
     began_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Transcript:
 
     def tell(self, text: str) -> None:
         """Add an annotation at the current end of the log."""
-        self.told.append((self.broker.bounds(self.home).end, text))
+        self.events.append((self.broker.bounds(self.home).end, text))
 
     def report_error(self, who: str, act: Callable[[], object]) -> None:
         """Call `act`, which must fail, and add the error as an annotation."""
@@ -90,10 +90,10 @@ class Transcript:
     def lines(self) -> Iterator[str]:
         """Yield a line for each record with its verdict and its changes, then the final state."""
         world = World(self.broker.identity.partitions).start(self.home, 0)
-        told, before = list(self.told), self._state(world)
+        events, before = list(self.events), self._state(world)
         for offset, at_ms, value in self.broker.records(self.home):
-            while told and told[0][0] <= offset:
-                yield f"      -- {told.pop(0)[1]}"
+            while events and events[0][0] <= offset:
+                yield f"      -- {events.pop(0)[1]}"
             verdict = world.apply(offset, at_ms, value)
             after = self._state(world)
             changes = "; ".join(_changes(before, after))
@@ -101,7 +101,7 @@ class Transcript:
             yield f"{self._time(at_ms):>8} {offset:3}  {_record(value):66} {_verdict(verdict)}" + (
                 changes and f": {changes}"
             )
-        yield from (f"      -- {text}" for _, text in told)
+        yield from (f"      -- {text}" for _, text in events)
         yield from ("", "Final state:", *(f"  {change}" for change in _changes({}, before)))
 
     def _state(self, world: PartitionWorld) -> State:

@@ -172,8 +172,8 @@ class SqliteSink(Sink):
         wanted: ClaimedRange,
         offsets: Sequence[tuple[int, int]],
     ) -> None:
-        for first, behind in offsets:
-            start, end = max(first, wanted.first_readable), min(behind, wanted.end)
+        for first, stop in offsets:
+            start, end = max(first, wanted.first_readable), min(stop, wanted.end)
             database.execute(
                 'DELETE FROM result WHERE "group" = ? AND topic = ? '
                 "AND data_topic_id = ? AND partition = ?"

@@ -282,8 +282,8 @@ def _claim_range(described: _Described) -> _Deed:
 
 
 def _planned_range(described: _Described) -> bool:
-    asked = (described.message.start, described.message.end)
-    return any((each.start, each.end) == asked and each.phase is Phase.PLANNED for each in described.key.ranges)
+    bounds = (described.message.start, described.message.end)
+    return any((each.start, each.end) == bounds and each.phase is Phase.PLANNED for each in described.key.ranges)
 
 
 def _plan_range(described: _Described) -> _Deed:

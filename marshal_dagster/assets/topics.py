@@ -63,8 +63,8 @@ class PartitionProgress:
     def lag(self) -> int:
         """The number of unread offsets; if the group has no position, all offsets of the partition."""
         first = max(self.start, self.offset or 0)
-        ahead = () if self.key is None else (range_ for range_ in self.key.ranges if range_.phase is Phase.DONE)
-        done = sum(max(0, min(range_.end, self.end) - max(range_.start, first)) for range_ in ahead)
+        done_ranges = () if self.key is None else (range_ for range_ in self.key.ranges if range_.phase is Phase.DONE)
+        done = sum(max(0, min(range_.end, self.end) - max(range_.start, first)) for range_ in done_ranges)
         return max(0, self.end - first - done)
 
     @property
@@ -285,12 +285,12 @@ def build_topic_sensor(
     # Dagster also passes resources by keyword if a test calls the sensor directly.
     def tick(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
         try:
-            names, looked = observed.look(context.resources, context.instance)
+            names, observed_pairs = observed.look(context.resources, context.instance)
         except TopicNotFoundError as missing:
             if not allow_missing_topic:
                 raise
             return SensorResult(skip_reason=str(missing))
-        observations = [observation for before, observation in looked if _is_new(before, observation)]
+        observations = [observation for before, observation in observed_pairs if _is_new(before, observation)]
         partitions = kafka_partitions_def(topic)
         known = set(context.instance.get_dynamic_partitions(str(partitions.name))) if per_partition else set()
         new = [name for name in names if name not in known]

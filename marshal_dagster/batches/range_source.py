@@ -101,8 +101,8 @@ class RangeSource:
             max_attempts=None if context.request.retry_exhausted else context.request.max_attempts,
         )
         planned = {number for number, (start, _) in chosen.items() if start in _planned_starts(keys[number])}
-        behind = {number: until[number] - start for number, (start, _) in chosen.items()}
-        first = sorted(chosen, key=lambda number: (number not in planned, -behind[number], number))
+        sizes = {number: until[number] - start for number, (start, _) in chosen.items()}
+        first = sorted(chosen, key=lambda number: (number not in planned, -sizes[number], number))
         most = {number: chosen[number] for number in first[: context.request.max_claims]}
         return self._limited(most, planned, {number: extents[number].start for number in most}, until)
 

@@ -102,15 +102,19 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         dead = self._reader.dead_owners(wanted, is_dead)
         with self.rationalizer.lock, self._claim_set:
             self._reader.require_ready()
-            asked = {number: bounds for number, bounds in wanted.items() if number not in self._claim_set.requested}
-            if not asked:
+            new_bounds = {
+                number: bounds for number, bounds in wanted.items() if number not in self._claim_set.requested
+            }
+            if not new_bounds:
                 return []
             signed = self._sender.signed(self.member)
-            claims = [ClaimingRange(partition=n, start=start, end=end, **signed) for n, (start, end) in asked.items()]
+            claims = [
+                ClaimingRange(partition=n, start=start, end=end, **signed) for n, (start, end) in new_bounds.items()
+            ]
             revocations = self._reader.revocations(
-                signed, asked, dead, lambda n: overlapping_dead_ranges(self.key(n).ranges, *asked[n], dead)
+                signed, new_bounds, dead, lambda n: overlapping_dead_ranges(self.key(n).ranges, *new_bounds[n], dead)
             )
-            self._claim_set.request(asked)
+            self._claim_set.request(new_bounds)
             sent = self._sender.send([*revocations, *claims])
             won = self._add_won_claims(sent, ClaimingRange)
             for message, outcome in sent:

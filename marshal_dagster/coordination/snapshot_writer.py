@@ -89,5 +89,5 @@ def outdated_snapshots(
 def _is_old(head: SnapshotHead | None, at: OffsetBounds, now_ms: int) -> bool:
     if head is None:
         return at.end > 0
-    behind = at.end - head.offset
-    return not 0 <= behind <= OLD_RECORDS or (behind > 0 and now_ms - (head.log_time_ms or 0) > OLD_MS)
+    new_records = at.end - head.offset
+    return not 0 <= new_records <= OLD_RECORDS or (new_records > 0 and now_ms - (head.log_time_ms or 0) > OLD_MS)

@@ -95,10 +95,10 @@ class Members:
         """
         name, before = registration.member, self.by_name.get(registration.member)
         had = before.places if before is not None else frozenset[DataPartitionId]()
-        reported = asked = places_of(registration.holds)
+        reported = requested_places = places_of(registration.holds)
         if registration.is_static and not reported:
-            asked = places_of(recorded.places) if recorded is not None else had
-        places = frozenset(place for place in asked if self.owners.get(place, name) == name)
+            requested_places = places_of(recorded.places) if recorded is not None else had
+        places = frozenset(place for place in requested_places if self.owners.get(place, name) == name)
         is_as_reported = places == reported
         is_same_process = before is not None and before.tenure == registration.tenure
         # The report may be older than the newest share, which the process then still has to confirm.

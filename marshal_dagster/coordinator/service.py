@@ -153,17 +153,17 @@ class _KnownTopics:
 
     def forget(self) -> None:
         self.counts: Mapping[str, int] | None = None
-        self._looked: Mapping[str, int] = {}
+        self._last_found: Mapping[str, int] = {}
 
-    def update(self, looked: Mapping[str, int]) -> None:
+    def update(self, found_now: Mapping[str, int]) -> None:
         """Use the result of a lookup.
 
         A topic or partition counts as gone only after two lookups without it. A broker that has just started may not
         know all of them yet.
         """
-        before, self._looked = self._looked, looked
+        before, self._last_found = self._last_found, found_now
         self.counts = {
-            topic: max(before.get(topic, 0), looked.get(topic, 0)) for topic in before.keys() | looked.keys()
+            topic: max(before.get(topic, 0), found_now.get(topic, 0)) for topic in before.keys() | found_now.keys()
         }
 
 

@@ -223,10 +223,10 @@ class Reader:
     def leave(self, partitions: Iterable[int]) -> None:
         """Stop reading these partitions; ignore those that are not read."""
         followed = {assigned.partition for assigned in self._consumer.assignment()}
-        gone = followed.intersection(partitions)
-        if gone:
-            self._consumer.incremental_unassign([TopicPartition(self._topic, number) for number in gone])
-        for number in gone:
+        unfollowed = followed.intersection(partitions)
+        if unfollowed:
+            self._consumer.incremental_unassign([TopicPartition(self._topic, number) for number in unfollowed])
+        for number in unfollowed:
             self.ends.pop(number, None)
 
     def read(self, timeout_s: float) -> Iterator[ReceivedRecord]:

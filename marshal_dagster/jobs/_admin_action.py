@@ -63,7 +63,7 @@ class AdminAction:
         self, kind: type[_Resetter], topic: str, sink: str | None, *, stopped: bool = False
     ) -> Iterator[_Resetter]:
         """Yield an object of `kind` for the topic, and close it after the block. Raises `ConfigurationError`."""
-        asked = None if sink is None else named_sink(sink, "sink")
+        loaded_sink = None if sink is None else named_sink(sink, "sink")
         claimer = self.claimer
         with (
             claimer.open_data() as topics,
@@ -77,7 +77,7 @@ class AdminAction:
                     SystemClock(),
                     settings=claimer.settings,
                     go_consumers_stopped=stopped,
-                    sink=asked,
+                    sink=loaded_sink,
                 )
             ) as work,
         ):

@@ -248,7 +248,7 @@ class Topics:
     def _ask_reader(self, request: Request, question: Callable[[OffsetReader, float], T], *, committed_only: bool) -> T:
         """Call `question` with a reader of offsets and the deadline (monotonic seconds); retry it as `_ask`."""
 
-        def asked(_: AdminClient, left_s: float) -> T:
+        def look_up(_: AdminClient, left_s: float) -> T:
             reader = self._reader(committed_only=committed_only)
             try:
                 return question(reader, time.monotonic() + left_s)
@@ -257,7 +257,7 @@ class Topics:
                     self._log.consider(reason)
                 raise
 
-        return self._ask(request, asked)
+        return self._ask(request, look_up)
 
     def _reader(self, *, committed_only: bool) -> OffsetReader:
         """Return the reader of offsets; create a new one if the last one is unusable."""
@@ -542,14 +542,14 @@ def _first_at(offsets: _Offsets, partitions: Sequence[int], at_ms: int) -> dict[
     answer of the partition's leader in between.
     """
 
-    def asked(wanted: Sequence[int]) -> dict[int, int]:
+    def look_up(wanted: Sequence[int]) -> dict[int, int]:
         (found,) = offsets(wanted, max(0, at_ms), least=NONE_AT)
         return {partition: offset for partition, offset in found.items() if offset != NONE_AT}
 
-    first = asked(partitions)
+    first = look_up(partitions)
     if missing := [partition for partition in partitions if partition not in first]:
         offsets(missing, OFFSET_END)
-        first |= asked(missing)
+        first |= look_up(missing)
     return first
 
 

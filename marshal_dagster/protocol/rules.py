@@ -195,9 +195,9 @@ def _named(event: Event[Any]) -> Range:
 
 def _abandoned_plan(event: Event[ClaimingRange]) -> Range | None:
     """Return the planned range without a live owner that is exactly the requested one."""
-    asked, interval_ms = (event.message.start, event.message.end), event.group.settings.heartbeat_interval_ms
+    bounds, interval_ms = (event.message.start, event.message.end), event.group.settings.heartbeat_interval_ms
     for range_ in event.key.ranges:
-        if (range_.start, range_.end) == asked and range_.phase is Phase.PLANNED:
+        if (range_.start, range_.end) == bounds and range_.phase is Phase.PLANNED:
             return None if range_.is_live(event.log_time_ms, interval_ms) else range_
     return None
 

@@ -177,9 +177,9 @@ class MemorySink(Steps):
 
     def _store(self, range_: ClaimedRange, rows: list[Row], read: Mapping[int, Intervals]) -> None:
         new = [(row[OFFSET_COLUMN], row[OFFSET_COLUMN] + 1) for row in rows if row.get(OFFSET_COLUMN) is not None]
-        gone = [*read.get(range_.partition, ()), *new]
+        replaced_offsets = [*read.get(range_.partition, ()), *new]
         for stored in self._older(range_, is_any=True):
-            stored.rows = [row for row in stored.rows if not _is_replaced(row[OFFSET_COLUMN], range_, gone)]
+            stored.rows = [row for row in stored.rows if not _is_replaced(row[OFFSET_COLUMN], range_, replaced_offsets)]
         self._stored.append(_StoredRange(range_, rows))
 
     def _of_partition(self, range_: ClaimedRange) -> list[_StoredRange]:
@@ -258,7 +258,7 @@ def _plain(row: Any) -> Row:  # noqa: ANN401 - a row of Spark
     return made
 
 
-def _is_replaced(offset: int, range_: ClaimedRange, gone: Iterable[tuple[int, int]]) -> bool:
+def _is_replaced(offset: int, range_: ClaimedRange, replaced_offsets: Iterable[tuple[int, int]]) -> bool:
     if not range_.first_readable <= offset < range_.end:
         return False
-    return any(start <= offset < end for start, end in gone)
+    return any(start <= offset < end for start, end in replaced_offsets)

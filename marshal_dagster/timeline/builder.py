@@ -268,8 +268,8 @@ class TimelineBuilder:
         at_ms, kind = drawn.at_ms, drawn.kind
         self._check_staleness(lane, drawn.before.heartbeat_interval_ms, at_ms)
         opened, held = self._open[lane], dict(_holders(key))
-        gone = [owner for owner in opened if owner not in held]
-        for owner in gone:
+        ended = [owner for owner in opened if owner not in held]
+        for owner in ended:
             bar = opened.pop(owner).bar
             bar.end_ms, bar.end_offset, bar.ended_by = at_ms, drawn.offset, _ENDS.get(kind, BarEnd.TAKEN_OVER)
             if bar.ended_by in _LOST:
@@ -288,7 +288,7 @@ class TimelineBuilder:
             bar.last_beat_ms, bar.range_start, bar.range_end = beat_ms, start, end
             if is_new:
                 self._set_heir(bar)
-        return bool(gone) and kind in _CLAIMS
+        return bool(ended) and kind in _CLAIMS
 
     def _set_heir(self, heir: Bar) -> None:
         """Set the heir of the lost claims that a new claim continues."""

@@ -80,7 +80,7 @@ def test_a_target_is_met_up_to_the_target_itself(
 
 def test_a_case_tells_medians_and_their_ratio() -> None:
     """A case shows the median of its samples on each side, and their ratio."""
-    told = Case("it", [9.0, 1.0, 3.0], [1.0, 2.0, 400.0], "ms", Goal.RATIO_AT_MOST, 1.4).told()
+    told = Case("it", [9.0, 1.0, 3.0], [1.0, 2.0, 400.0], "ms", Goal.RATIO_AT_MOST, 1.4).figures()
     assert told == {
         "name": "it",
         "ours": 3.0,
@@ -98,7 +98,7 @@ def test_nothing_to_divide_by_is_an_error() -> None:
     with pytest.raises(ValueError, match="it: what it is compared with measured 0 s"):
         _ = case(1.0, 0.0, Goal.RATIO_AT_MOST, 2).ratio
     with pytest.raises(ValueError, match="nothing was measured"):
-        Case("it", [], [1.0], "s", Goal.RATIO_AT_MOST, 2).told()
+        Case("it", [], [1.0], "s", Goal.RATIO_AT_MOST, 2).figures()
 
 
 def test_sides_alternate_and_warm_up_does_not_count() -> None:

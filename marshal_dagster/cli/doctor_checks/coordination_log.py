@@ -119,11 +119,11 @@ def _clocks(view: WorldView, at_ms: int) -> Finding:
         where = f"{output.duration(ahead_ms)} {'behind' if ahead_ms <= 0 else 'ahead of'} this machine's clock"
         return ok("log time", f"{output.utc(view.log_time_ms)}, {where}")
     # The log time of a coordination partition is the clock of the broker that leads it.
-    ahead = [each.number for each in view.partitions if (each.log_time_ms or 0) - at_ms > LOG_TIME_AHEAD_MS]
+    fast_partitions = [each.number for each in view.partitions if (each.log_time_ms or 0) - at_ms > LOG_TIME_AHEAD_MS]
     return problem(
         "log time",
         f"log time {output.utc(view.log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock "
-        f"(coordination partitions {listed(ahead)})",
+        f"(coordination partitions {listed(fast_partitions)})",
         "a broker's clock has jumped, or this machine's is slow: owners may count as stale too early (they are "
         "fenced, and their work is repeated) or too late",
         "on the brokers that lead these partitions, and here: timedatectl status (the clock must be synchronised)",

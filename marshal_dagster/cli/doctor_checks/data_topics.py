@@ -102,9 +102,9 @@ def check_data_topics(
     user may claim, and so should be able to read the topics.
     """
     unseen, held = 0, 0
-    named, gone = positions(world), retired(world, at_ms)
+    named, retired_groups = positions(world), retired(world, at_ms)
     for name, found in sorted(named.items()):
-        at = [position for position in found if position.group not in gone]
+        at = [position for position in found if position.group not in retired_groups]
         if not at:
             continue
         try:
@@ -129,7 +129,7 @@ def check_data_topics(
         if (right := acls.of_data_topic(topic_info, asker, is_member=is_member)) is not None:
             yield right
         yield from judge(topic, at, asker.servers)
-    for group, last_ms in sorted(gone.items()):
+    for group, last_ms in sorted(retired_groups.items()):
         topics = [topic for topic, at in sorted(named.items()) if any(position.group == group for position in at)]
         yield ok(
             f"group {group}",

@@ -196,14 +196,14 @@ def batch_refuses_the_offsets(target: Target) -> None:
     deliver(target, "old", old)
     if target.sink().can_replace([newer]) is not None:
         return
-    rows, asked = rows_of("new", newer), list[str]()
+    rows, calls = rows_of("new", newer), list[str]()
 
     def offsets_read() -> Mapping[int, Intervals]:
-        asked.append("offsets")
+        calls.append("offsets")
         return intervals(rows)
 
     def before_commit() -> None:
-        if asked:
+        if calls:
             raise TopicRecreatedError
 
     try:
@@ -211,7 +211,7 @@ def batch_refuses_the_offsets(target: Target) -> None:
     except TopicRecreatedError:
         expect_rows(target, rows_of("old", old), "after before_commit() had raised after offsets_read()")
         return
-    expect(bool(asked), "offsets_read() was not called, although there were older rows to replace")
+    expect(bool(calls), "offsets_read() was not called, although there were older rows to replace")
     raise AssertionError("before_commit() was not called after offsets_read(), or its error was not raised")
 
 

@@ -40,8 +40,8 @@ class Model:
     def apply(self, batch: list[ClaimedRange], read: list[Row], written: list[Row]) -> None:
         """Apply the batch: replace the rows at the offsets `read`, and add the rows `written`."""
         taken = self.taken(batch) or set()
-        gone = {(partition, offset) for partition, offset, _ in read if partition in taken}
-        self.rows = [row for row in self.rows if row[:2] not in gone] + [row for row in written if row[0] in taken]
+        removed = {(partition, offset) for partition, offset, _ in read if partition in taken}
+        self.rows = [row for row in self.rows if row[:2] not in removed] + [row for row in written if row[0] in taken]
         for range_ in batch:
             if range_.partition in taken:
                 self._positions[range_.partition] = range_.generation, range_.epoch, range_.end
@@ -94,8 +94,8 @@ def random_histories(target: Target) -> None:
 
 def _one_step(target: Target, model: Model, dice: Random, value: str) -> None:
     batch = model.batch()
-    gone = {offset for offset in range(60) if dice.random() < 0.2}  # noqa: PLR2004 - chances
-    read = rows_of(value, *batch, without=gone)
+    removed = {offset for offset in range(60) if dice.random() < 0.2}  # noqa: PLR2004 - chances
+    read = rows_of(value, *batch, without=removed)
     written = [row for row in read if dice.random() < 0.9]  # noqa: PLR2004
     taken = model.taken(batch)
     try:

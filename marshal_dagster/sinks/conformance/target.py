@@ -177,12 +177,12 @@ def ahead(partition: int, start: int, end: int, **others: Any) -> ClaimedRange: 
 
 def rows_of(value: str, *ranges: ClaimedRange, without: Iterable[int] = ()) -> list[Row]:
     """Return a row for each readable offset of the ranges, except the offsets `without`."""
-    gone = set(without)
+    left_out = set(without)
     return [
         (range_.partition, offset, value)
         for range_ in ranges
         for offset in range(range_.first_readable, range_.end)
-        if offset not in gone
+        if offset not in left_out
     ]
 
 

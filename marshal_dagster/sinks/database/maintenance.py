@@ -290,8 +290,8 @@ class TableMaintenance(Generic[Connection]):
         entries = self._entries(connection, place)
         unused = self._unused(connection, place, entries)
         if unused:
-            self._ranges.remove(connection, gone := sorted(unused)[:_AT_ONCE])
-            return _Step(obsolete=len(gone))
+            self._ranges.remove(connection, deleted := sorted(unused)[:_AT_ONCE])
+            return _Step(obsolete=len(deleted))
         run = next(_runs(entries, unused), None)
         return None if run is None else self._merge(connection, _part(run))
 

@@ -59,10 +59,10 @@ def load_schemas(ids: Collection[int], schemas: Schemas, kind: SchemaKind) -> Ma
         )
     known: dict[int, Schema | str] = {}
     end_s = time.monotonic() + LOOKUPS_WITHIN_S
-    for asked, number in enumerate(sorted(ids)):
+    for count, number in enumerate(sorted(ids)):
         if time.monotonic() >= end_s:
             raise UnavailableError(
-                f"{asked} of the batch's {len(ids)} schema ids were looked up in {LOOKUPS_WITHIN_S:g} s: the registry "
+                f"{count} of the batch's {len(ids)} schema ids were looked up in {LOOKUPS_WITHIN_S:g} s: the registry "
                 "is slow, or most values have no frame. Set largest_id of the registry to its highest id"
             )
         schema = schemas.by_id(number)
