@@ -20,6 +20,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
 from marshal_dagster.outbox.interfaces import ID_HEADER
+from marshal_dagster.outbox.options import DEFAULT_OPTIONS
 from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "delays"
 PARTITIONS: Final = 4
-_BATCH: Final = 1_000
+_BATCH: Final = DEFAULT_OPTIONS.limits.max_in_flight_records
+"""Rows of a batch of the bare loop: as many as the harvester takes."""
+_MESSAGES_AT_ONCE: Final = 1_000
 _COMMIT_EACH_S: Final = 0.02
 _WINDOWS: Final = 10
 _QUANTILE: Final = 99
@@ -220,7 +223,8 @@ def _read(servers: str, total: int, told: Any) -> None:  # noqa: ANN401 - a queu
     numbers, came = array("q"), array("d")
     last_s = time.monotonic()
     while len(came) < total and time.monotonic() - last_s < _PATIENCE_S:
-        messages = consumer.consume(1_000, 0.01)
+        first = consumer.poll(0.1)
+        messages = [] if first is None else [first, *consumer.consume(_MESSAGES_AT_ONCE, 0)]
         last_s = time.monotonic() if messages else last_s
         for message in messages:
             headers = cast("Sequence[tuple[str, bytes]]", message.headers() or ())

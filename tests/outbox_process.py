@@ -25,7 +25,7 @@ def before_strike() -> None:
     turn = PostgresStore.turn
 
     def dying_turn(store: PostgresStore, session: int, given: BatchTransaction) -> TransactionResult:
-        if given.done.rows:
+        if given.done.ranges:
             die()
         return turn(store, session, given)
 
@@ -38,7 +38,7 @@ def after_strike() -> None:
 
     def dying_turn(store: PostgresStore, session: int, given: BatchTransaction) -> TransactionResult:
         turned = turn(store, session, given)
-        if given.done.rows:
+        if given.done.ranges:
             die()
         return turned
 

@@ -45,8 +45,14 @@ _FEW_OFFSETS: Final = 1_000
 _LONGEST_SHOWN: Final = 100
 
 Header = tuple[str, str | bytes | None]
-UnnamedRecord = tuple[bytes | None, bytes | None, int, int, list[Header] | None]
-"""Value, key, partition, timestamp in unix ms, and headers of a record."""
+Headers = list[Header] | dict[str, str | bytes | None]
+"""The headers of a record. The client library takes a dictionary in two thirds of the time."""
+UnnamedRecord = tuple[str, bytes | None, bytes | None, int, int, Headers | None]
+"""Topic, value, key, partition, timestamp in unix ms, and headers of a record."""
+CHOSEN_PARTITION: Final = -1
+"""The partitioner chooses the partition."""
+NOW: Final = 0
+"""The client sets the timestamp."""
 
 _FENCED: Final = frozenset(
     {
@@ -91,12 +97,15 @@ class TransactionStillOpenError(UnavailableError):
 class RecordRejectedError(Exception):
     """The broker or the client rejects a record. `name` is the sender's name for the record.
 
-    `is_sure` is whether the record itself was rejected. A broker may also reject a whole batch because of another
-    record in it.
+    `index` is the index of a record that the client rejected in `send_many`, otherwise None. `is_sure` is whether the
+    record itself was rejected. A broker may also reject a whole batch because of another record in it.
     """
 
-    def __init__(self, name: str, reason: str, *, is_too_large: bool, is_sure: bool = False) -> None:
+    def __init__(
+        self, name: str, reason: str, *, is_too_large: bool, is_sure: bool = False, index: int | None = None
+    ) -> None:
         self.name, self.reason, self.is_too_large, self.is_sure = name, reason, is_too_large, is_sure
+        self.index = index
         super().__init__(f"{name}: {reason}")
 
 
@@ -240,13 +249,12 @@ class Transaction:
         if self._sent % _RECORDS_BETWEEN_POLLS == 0:
             self._poll(0)
 
-    def send_many(self, topic: str, records: Iterable[UnnamedRecord]) -> int:
-        """Send many records fast. They have no names, so an error does not name the rejected record.
+    def send_many(self, records: Iterable[UnnamedRecord]) -> int:
+        """Send many records fast. They have no names, so an error names a record only by its index, if at all.
 
         Args:
-            topic: The topic.
-            records: For each record value, key, partition (-1: the partitioner chooses it), timestamp in unix ms
-                (0: the client sets it) and headers.
+            records: For each record topic, value, key, partition (`CHOSEN_PARTITION` or a number), timestamp in unix
+                ms (or `NOW`) and headers.
 
         Returns:
             The number of records.
@@ -260,10 +268,10 @@ class Transaction:
             self._began_s = time.monotonic()
         produce, report = self._client.produce, partial(self._note, "")
         sent = 0
-        for value, key, partition, timestamp_ms, headers in records:
+        for topic, value, key, partition, timestamp_ms, headers in records:
             while True:
                 try:
-                    if headers is None and timestamp_ms == 0:  # arguments without names save a fifth of the time
+                    if headers is None and timestamp_ms == NOW:  # arguments without names save a fifth of the time
                         produce(topic, value, key, partition, report)
                     else:
                         produce(topic, value, key, partition, report, timestamp=timestamp_ms, headers=headers)
@@ -272,19 +280,20 @@ class Transaction:
                     self._poll(_PAUSE_S)
                     self._check_time()
                 except (TypeError, ValueError) as wrong:
-                    raise RecordRejectedError("", str(wrong), is_too_large=False) from None
+                    raise RecordRejectedError("", str(wrong), is_too_large=False, index=sent) from None
                 except KafkaException as raised:
-                    raise self._produce_error("", error_in(raised), is_sure=False) from None
+                    raise self._produce_error("", error_in(raised), is_sure=False, index=sent) from None
             sent += 1
             if sent % _RECORDS_BETWEEN_POLLS == 0:
                 self._poll(0)
         self._sent += sent
         return sent
 
-    def _produce_error(self, name: str, error: KafkaError, *, is_sure: bool) -> Exception:
+    def _produce_error(self, name: str, error: KafkaError, *, is_sure: bool, index: int | None = None) -> Exception:
         """Return the exception for a record that the client did not take."""
         if error.code() in _ITS_FAULT:
-            return RecordRejectedError(name, error.str(), is_too_large=error.code() in _TOO_LARGE, is_sure=is_sure)
+            is_too_large = error.code() in _TOO_LARGE
+            return RecordRejectedError(name, error.str(), is_too_large=is_too_large, is_sure=is_sure, index=index)
         self._await_refusal()
         return self._failure(error)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.outbox.interfaces import OrderingKey, Parked, Row, RowReference
+from marshal_dagster.outbox.interfaces import OrderingKey, Parked, Row, RowRange
 
 MOST_IN_FLIGHT_RECORDS: Final = 1_000_000
 _FIRST_WAIT_MS: Final = 200.0
@@ -27,7 +27,7 @@ class HarvestLimits:
         ```
     """
 
-    max_in_flight_records: int = 1_000
+    max_in_flight_records: int = 5_000
     """The largest number of rows in a batch (1 to 1,000,000)."""
     max_in_flight_bytes: int = 16_000_000
     """The largest size of a batch in bytes: keys, values and headers together. A larger row is a batch of its own."""
@@ -90,8 +90,13 @@ class RefusalBackoff:
         """Return the topics that wait, without those whose rows are being set aside."""
         return [topic for topic, hold in self._topics.items() if hold.until_ms > self._turn_ms and not hold.is_given_up]
 
-    def is_open(self, row: Row) -> bool:
-        """Return whether a row may be published in this turn."""
+    def open_rows(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the rows that may be published in this turn."""
+        if not self._lanes and not self._topics:
+            return rows
+        return [row for row in rows if self._is_open(row)]
+
+    def _is_open(self, row: Row) -> bool:
         holds = (self._lanes.get(OrderingKey.of(row)), self._topics.get(row.topic))
         return all(hold is None or hold.until_ms <= self._turn_ms for hold in holds)
 
@@ -103,7 +108,7 @@ class RefusalBackoff:
             self._lanes[lane] = hold
             return None
         self._lanes.pop(lane, None)
-        return Parked(RowReference.of(row), f"{reason} (tried {hold.tries} times)")
+        return Parked(RowRange.of(row), f"{reason} (tried {hold.tries} times)")
 
     def refuse_topic(self, topic: str, reason: str) -> None:
         """Count a refusal of a topic that cannot be written to."""
@@ -124,7 +129,7 @@ class RefusalBackoff:
     def to_park(self, rows: Sequence[Row]) -> list[Parked]:
         """Return the rows that must be set aside because their topic was refused too often."""
         return [
-            Parked(RowReference.of(row), f"{hold.reason} (tried {hold.tries} times)")
+            Parked(RowRange.of(row), f"{hold.reason} (tried {hold.tries} times)")
             for row in rows
             if (hold := self._topics.get(row.topic)) is not None and hold.is_given_up
         ]

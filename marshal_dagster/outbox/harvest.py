@@ -108,7 +108,7 @@ class Harvest:
 
     def finish(self) -> None:
         """Delete the published rows, so that the next session has nothing to check. Raises the errors of `turn`."""
-        if self._done.rows or self._parked:
+        if self._done.ranges or self._parked:
             self._turn(0)
 
     def _turn(self, limit: int) -> list[Row]:
@@ -147,12 +147,12 @@ class Harvest:
         """
         batches = deque([rows])
         while batches:
-            batch = [row for row in batches.popleft() if self._holds.is_open(row)]
+            batch = self._holds.open_rows(batches.popleft())
             if not batch:
                 continue
             if not self._leads():
                 raise LeadershipLostError
-            if self._done.rows or self._parked or self._is_checking:
+            if self._done.ranges or self._parked or self._is_checking:
                 # A row is set aside before later rows of its key are published.
                 self._turn(0)
             try:

@@ -5,6 +5,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
 from marshal_dagster.errors import MarshalError
@@ -45,41 +46,60 @@ class OrderingKey(NamedTuple):
         return cls(row.topic, row.key, row.id if row.key is None else None)
 
 
-class RowReference(NamedTuple):
-    """A reference to a row by its id and the time when it was written.
+class RowRange(NamedTuple):
+    """A reference to rows with consecutive ids, by these ids and the times when the rows were written.
 
     An id alone is not enough: after a restore of the database, or `TRUNCATE ... RESTART IDENTITY`, ids are assigned
     again. All changes to rows that were taken before use such references (`Store.turn`).
     """
 
-    id: int
+    first: int
+    """The first id."""
+    last: int
+    """The last id (inclusive)."""
     created_from_us: int
-    """The earliest time at which the row was written, in Unix microseconds by the database's clock (inclusive)."""
+    """The earliest time at which a row was written, in Unix microseconds by the database's clock (inclusive)."""
     created_until_us: int
     """The latest such time (inclusive)."""
 
     @classmethod
-    def of(cls, row: Row) -> "RowReference":
+    def of(cls, row: Row) -> "RowRange":
         """Return the reference to exactly this row."""
-        return cls(row.id, row.created_us, row.created_us)
+        return cls(row.id, row.id, row.created_us, row.created_us)
 
 
 class PublishedBatch(NamedTuple):
-    """References to the rows of a published batch."""
+    """References to the rows of a published batch: disjoint ranges, sorted by id."""
 
-    rows: Collection[RowReference] = ()
+    ranges: Sequence[RowRange] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "PublishedBatch":
-        """Return the batch with these rows."""
-        return cls([RowReference.of(row) for row in rows])
+        """Return the batch with these rows, which are sorted by id."""
+        breaks = [
+            index
+            for index, (row, following) in enumerate(pairwise(rows), 1)
+            if following.id != row.id + 1 or following.created_us != row.created_us
+        ]
+        ends = [*breaks, len(rows)] if rows else []
+        return cls(
+            [
+                RowRange(rows[start].id, rows[end - 1].id, rows[start].created_us, rows[start].created_us)
+                for start, end in zip([0, *breaks], ends, strict=False)
+            ]
+        )
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return sum(rows.last - rows.first + 1 for rows in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
     """A row to set aside, with the reason."""
 
-    row: RowReference
+    row: RowRange
     reason: str
 
 

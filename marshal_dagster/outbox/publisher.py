@@ -5,7 +5,7 @@ The newest note shows a later session which batch was published last. The notes 
 
 import json
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeGuard
 
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
@@ -14,7 +14,15 @@ from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.partitioner import Partitioner
-from marshal_dagster.kafka.transactions import NotesReader, RecordRejectedError, Transaction
+from marshal_dagster.kafka.transactions import (
+    CHOSEN_PARTITION,
+    NOW,
+    Headers,
+    NotesReader,
+    RecordRejectedError,
+    Transaction,
+    UnnamedRecord,
+)
 from marshal_dagster.outbox.backoff import MOST_IN_FLIGHT_RECORDS
 from marshal_dagster.outbox.interfaces import (
     ID_HEADER,
@@ -22,7 +30,7 @@ from marshal_dagster.outbox.interfaces import (
     PublishedBatch,
     PublisherFencedError,
     Row,
-    RowReference,
+    RowRange,
     RowRejectedError,
     TopicRejectedError,
 )
@@ -128,26 +136,27 @@ class KafkaPublisher:
         transaction = self._transaction
         if transaction is None:
             raise BatchUnsettledError("no session has started; call `begin` first")
-        by_id = {str(row.id): row for row in rows}
         try:
             transaction.begin()
-            for row in rows:
-                transaction.send(
-                    row.topic,
-                    row.value,
-                    row.key,
-                    name=str(row.id),
-                    headers=[*(row.headers or ()), (ID_HEADER, f"{self._uid}-{row.id}".encode())],
-                )
-            note = render_note(rows)
+            # The note comes first, so that the client adds its partition to the transaction together with the others.
             transaction.send(
-                self._notes_topic, note, self._uid.encode(), name=_NOTE, partition=transactions.NOTES_PARTITION
+                self._notes_topic,
+                render_note(PublishedBatch.of(rows)),
+                self._uid.encode(),
+                name=_NOTE,
+                partition=transactions.NOTES_PARTITION,
             )
+            transaction.send_many(self._records(rows))
             transaction.flush()
         except RecordRejectedError as refused:
+            if refused.name == _NOTE and len(rows) == 1:
+                self._end()
+                raise BatchUnsettledError(
+                    f"topic {self._notes_topic!r} refuses the note of row {rows[0].id}: {refused.reason}; correct the "
+                    "settings of that topic"
+                ) from None
             self.begin()
-            named = by_id.get(refused.name) if refused.is_sure else None
-            raise RowRejectedError(refused.reason, None if named is None else named.id) from None
+            raise RowRejectedError(refused.reason, None if refused.index is None else rows[refused.index].id) from None
         except transactions.ProducerFencedError as fenced:
             self._end()
             raise PublisherFencedError(str(fenced)) from None
@@ -160,6 +169,12 @@ class KafkaPublisher:
             self._end()
             raise
         self._commit(transaction)
+
+    def _records(self, rows: Iterable[Row]) -> Iterator[UnnamedRecord]:
+        for row_id, topic, key, value, headers, _ in rows:
+            content = f"{self._uid}-{row_id}".encode()
+            all_headers: Headers = [*headers, (ID_HEADER, content)] if headers else {ID_HEADER: content}
+            yield topic, value, key, CHOSEN_PARTITION, NOW, all_headers
 
     def close(self) -> None:
         """Close the connections; an open transaction is aborted."""
@@ -210,19 +225,13 @@ class KafkaPublisher:
             transaction.__exit__(None, None, None)
 
 
-def render_note(rows: Sequence[Row]) -> bytes:
-    """Return the note about these rows, as JSON with runs of consecutive ids. The rows must be sorted by id."""
-    runs: list[list[int]] = []
-    for row in rows:
-        if runs and runs[-1][1] == row.id - 1:
-            runs[-1][1] = row.id
-        else:
-            runs.append([row.id, row.id])
+def render_note(batch: PublishedBatch) -> bytes:
+    """Return the note about these rows, as JSON with runs of consecutive ids."""
     note = {
         "version": NOTE_VERSION,
-        "rows": runs,
-        "created_from_us": min(row.created_us for row in rows),
-        "created_until_us": max(row.created_us for row in rows),
+        "rows": _merged([first, last] for first, last, _, _ in batch.ranges),
+        "created_from_us": min(rows.created_from_us for rows in batch.ranges),
+        "created_until_us": max(rows.created_until_us for rows in batch.ranges),
     }
     return json.dumps(note, separators=(",", ":")).encode()
 
@@ -246,9 +255,18 @@ def read_note(value: bytes | None) -> PublishedBatch:
             "wrote: update this one"
         )
     from_us, until_us = note.get("created_from_us", -_NUMBERS_BELOW), note["created_until_us"]
-    return PublishedBatch(
-        [RowReference(number, from_us, until_us) for first, last in note["rows"] for number in range(first, last + 1)]
-    )
+    return PublishedBatch([RowRange(first, last, from_us, until_us) for first, last in _merged(sorted(note["rows"]))])
+
+
+def _merged(runs: Iterable[list[int]]) -> list[list[int]]:
+    """Return sorted runs of ids without those that overlap or adjoin an earlier one, which is extended instead."""
+    merged: list[list[int]] = []
+    for first, last in runs:
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1][1] = max(last, merged[-1][1])
+        else:
+            merged.append([first, last])
+    return merged
 
 
 def _parsed(value: bytes | None) -> dict[str, Any] | None:

@@ -3,15 +3,16 @@
 import logging
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster._internal.postgres import identifier
 from marshal_dagster._internal.texts import first_few
 from marshal_dagster.outbox.interfaces import (
     BatchTransaction,
+    PublishedBatch,
     Row,
-    RowReference,
+    RowRange,
     SessionSupersededError,
     TransactionResult,
 )
@@ -44,16 +45,30 @@ _CREATED_US: Final[LiteralString] = "least(extract(epoch FROM create_time) * 100
 """SQL for when a row was written, in Unix microseconds. Times after the year 294246 do not fit into a bigint."""
 
 _IS_MEANT: Final[LiteralString] = "r.id = w.id AND {created_us} BETWEEN w.created_from_us AND w.created_until_us"
-"""SQL condition for deleting a row or setting it aside: it is the row that a `RowReference` identifies."""
+"""SQL condition for setting a row aside: it is the row that a `RowRange` identifies."""
+
+_IS_DONE: Final[LiteralString] = """
+    id BETWEEN %(first_id)s AND %(last_id)s
+    AND id <= (%(lasts)s::bigint[])[width_bucket(id, %(firsts)s::bigint[])]
+    AND {created_us} BETWEEN (%(from_us)s::bigint[])[width_bucket(id, %(firsts)s::bigint[])]
+    AND (%(until_us)s::bigint[])[width_bucket(id, %(firsts)s::bigint[])]
+    """
+"""SQL condition for deleting a row: it is one of a `PublishedBatch`.
+
+`width_bucket` finds the range of an id by a binary search in the sorted first ids. A join would take twice the time.
+"""
 
 _TAKE: Final[LiteralString] = """
     SELECT id, topic, key, value, header_keys, header_values, {created_us} FROM (
-        SELECT *, sum(size) OVER (ORDER BY id) - size AS before FROM (
+        SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) AS total FROM (
             SELECT *, coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)
-                + coalesce(pg_column_size(header_values), 0) AS size
+                + CASE WHEN header_keys IS NULL THEN 0 ELSE (
+                    SELECT coalesce(sum(octet_length(name) + coalesce(octet_length(content), 0)), 0)
+                    FROM unnest(header_keys, header_values) AS header (name, content)
+                ) END AS size
             FROM {rows} AS r WHERE {free} ORDER BY id LIMIT %(limit)s
         ) AS first
-    ) AS summed WHERE before = 0 OR before + size <= %(limit_bytes)s ORDER BY id
+    ) AS summed WHERE total = size OR total <= %(limit_bytes)s ORDER BY id
     """
 _FREE_TOPICS: Final[LiteralString] = "topic <> ALL(%(topics)s::text[])"
 _FREE_ROWS: Final[LiteralString] = "id <> ALL(%(ids)s::bigint[])"
@@ -61,18 +76,8 @@ _FREE_LANES: Final[LiteralString] = """
     NOT EXISTS (SELECT FROM unnest(%(lane_topics)s::text[], %(lane_keys)s::bytea[]) AS held (topic, key)
     WHERE held.topic = r.topic AND held.key = r.key)
     """
-_STRIKE: Final[LiteralString] = """
-    DELETE FROM {rows} AS r
-    USING unnest(%(ids)s::bigint[], %(from_us)s::bigint[], %(until_us)s::bigint[])
-        AS w (id, created_from_us, created_until_us)
-    WHERE r.id = ANY(%(ids)s::bigint[]) AND {is_meant}
-    """
-_LEFT: Final[LiteralString] = """
-    SELECT count(*) FROM {rows} AS r
-    JOIN unnest(%(ids)s::bigint[], %(from_us)s::bigint[], %(until_us)s::bigint[])
-        AS w (id, created_from_us, created_until_us)
-    ON r.id = ANY(%(ids)s::bigint[]) AND {is_meant}
-    """
+_STRIKE: Final[LiteralString] = "DELETE FROM {rows} WHERE {is_done}"
+_LEFT: Final[LiteralString] = "SELECT count(*) FROM {rows} WHERE {is_done}"
 _PARK: Final[LiteralString] = """
     WITH wanted AS (
         SELECT * FROM unnest(%(ids)s::bigint[], %(from_us)s::bigint[], %(until_us)s::bigint[], %(reasons)s::text[])
@@ -163,26 +168,25 @@ class PostgresStore(OutboxConnection):
 
     def _turn(self, connection: "Connection", session: int, turn: BatchTransaction) -> TransactionResult:
         named = self._named
-        writes = bool(turn.done.rows or turn.parked)
+        writes = bool(turn.done.ranges or turn.parked)
         ask: LiteralString = "SELECT session FROM {registry} WHERE name = %s"
         with connection.pipeline():
             found = connection.execute(named(ask + " FOR SHARE" if writes else ask), (self._tables.name,))
             struck = parking = None
-            if turn.done.rows:
-                struck = connection.execute(named(_STRIKE), _columns(turn.done.rows))
+            if turn.done.ranges:
+                struck = connection.execute(named(_STRIKE), _done(turn.done))
             if turn.parked:
                 reasons = [parked.reason for parked in turn.parked]
-                parking = connection.execute(
-                    named(_PARK), {**_columns(parked.row for parked in turn.parked), "reasons": reasons}
-                )
-            rows = None if turn.limit == 0 else connection.execute(*self._take(turn))
+                columns = _columns([parked.row for parked in turn.parked])
+                parking = connection.execute(named(_PARK), {**columns, "ids": columns["firsts"], "reasons": reasons})
+            rows = None if turn.limit == 0 else connection.execute(*self._take(turn), binary=True)
         present = found.fetchone()
         if present is None or present[0] != session:
             connection.rollback()
             raise SessionSupersededError(
                 f"outbox {self._tables.name!r}: session {session} has ended, because another harvester has taken over"
             )
-        if _count(struck) < len(turn.done.rows):
+        if _count(struck) < turn.done.row_count:
             self._check_struck(connection, turn)
         set_aside, lost, waiting = (0, 0, []) if parking is None else parking.fetchone() or (0, 0, [])
         if lost:
@@ -211,7 +215,7 @@ class PostgresStore(OutboxConnection):
 
         If none does, another session has deleted the missing ones, which is no error.
         """
-        left = connection.execute(self._named(_LEFT), _columns(turn.done.rows)).fetchone()
+        left = connection.execute(self._named(_LEFT), _done(turn.done)).fetchone()
         if left is not None and left[0]:
             connection.rollback()
             raise self._tables.hindered(
@@ -224,7 +228,8 @@ class PostgresStore(OutboxConnection):
 
         created_us = sql.SQL(_CREATED_US)
         is_meant = sql.SQL(_IS_MEANT).format(created_us=created_us)
-        return self._tables.named(statement, created_us=created_us, is_meant=is_meant, **names)
+        is_done = sql.SQL(_IS_DONE).format(created_us=created_us)
+        return self._tables.named(statement, created_us=created_us, is_meant=is_meant, is_done=is_done, **names)
 
     def _take(self, turn: BatchTransaction) -> tuple[Any, dict[str, Any]]:
         from psycopg import sql
@@ -249,14 +254,14 @@ class PostgresStore(OutboxConnection):
         }
 
 
-def _columns(rows: Iterable[RowReference]) -> dict[str, list[Any]]:
-    """Return rows as parameters of the statements."""
-    found = list(rows)
-    return {
-        "ids": [row.id for row in found],
-        "from_us": [row.created_from_us for row in found],
-        "until_us": [row.created_until_us for row in found],
-    }
+def _done(batch: PublishedBatch) -> dict[str, Any]:
+    """Return the parameters of `_IS_DONE`."""
+    return {**_columns(batch.ranges), "first_id": batch.ranges[0].first, "last_id": batch.ranges[-1].last}
+
+
+def _columns(ranges: Sequence[RowRange]) -> dict[str, list[int]]:
+    firsts, lasts, from_us, until_us = map(list, zip(*ranges, strict=True))
+    return {"firsts": firsts, "lasts": lasts, "from_us": from_us, "until_us": until_us}
 
 
 def _count(done: "Cursor[Any] | None") -> int:

@@ -1,16 +1,20 @@
 """The harvest over in-memory ports: the order of its steps, what waits after a refusal, and what is parked."""
 
+import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement, count
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from greenlet import getcurrent, greenlet
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.transactions import RecordRejectedError
+from marshal_dagster.outbox import publisher
 from marshal_dagster.outbox.backoff import HarvestLimits, RefusalBackoff
 from marshal_dagster.outbox.harvest import Harvest, HarvestCounts, LeadershipLostError
 from marshal_dagster.outbox.interfaces import (
@@ -21,7 +25,7 @@ from marshal_dagster.outbox.interfaces import (
     PublishedBatch,
     PublisherFencedError,
     Row,
-    RowReference,
+    RowRange,
     RowRejectedError,
     SessionSupersededError,
     TopicRejectedError,
@@ -74,9 +78,14 @@ class Ports:
         return [call[1] for call in self.calls if call[0] == "publish"]
 
 
-def is_meant(found: Row, of: RowReference) -> bool:
+def ids(ranges: Iterable[RowRange]) -> list[int]:
+    """Return the ids of the rows of ranges."""
+    return [number for rows in ranges for number in range(rows.first, rows.last + 1)]
+
+
+def is_meant(found: Row, of: RowRange) -> bool:
     """Return whether a row is the one that was taken before, by the same rule as the statements of `PostgresStore`."""
-    return found.id == of.id and of.created_from_us <= found.created_us <= of.created_until_us
+    return of.first <= found.id <= of.last and of.created_from_us <= found.created_us <= of.created_until_us
 
 
 class Store:
@@ -94,15 +103,15 @@ class Store:
     def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
         """Delete and park rows, and return the next ones."""
         ports, outbox = self._ports, self._ports.outbox
-        ports.called("turn", [each.id for each in turn.done.rows], [each.row.id for each in turn.parked], turn.limit)
+        ports.called("turn", ids(turn.done.ranges), ids(each.row for each in turn.parked), turn.limit)
         if session != outbox.session:
             raise SessionSupersededError("deposed")
         ports.turns.append(turn)
-        reasons = {each.row: each.reason for each in turn.parked if each.row.id not in outbox.stuck}
+        reasons = {each.row: each.reason for each in turn.parked if each.row.first not in outbox.stuck}
         parked = {each.id: reason for each in outbox.rows for of, reason in reasons.items() if is_meant(each, of)}
         outbox.parked |= parked
         before = len(outbox.rows)
-        gone = [*turn.done.rows, *reasons]
+        gone = [*turn.done.ranges, *reasons]
         outbox.rows = [each for each in outbox.rows if not any(is_meant(each, of) for of in gone)]
         free = [
             each
@@ -146,7 +155,7 @@ class Publisher:
         if ports.epoch != ports.outbox.epoch:
             raise PublisherFencedError("fenced")
         ports.outbox.log += ids
-        ports.outbox.note = render_note(rows)
+        ports.outbox.note = render_note(PublishedBatch.of(rows))
 
 
 @dataclass
@@ -199,7 +208,7 @@ def test_a_session_begins_in_the_database_then_at_kafkas_end_then_asks_what_was_
 
     Whatever an earlier session still starts in Kafka comes before this session's start there, which aborts it.
     """
-    ports = Ports(Outbox([row(1), row(2)], note=render_note([row(1)])))
+    ports = Ports(Outbox([row(1), row(2)], note=render_note(PublishedBatch.of([row(1)]))))
     counts = HarvestCounts()
     harvest = Harvest(ports.store, ports.publisher, limits=HarvestLimits(), counts=counts, now_ms=Clock())
     assert ports.calls == []
@@ -210,10 +219,10 @@ def test_a_session_begins_in_the_database_then_at_kafkas_end_then_asks_what_was_
 
 def test_the_rows_that_were_noted_are_struck_before_others_are_taken() -> None:
     """Rows in the last note are published already, so they are deleted before other rows are taken."""
-    ports = Ports(Outbox([row(1), row(2)], note=render_note([row(1)])))
+    ports = Ports(Outbox([row(1), row(2)], note=render_note(PublishedBatch.of([row(1)]))))
     assert begun(ports).turn() == 1
     assert ports.outbox.log == [2]
-    assert ports.calls[0] == ("turn", [1], [], 1_000)
+    assert ports.calls[0] == ("turn", [1], [], HarvestLimits().max_in_flight_records)
 
 
 def test_rows_that_were_found_published_are_counted() -> None:
@@ -324,11 +333,71 @@ def test_a_note_names_the_rows_of_its_batch() -> None:
     A note without the earlier time matches all rows with these ids that were written before the later one.
     """
     rows = [row(number, created_us=number * 10) for number in (1, 2, 7)]
-    note = render_note(rows)
+    note = render_note(PublishedBatch.of(rows))
     assert is_note(note)
-    assert read_note(note).rows == [RowReference(number, 10, 70) for number in (1, 2, 7)]
+    assert read_note(note).ranges == [RowRange(1, 2, 10, 70), RowRange(7, 7, 10, 70)]
     old = b'{"version":1,"rows":[[1,2]],"created_until_us":70}'
-    assert read_note(old).rows == [RowReference(number, -(2**63), 70) for number in (1, 2)]
+    assert read_note(old).ranges == [RowRange(1, 2, -(2**63), 70)]
+
+
+def test_a_batch_has_a_range_for_each_time_and_each_gap_of_ids() -> None:
+    """Rows with consecutive ids that were written at the same time are one range of the batch."""
+    times = [(1, 10), (2, 10), (3, 11), (4, 11), (6, 11), (7, 10)]
+    batch = PublishedBatch.of([row(number, created_us=created_us) for number, created_us in times])
+    assert batch.ranges == [
+        RowRange(1, 2, 10, 10),
+        RowRange(3, 4, 11, 11),
+        RowRange(6, 6, 11, 11),
+        RowRange(7, 7, 10, 10),
+    ]
+    assert batch.row_count == len(times)
+    assert PublishedBatch.of([]) == PublishedBatch([])
+
+
+def test_runs_of_a_note_are_read_as_sorted_ranges_that_do_not_overlap() -> None:
+    """The database looks an id up by a binary search, so that no row of an odd note may be missed."""
+    runs = [[7, 9], [1, 2], [8, 8], [3, 3], [9, 12], [1, 1]]
+    note = json.dumps({"version": 1, "rows": runs, "created_from_us": 5, "created_until_us": 6}).encode()
+    assert is_note(note)
+    assert read_note(note).ranges == [RowRange(1, 3, 5, 6), RowRange(7, 12, 5, 6)]
+
+
+class NotelessTransaction:
+    """A transaction whose note is refused."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Take the arguments of `Transaction`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def send(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    def send_many(self, _: object) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Refuse the note."""
+        raise RecordRejectedError("note", "too large", is_too_large=True)
+
+
+def test_no_row_is_set_aside_because_its_note_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shorter note may be accepted, but that of a single row is refused because of the topic of notes."""
+    monkeypatch.setattr(publisher, "Transaction", NotelessTransaction)
+    kafka = publisher.KafkaPublisher(KafkaConnection(bootstrap_servers="x:1"), "uid", "notes")
+    kafka.begin()
+    with pytest.raises(RowRejectedError) as refused:
+        kafka.publish([row(1), row(2)])
+    assert refused.value.row is None
+    with pytest.raises(BatchUnsettledError, match=r"topic 'notes' refuses the note of row 1: too large"):
+        kafka.publish([row(1)])
 
 
 def test_a_note_of_a_newer_version_is_not_ignored() -> None:
@@ -476,7 +545,7 @@ def test_a_batch_is_halved_until_the_row_is_found_that_it_is_refused_for() -> No
     ports.refuse = refusing(3, is_named=False)
     harvest.turn()
     assert ports.calls == [
-        ("turn", [], [], 1_000),
+        ("turn", [], [], HarvestLimits().max_in_flight_records),
         ("refused", ["t"]),
         ("publish", [1, 2, 3, 4]),
         ("publisher begins",),
@@ -710,12 +779,12 @@ def test_a_topic_is_not_looked_at_again_before_its_wait_is_over() -> None:
     holds = RefusalBackoff(HarvestLimits(max_attempts=3), clock)
     holds.refuse_topic("t", "reason")
     assert holds.is_checked("t")
-    assert not holds.is_open(row(1))
+    assert not holds.open_rows([row(1)])
     clock.now_ms = 200
     assert holds.is_checked("t")
     holds.begin_turn()
     assert not holds.is_checked("t")
-    assert holds.is_open(row(1))
+    assert holds.open_rows([row(1)])
 
 
 def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -> None:
@@ -723,20 +792,20 @@ def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -
     holds = RefusalBackoff(HarvestLimits(max_attempts=1, topic_patience_s=0), Clock())
     holds.refuse_topic("t", "reason")
     assert holds.topics() == []
-    assert not holds.is_open(row(1))
-    assert holds.to_park([row(1), row(2, topic="u")]) == [Parked(RowReference(1, 0, 0), "reason (tried 1 times)")]
+    assert not holds.open_rows([row(1)])
+    assert holds.to_park([row(1), row(2, topic="u")]) == [Parked(RowRange(1, 1, 0, 0), "reason (tried 1 times)")]
     holds.accept_topic("t")
     assert holds.to_park([row(1)]) == []
-    assert holds.is_open(row(1))
+    assert holds.open_rows([row(1)])
 
 
 def test_a_lane_is_free_again_once_its_row_is_set_aside() -> None:
     """After a row was parked, the refusals of the next row of its key are counted from zero."""
     holds = RefusalBackoff(HarvestLimits(max_attempts=2), Clock())
     assert holds.refuse(row(1, b"k"), "reason") is None
-    assert not holds.is_open(row(2, b"k"))
-    assert holds.refuse(row(1, b"k"), "reason") == Parked(RowReference(1, 0, 0), "reason (tried 2 times)")
-    assert holds.is_open(row(2, b"k"))
+    assert not holds.open_rows([row(2, b"k")])
+    assert holds.refuse(row(1, b"k"), "reason") == Parked(RowRange(1, 1, 0, 0), "reason (tried 2 times)")
+    assert holds.open_rows([row(2, b"k")])
     assert holds.refuse(row(2, b"k"), "reason") is None
 
 

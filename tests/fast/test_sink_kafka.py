@@ -133,10 +133,10 @@ class FakeTransaction:
                 "INSERT INTO records (number, topic, key, value) VALUES (?, ?, ?, ?)", (self.number, topic, key, value)
             )
 
-    def send_many(self, topic: str, records: Iterable[UnnamedRecord]) -> int:
+    def send_many(self, records: Iterable[UnnamedRecord]) -> int:
         """Append records, and return their number."""
         sent = 0
-        for value, key, *_ in records:
+        for topic, value, key, *_ in records:
             self.send(topic, value, key)
             sent += 1
         return sent

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from marshal_dagster.errors import MarshalError, SinkRejectedError
 from marshal_dagster.outbox.backoff import MOST_IN_FLIGHT_RECORDS
-from marshal_dagster.outbox.interfaces import PublishedBatch, Row, RowReference
+from marshal_dagster.outbox.interfaces import PublishedBatch, Row
 from marshal_dagster.outbox.publisher import is_note, read_note, render_note
 from marshal_dagster.protocol.idempotence import StoredPosition
 from marshal_dagster.sinks.kafka.notes import PositionNote
@@ -60,9 +60,11 @@ def check_value(value: bytes | None) -> None:
         hold(is_one and version > 1, "only a note of a newer version is refused", value, error)
         return
     hold(is_one or batch == PublishedBatch(), "what is no note has no rows", value, batch)
-    hold(len(batch.rows) <= MOST_IN_FLIGHT_RECORDS, "a note has no more rows than a batch", value)
-    for row in batch.rows:
-        hold(all(-INT64_END <= number < INT64_END for number in row), "each row can be looked up", value, row)
+    hold(batch.row_count <= MOST_IN_FLIGHT_RECORDS, "a note has no more rows than a batch", value)
+    for rows in batch.ranges:
+        hold(all(-INT64_END <= number < INT64_END for number in rows), "each row can be looked up", value, rows)
+    ends = [number for rows in batch.ranges for number in (rows.first, rows.last + 1)]
+    hold(ends == sorted(ends), "ranges are sorted and do not overlap", value, batch)
 
 
 def _check_position(text: bytes | None) -> None:
@@ -88,10 +90,11 @@ def _position(supply: Supply) -> bytes:
 def _real(supply: Supply) -> bytes:
     numbers = sorted({supply.byte() for _ in range(1 + supply.byte() % 8)})
     rows = [Row(number, "t", None, b"v", None, supply.byte()) for number in numbers]
-    value = render_note(rows)
+    value = render_note(PublishedBatch.of(rows))
     times = min(row.created_us for row in rows), max(row.created_us for row in rows)
-    expected = PublishedBatch([RowReference(number, *times) for number in numbers])
-    hold(read_note(value) == expected, "what a harvester wrote is read", value)
+    read = read_note(value).ranges
+    hold([number for found in read for number in range(found[0], found[1] + 1)] == numbers, "its rows are read", value)
+    hold({found[2:] for found in read} == {times}, "the times of its rows are read", value)
     return value
 
 

@@ -180,10 +180,13 @@ class Database:
         self, transaction: Transaction, removed: list[int], statement: str, wanted: dict[str, Any]
     ) -> list[tuple[Any, ...]]:
         gone = {*transaction.deleted, *transaction.parked}
-        is_by_time = "{is_meant}" in statement
+        is_by_time = "{is_meant}" in statement or "{is_done}" in statement
         found = [
             row_id
-            for row_id, from_us, until_us in zip(wanted["ids"], wanted["from_us"], wanted["until_us"], strict=True)
+            for first, last, from_us, until_us in zip(
+                wanted["firsts"], wanted["lasts"], wanted["from_us"], wanted["until_us"], strict=True
+            )
+            for row_id in range(first, last + 1)
             if row_id in self.rows and row_id not in gone
             if not is_by_time or from_us <= self.rows[row_id].created_us <= until_us
         ]
@@ -255,8 +258,9 @@ class Connection:
         self._transaction: Transaction | None = None
         self._queue: list[tuple[Cursor, str, Any]] | None = None
 
-    def execute(self, statement: str, parameters: Any = None) -> Cursor:  # noqa: ANN401
+    def execute(self, statement: str, parameters: Any = None, *, binary: bool = False) -> Cursor:  # noqa: ANN401
         """Execute a statement, now or with the pipeline."""
+        del binary
         cursor = Cursor()
         if statement.startswith("LISTEN") or "set_config" in statement:
             return cursor

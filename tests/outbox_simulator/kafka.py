@@ -1,6 +1,6 @@
 """The brokers below the library's `KafkaPublisher`: transactions with epochs, topics that may be missing, notes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -9,9 +9,11 @@ from marshal_dagster.errors import AuthorizationError, TopicNotFoundError, Unava
 from marshal_dagster.kafka.acls import Needed
 from marshal_dagster.kafka.transactions import (
     Header,
+    Headers,
     ProducerFencedError,
     RecordRejectedError,
     TransactionStillOpenError,
+    UnnamedRecord,
 )
 from tests.outbox_simulator.network import Side
 from tests.outbox_simulator.scenario import Poison
@@ -34,7 +36,7 @@ class Sent(NamedTuple):
     topic: str
     key: bytes | None
     value: bytes | None
-    headers: Sequence[Header] | None
+    headers: Headers | Sequence[Header] | None
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class Brokers:
             assert uid == UID
             self._world.judge.published(int(row), record.topic, record.key, int(record.value or b"-1"))
         self._world.outcomes["batches"] += bool(records)
-        self._world.tell("published {}", [record.name for record in records])
+        self._world.tell("published {}", [(record.topic, record.key, record.value) for record in records])
 
     def abort(self, transactional_id: str, epoch: int) -> None:
         """Drop the records of the open transaction."""
@@ -201,9 +203,14 @@ class Transaction:
     ) -> None:
         """Send a record; it is in flight until `flush`."""
         del partition
-        if self._brokers.is_refused(value, by_client=True):
-            raise RecordRejectedError(name, "too large", is_too_large=True, is_sure=True)
         self._records.append(Sent(name, topic, key, value, headers))
+
+    def send_many(self, records: Iterable[UnnamedRecord]) -> None:
+        """Send records without names; they are in flight until `flush`."""
+        for index, (topic, value, key, _, _, headers) in enumerate(records):
+            if self._brokers.is_refused(value, by_client=True):
+                raise RecordRejectedError("", "too large", is_too_large=True, index=index)
+            self._records.append(Sent(str(index), topic, key, value, headers))
 
     def flush(self) -> None:
         """Wait until the brokers have all records that were sent."""

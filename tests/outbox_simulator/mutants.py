@@ -52,20 +52,20 @@ MUTANTS: Final = (
     Mutant(
         "a batch is published before the last is struck",
         HARVEST,
-        "if self._done.rows or self._parked or self._is_checking:",
+        "if self._done.ranges or self._parked or self._is_checking:",
         "if self._parked or self._is_checking:",
         (
             (
                 HARVEST,
                 "self._done = PublishedBatch.of(batch)",
-                "self._done = PublishedBatch([*self._done.rows, *PublishedBatch.of(batch).rows])",
+                "self._done = PublishedBatch([*self._done.ranges, *PublishedBatch.of(batch).ranges])",
             ),
         ),
     ),
     Mutant(
         "only the last batch of a turn is struck",
         HARVEST,
-        "if self._done.rows or self._parked or self._is_checking:",
+        "if self._done.ranges or self._parked or self._is_checking:",
         "if self._parked or self._is_checking:",
     ),
     Mutant(
@@ -84,14 +84,14 @@ MUTANTS: Final = (
     Mutant(
         "nobody asks after a refusal whether the session goes on",
         HARVEST,
-        "if self._done.rows or self._parked or self._is_checking:",
-        "if self._done.rows or self._parked:",
+        "if self._done.ranges or self._parked or self._is_checking:",
+        "if self._done.ranges or self._parked:",
     ),
     Mutant(
         "what is held is published",
         HARVEST,
-        "[row for row in batches.popleft() if self._holds.is_open(row)]",
-        "list(batches.popleft())",
+        "self._holds.open_rows(batches.popleft())",
+        "batches.popleft()",
     ),
     Mutant(
         "a row that is refused is left out, its lane is not held",
@@ -154,26 +154,26 @@ MUTANTS: Final = (
     Mutant(
         "a note does not name the last row",
         PUBLISHER,
-        "render_note(rows)",
-        "render_note(rows[:-1] or rows)",
+        "render_note(PublishedBatch.of(rows))",
+        "render_note(PublishedBatch.of(rows[:-1] or rows))",
     ),
-    Mutant("a note has all between first and last", PUBLISHER, "runs[-1][1] == row.id - 1", "True"),
+    Mutant("a note has all between first and last", PUBLISHER, "first <= merged[-1][1] + 1", "True"),
     Mutant(
         "rows are struck by their ids alone",
         STORE,
-        "WHERE r.id = ANY(%(ids)s::bigint[]) AND {is_meant}",
-        "WHERE r.id = ANY(%(ids)s::bigint[])",
+        "DELETE FROM {rows} WHERE {is_done}",
+        "DELETE FROM {rows} WHERE id BETWEEN %(first_id)s AND %(last_id)s",
     ),
     Mutant(
         "a session strikes what it has published itself by its ids alone",
         PORTS,
-        "return cls(row.id, row.created_us, row.created_us)",
-        "return cls(row.id, -(2**63), 2**63 - 1)",
+        "rows[end - 1].id, rows[start].created_us, rows[start].created_us)",
+        "rows[end - 1].id, -(2**63), 2**63 - 1)",
     ),
     Mutant(
         "a note does not tell until when its rows were written",
         PUBLISHER,
-        '"created_until_us": max(row.created_us for row in rows)',
+        '"created_until_us": max(rows.created_until_us for rows in batch.ranges)',
         '"created_until_us": 2**63 - 1',
     ),
     Mutant(

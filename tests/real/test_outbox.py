@@ -32,7 +32,7 @@ from marshal_dagster.outbox.interfaces import (
     Parked,
     PublishedBatch,
     PublisherFencedError,
-    RowReference,
+    RowRange,
     SessionSupersededError,
     TransactionResult,
 )
@@ -703,10 +703,10 @@ def test_a_row_with_the_id_of_one_that_was_refused_is_not_set_aside(site: Site) 
         site.stash(OutboxRecord("t", "late"))
         (late,) = session.store.turn(number, BatchTransaction(limit=1, limit_bytes=MEGABYTE)).rows
         assert (late.id, late.value) == (taken.id, b"late")
-        refused = BatchTransaction(parked=[Parked(RowReference.of(taken), "too large")])
+        refused = BatchTransaction(parked=[Parked(RowRange.of(taken), "too large")])
         assert session.store.turn(number, refused).parked == 0
         assert site.parked() == []
-        refused = BatchTransaction(parked=[Parked(RowReference.of(late), "too large")])
+        refused = BatchTransaction(parked=[Parked(RowRange.of(late), "too large")])
         assert session.store.turn(number, refused).parked == 1
     assert (site.rows(), [each.id for each in site.parked()]) == ([], [late.id])
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session as OrmSession
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.outbox import schema as schema_module
-from marshal_dagster.outbox.interfaces import BatchTransaction, OrderingKey, Parked, PublishedBatch, Row, RowReference
+from marshal_dagster.outbox.interfaces import BatchTransaction, OrderingKey, Parked, PublishedBatch, Row, RowRange
 from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.store import PostgresStore
@@ -50,7 +50,7 @@ class Site(NamedTuple):
 
     def set_aside(self) -> int:
         """Set all rows aside."""
-        parked = [Parked(RowReference.of(row), "too large") for row in self.rows]
+        parked = [Parked(RowRange.of(row), "too large") for row in self.rows]
         return self.store.turn(self.session, BatchTransaction(parked=parked)).parked
 
 
@@ -149,6 +149,25 @@ def test_settings_of_a_session_change_no_record(site: Site, postgres: str, optio
     ] * 3
 
 
+def test_only_the_rows_of_a_batch_are_struck(site: Site) -> None:
+    """A row between two ranges of a batch stays, and so does a row with such an id that was written at another time."""
+    first, _, third = site.rows
+    done = PublishedBatch([RowRange.of(first), RowRange.of(third._replace(created_us=third.created_us + 1))])
+    assert site.store.turn(site.session, BatchTransaction(done)).struck == 1
+    assert site.values("outbox") == [b"1", b"2"]
+    assert site.store.turn(site.session, BatchTransaction(PublishedBatch.of(site.rows))).struck == 2
+    assert site.values("outbox") == []
+
+
+def test_headers_count_in_full_towards_the_limit_of_bytes(site: Site) -> None:
+    """PostgreSQL compresses the headers of a row, but a harvester that takes the row has them in full."""
+    headers = {"x" * 50_000: b"x" * 50_000}
+    records = [OutboxRecord("orders", str(n), headers=headers) for n in range(3, 9)]
+    Outbox("outbox", schema=site.tables.schema).stash(site.connection, records)
+    rows = site.store.turn(site.session, BatchTransaction(limit=10, limit_bytes=250_000)).rows
+    assert [row.value for row in rows] == [b"0", b"1", b"2", b"3", b"4"]
+
+
 @pytest.mark.parametrize(
     "option", ["array_nulls=off", "standard_conforming_strings=off", "default_transaction_isolation=serializable"]
 )
@@ -195,7 +214,7 @@ def test_rows_that_cannot_be_set_aside_are_told(site: Site, caplog: pytest.LogCa
         site.connection, [OutboxRecord("orders", f"new {n}") for n in "123"]
     )
     rows = site.store.turn(site.session, BatchTransaction(limit=10, limit_bytes=99)).rows
-    again = BatchTransaction(parked=[Parked(RowReference.of(row), "too large") for row in rows])
+    again = BatchTransaction(parked=[Parked(RowRange.of(row), "too large") for row in rows])
     assert [site.store.turn(site.session, again).parked for _ in range(2)] == [0, 0]
     assert caplog.text.count("rows 1, 2, 3 can neither be published nor set aside") == 1
     with closing(OutboxInspector(site.tables)) as inspector:

@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from marshal_dagster.kafka.transactions import Header, RecordRejectedError, Transaction, UnnamedRecord
+from marshal_dagster.kafka.transactions import (
+    CHOSEN_PARTITION,
+    NOW,
+    Header,
+    RecordRejectedError,
+    Transaction,
+    UnnamedRecord,
+)
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.kafka.records import (
     HEADERS,
@@ -55,7 +62,7 @@ class ArrowRows:
         for rows in self._of(wanted.partition):
             if self._checked is not None:
                 last = _last_offset(rows, last)
-            sent += transaction.send_many(topic, _records(rows))
+            sent += transaction.send_many(_records(topic, rows))
         if self._checked is not None and sent < self._checked[wanted]:
             raise UnorderedError  # further rows of the range may follow after those of another range
         self.complete.add(wanted.partition)
@@ -96,15 +103,16 @@ def _last_offset(rows: "RecordBatch", before: int) -> int:
     return int(offsets[-1])
 
 
-def _records(rows: "RecordBatch") -> Iterable[UnnamedRecord]:
+def _records(topic: str, rows: "RecordBatch") -> Iterable[UnnamedRecord]:
     """Return the records of rows. Raises `RecordRejectedError` if the client would send another record than one."""
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
     given = {name: column for name, column in columns.items() if column.null_count < len(rows)}
     return zip(
+        repeat(topic),
         columns[VALUE].to_pylist(),
         given[KEY].to_pylist() if KEY in given else repeat(None),
-        _numbers(given.get(OUTPUT_PARTITION), -1, _is_negative),
-        _numbers(given.get(TIMESTAMP), 0, _is_replaced),
+        _numbers(given.get(OUTPUT_PARTITION), CHOSEN_PARTITION, _is_negative),
+        _numbers(given.get(TIMESTAMP), NOW, _is_replaced),
         _headers(given[HEADERS]) if HEADERS in given else repeat(None),
         strict=False,
     )
