@@ -250,6 +250,18 @@ def test_refused_records_are_counted_by_reason_from_zero(scene: Scene) -> None:
     assert found["marshal_exporter_read_records_total"][()] == 5
 
 
+def test_any_name_that_the_protocol_allows_is_served(scene: Scene) -> None:
+    """Quotes, backslashes, braces, spaces and letters of any script are escaped as Prometheus reads them."""
+    names = ['say "hi"', "back\\slash\\n", 'x{group="g"} 1', " a b ", "größe 群組 🚚", "# HELP"]
+    for name in names:
+        scene.own(1, group=name, instance=f"{name}.0")
+    scene.clock.advance(3 * HI_MS)
+    found = read(scene.exporter())
+    assert {group for (group,) in found["marshal_group_paused"]} == {"g", *names}
+    owners = {(group, owner) for group, _, _, owner in found["marshal_partition_owner_info"]}
+    assert owners == {("g", "run1.0"), *((name, f"{name}.0") for name in names)}
+
+
 def test_only_what_was_asked_for_is_served(scene: Scene) -> None:
     """Groups, topics and partitions can be left out."""
     scene.own(1, group="other")
