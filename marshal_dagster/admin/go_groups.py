@@ -55,7 +55,7 @@ def require_pause_allowed(world: World, group: str, *, stopped: bool) -> None:
     others = f" and Go consumers use group {min(used)!r} on this coordination topic" if used else ""
     raise GoGroupError(
         f"group {group!r} has no settings yet{others}, so the record that pauses or resumes it was not written: Go "
-        f"consumers do not know it. Give the group settings first with `{_settings_command(group)}`, or, if "
+        f"consumers do not know it. Give the group settings first with `{_settings_command(world, group)}`, or, if "
         f"Go consumers are stopped for good, give {_confirmation(group)} (go_consumers_stopped in a run config)"
     )
 
@@ -99,17 +99,19 @@ def way_to_set(world: World, group: str, topic: str, *, settings: GroupSettings 
     if has_native:
         raise GoGroupError(
             f"group {group!r} has settings in only some coordination partitions, and none for topic {topic!r}, so "
-            f"nothing was written. Complete them with `{_settings_command(group)}`"
+            f"nothing was written. Complete them with `{_settings_command(world, group)}`"
         )
     raise GoGroupError(
         f"group {group!r} has no settings for topic {topic!r}, so nothing was written. If only members of this library "
-        f"use it, give it settings with `{_settings_command(group)}`; if Go consumers share it, stop all "
+        f"use it, give it settings with `{_settings_command(world, group)}`; if Go consumers share it, stop all "
         f"consumers of the group, then give {_confirmation(group)} (go_consumers_stopped in a run config)"
     )
 
 
-def _settings_command(group: str) -> str:
-    return shlex.join(["marshal-dagster", "settings", "set", group])
+def _settings_command(world: World, group: str) -> str:
+    """Return the command that gives the group settings; a group of which the log has no record needs an option."""
+    is_known = any(group in partition.groups for partition in world.partitions.values())
+    return shlex.join(["marshal-dagster", "settings", "set", group, *([] if is_known else ["--new-group"])])
 
 
 def _confirmation(group: str) -> str:

@@ -3,12 +3,12 @@
 See protocol.md, sections 6 and 7.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 
-from marshal_dagster.admin.go_groups import Way
+from marshal_dagster.admin.go_groups import Way, require_pause_allowed, way_to_set
 from marshal_dagster.admin.group_settings import GroupSettingsAdmin
 from marshal_dagster.admin.pause import GroupPauser
 from marshal_dagster.admin.position_spec import ToOffsets
@@ -37,6 +37,7 @@ from marshal_dagster.protocol.messages import (
     parse,
     render,
 )
+from marshal_dagster.protocol.world import World
 from tests.admin_fixtures import (
     GO_TYPES,
     FakeTopics,
@@ -577,3 +578,12 @@ def test_records_with_their_senders_timestamp_end_what_a_person_does(site: Site)
         operators[2].set_settings(GroupSettings(20_000), wait_ms=0)
     assert len(site.values()) == count + 2
     assert site.key(0).offset == offset
+
+
+@pytest.mark.parametrize("refused", [require_pause_allowed, partial(way_to_set, topic=TOPIC, settings=None)])
+def test_the_command_for_a_new_group_is_complete(refused: Callable[..., object]) -> None:
+    """A command that is printed must not be refused itself: of a group without records `settings set` needs an option."""
+    world = World(1)
+    world.start(0, 0)
+    with pytest.raises(GoGroupError, match=f"`marshal-dagster settings set {GROUP} --new-group`"):
+        refused(world, GROUP, stopped=False)
