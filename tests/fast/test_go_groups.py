@@ -582,7 +582,7 @@ def test_records_with_their_senders_timestamp_end_what_a_person_does(site: Site)
 
 @pytest.mark.parametrize("refused", [require_pause_allowed, partial(way_to_set, topic=TOPIC, settings=None)])
 def test_the_command_for_a_new_group_is_complete(refused: Callable[..., object]) -> None:
-    """A command that is printed must not be refused itself: of a group without records `settings set` needs an option."""
+    """A command that is printed must work: `settings set` needs an option for a group without records."""
     world = World(1)
     world.start(0, 0)
     with pytest.raises(GoGroupError, match=f"`marshal-dagster settings set {GROUP} --new-group`"):
