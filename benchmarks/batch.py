@@ -213,8 +213,14 @@ def scratch() -> Iterator[Path]:
 @contextmanager
 def local_session(jars: str = "", settings: Mapping[str, str] | None = None) -> Iterator["SparkSession"]:
     """Start a session with two cores, and stop it at the end; `jars` are further paths, separated by commas."""
-    extra = {"spark.master": "local[2]", "spark.jars": jars, **(settings or {})}
-    session = start_session(spark_settings(app_name="benchmark", extra=extra))
+    with new_session(jars, {"spark.master": "local[2]", **(settings or {})}) as session:
+        yield session
+
+
+@contextmanager
+def new_session(jars: str, settings: Mapping[str, str]) -> Iterator["SparkSession"]:
+    """Start a session with these settings, and stop it at the end."""
+    session = start_session(spark_settings(app_name="benchmark", extra={"spark.jars": jars, **settings}))
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

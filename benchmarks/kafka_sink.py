@@ -14,6 +14,8 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.sinks import KafkaSink
 
 OUTPUT: Final = "orders-upper"
+_TRANSACTION_TIMEOUT_S: Final = 600.0
+"""Enough for a range of 2,500,000 rows on a busy machine."""
 
 
 @dataclass(slots=True)
@@ -27,7 +29,9 @@ class Sides:
     def ours(self) -> float:
         """Write with the sink, as a group that has written nothing yet."""
         group = f"benchmark-{next(self._rounds)}"
-        sink = KafkaSink(self.messages.connection, OUTPUT, shared_by_groups=True)
+        sink = KafkaSink(
+            self.messages.connection, OUTPUT, shared_by_groups=True, transaction_timeout_s=_TRANSACTION_TIMEOUT_S
+        )
         began_s = time.perf_counter()
         outcome = sink.write(self.messages.rows("partition", "offset"), self.messages.ranges(group), dict)
         written = sum(outcome.rows.values())

@@ -70,6 +70,11 @@ def execute(server: str, statement: str, database: str | None = _DATABASE) -> li
         return list(cursor.fetchall())
 
 
+def create_database(server: str) -> None:
+    """Create the database of the tables."""
+    execute(server, f"CREATE DATABASE {_DATABASE}", database=None)
+
+
 def jdbc_options(server: str, table: str) -> dict[str, str]:
     """Return the options of Spark's writer. It quotes names as MariaDB does only for the scheme of MySQL."""
     place = urlsplit(server)
@@ -88,7 +93,7 @@ def run(sizes: Sizes) -> Measured:
         local_session(jdbc.jars()) as spark,
         Topics(connection) as data,
     ):
-        execute(server, f"CREATE DATABASE {_DATABASE}", database=None)
+        create_database(server)
         tables = count()
         cases = compare(spark, connection, data, sizes, lambda messages: Sides(messages, server, tables), least=0.5)
     return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": jdbc.MARIADB})

@@ -29,6 +29,11 @@ def spark_environment() -> dict[str, str]:
     return {**os.environ, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": HOST, "PYSPARK_PYTHON": sys.executable}
 
 
+def prepare_driver() -> None:
+    """Let a session that this process starts find the workers and their interpreter."""
+    os.environ.update({name: value for name, value in spark_environment().items() if name.startswith(("SPARK", "PYS"))})
+
+
 def stop_tree(process: "subprocess.Popen[bytes]") -> None:
     """End a process and all processes that it started."""
     with ExitStack() as stack:

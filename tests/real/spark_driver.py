@@ -41,7 +41,7 @@ from marshal_dagster.spark.connect import is_connect
 from marshal_dagster.spark.connect_session import connect, disconnect
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.batch_function import mark_when_at_work, values
-from tests.real.spark_cluster import spark_environment
+from tests.real.spark_cluster import prepare_driver
 from tests.sink_conformance import Row
 from tests.sink_outputs import TABLE, hook
 
@@ -132,7 +132,7 @@ def running_driver() -> Iterator[Driver]:
 
 def _prepare() -> None:
     faulthandler.register(signal.SIGUSR1)
-    os.environ.update({name: value for name, value in spark_environment().items() if name.startswith(("SPARK", "PYS"))})
+    prepare_driver()
 
 
 def session(where: Where) -> "SparkSession":

@@ -32,6 +32,7 @@ SHORT = {
     "mariadb_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "iceberg_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "kafka_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
+    "sink_memory": ["--fewest=1000", "--most=2000"],
     "coordinator": [
         *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
         *("--small-members=3", "--small-partitions=6", "--alternations=1", "--warm-up=0"),
@@ -78,6 +79,11 @@ CASES = {
     "file_sink": ["2,000 rows"],
     "mariadb_sink": ["2,000 rows"],
     "iceberg_sink": ["2,000 rows"],
+    "sink_memory": [
+        f"{sink}, 2,000 rows beside 1,000: {process}"
+        for sink in ("KafkaSink", "PostgresSink", "MariaDBSink")
+        for process in ("the run's Python", "the driver's JVM")
+    ],
     "coordinator": [
         "40 members, 200 partitions: the coordinator's processor beside merely reading",
         "40 members, 200 partitions: its memory beside that without members",
