@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 
@@ -21,6 +22,14 @@ def nearest_first(wanted: str, names: Iterable[str]) -> list[str]:
 def run_text(name: str) -> str:
     """Return `run 5b1c0d3e` if `name` is a Dagster run id, else `name`."""
     return f"run {name[:_SHORT_RUN]}" if _RUN.fullmatch(name) else name
+
+
+def utc_to_second(at_s: int) -> str:
+    """Return a unix time in seconds as UTC text, such as 2026-01-31 18:00:00Z, or its number after the year 9999."""
+    try:
+        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OverflowError, OSError, ValueError):
+        return f"{at_s} s after 1970"
 
 
 _RUN: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, assert_never
 
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.texts import (
     duration,
     is_operator,
@@ -15,7 +16,6 @@ from marshal_dagster.admin.texts import (
     owner_text,
     settings_text,
     utc,
-    utc_to_second,
 )
 from marshal_dagster.coordination.pause_text import origin_text
 from marshal_dagster.protocol.messages import (

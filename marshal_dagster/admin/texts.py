@@ -27,11 +27,6 @@ def utc(at_ms: int | None) -> str:
         return f"{at_ms} ms"
 
 
-def utc_to_second(at_s: int) -> str:
-    """Return a unix time in seconds as UTC text, such as 2026-01-31 18:00:00Z."""
-    return utc(at_s * 1_000).replace(".000Z", "Z")
-
-
 def duration(length_ms: float) -> str:
     """Return a duration in its one or two largest units: 1.5 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     seconds = abs(length_ms) / 1_000

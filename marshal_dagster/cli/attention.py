@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from marshal_dagster._internal.texts import first_few
+from marshal_dagster._internal.texts import first_few, utc_to_second
 from marshal_dagster.admin.pause import unknown_group
-from marshal_dagster.admin.texts import owner_text, utc_to_second
+from marshal_dagster.admin.texts import owner_text
 from marshal_dagster.cli import output
 from marshal_dagster.cli.world_view import (
     GroupOverview,

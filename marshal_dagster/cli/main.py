@@ -112,7 +112,10 @@ def run(arguments: Sequence[str]) -> int:
     except (output.PipeClosedError, BrokenPipeError):
         output.stop_writing()
         return ExitCode.PIPE_CLOSED
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort as abort:  # of a question: Ctrl-C, or an input that has ended
+        has_ended = isinstance(abort.__context__, EOFError)
+        return _report(output.no_answer(), debug=debug) if has_ended else ExitCode.INTERRUPTED
+    except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - every error is reported in one line
         return _report(error, debug=debug)

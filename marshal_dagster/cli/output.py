@@ -61,6 +61,14 @@ def cannot_ask(look: str) -> ConfigurationError:
     )
 
 
+def no_answer() -> ConfigurationError:
+    """Return the error for a command that needs confirmation and whose standard input ends before an answer."""
+    return ConfigurationError(
+        "the command cannot ask for confirmation, because its standard input has ended: run it in a terminal, or add "
+        "--yes"
+    )
+
+
 def write_nothing_written() -> None:
     """Report that the operator declined, and nothing was written."""
     write_note("nothing was written")

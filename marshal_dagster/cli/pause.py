@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.go_groups import are_stopped
 from marshal_dagster.admin.pause import GroupPauser, Pause, PauseChange, require_reason
-from marshal_dagster.admin.texts import utc_to_second
 from marshal_dagster.admin.times import duration_s, instant_ms
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.command import command, command_group

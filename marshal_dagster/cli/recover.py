@@ -11,9 +11,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.group_settings import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, member_interval_ms
 from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, ObservedPartition, Recovery, Whose
-from marshal_dagster.admin.texts import settings_text, utc_to_second
+from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.command import command, command_group

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.pause import group_names, unknown_group
-from marshal_dagster.admin.texts import utc_to_second
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.attention import exhausted_json, urgent_lines
 from marshal_dagster.cli.command import command, command_group

@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from marshal_dagster.admin.texts import owner_text, settings_text, utc_to_second
+from marshal_dagster._internal.texts import utc_to_second
+from marshal_dagster.admin.texts import owner_text, settings_text
 from marshal_dagster.cli import output
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.world_view import (

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.pause import unknown_group
-from marshal_dagster.admin.texts import settings_text, utc_to_second
+from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.replay import summary

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from marshal_dagster._internal.texts import run_text
+from marshal_dagster._internal.texts import run_text, utc_to_second
 from marshal_dagster.protocol.state import PauseOrigin
 
 SETTING: Final = "setting-positions"
@@ -41,4 +41,5 @@ def paused_text(until: str, by: PauseOrigin | None = None) -> str:
 
 def paused_group_text(group: str, until_s: int | None, by: PauseOrigin | None = None) -> str:
     """Return the text for `group`, paused until `until_s` (unix seconds)."""
-    return f"group {group!r} is {paused_text(f'{until_s} (unix seconds)', by)}"
+    until = "an unknown time" if until_s is None else utc_to_second(until_s)
+    return f"group {group!r} is {paused_text(until, by)}"

@@ -3,7 +3,7 @@
 import shlex
 from typing import Final
 
-from marshal_dagster.admin.texts import utc_to_second
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 
 BEFORE_MS: Final = 10 * 60_000

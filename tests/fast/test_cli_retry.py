@@ -1,5 +1,7 @@
 """`retry` as a user calls it, and how `status`, `top` and `doctor` show such plans, on an in-memory log."""
 
+import io
+
 import pytest
 
 from marshal_dagster.cli import output, position, world_reader
@@ -271,3 +273,15 @@ def test_status_checks_what_needs_an_operator(site: Site, capsys: pytest.Capture
     site.pause(86_402)
     found = act(capsys, "status", "--check")
     assert (found.code, f"long pause: group '{GROUP}' is paused" in found.out) == (1, True)
+
+
+def test_a_command_whose_input_has_ended_names_yes(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal the answer is missing: this is no interrupt, and nothing is written."""
+    before = attempts(site)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    answer = act(capsys, "retry", GROUP, TOPIC)
+    assert answer.code == 2
+    assert "standard input has ended: run it in a terminal, or add --yes" in answer.err
+    assert attempts(site) == before

@@ -240,7 +240,10 @@ class MariaDBDialect(Dialect[Connection]):
                 "Use smaller batches or a longer timeout"
             )
         if code == _NO_TABLE:
-            return ConfigurationError(f"table {self.output}: {text}. Create missing tables with `create_tables`")
+            return ConfigurationError(
+                f"table {self.output}: {text}. Call `create_tables(schema)` of the sink once, with the schema of the "
+                "result"
+            )
         if _WRONG_CERTIFICATE in text:
             return ConfigurationError(
                 f"MariaDB of table {self.output}: {text}. Check ssl_ca, and that the certificate is for the URL's host"

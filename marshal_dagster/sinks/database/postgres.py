@@ -513,7 +513,10 @@ class PostgresDialect(Dialect["Connection"]):
                 f"{self._statement_timeout_s}. Use smaller batches or a longer timeout"
             )
         if isinstance(error, errors.UndefinedTable):
-            return ConfigurationError(f"table {self.output}: {text}. Create missing tables with `create_tables`")
+            return ConfigurationError(
+                f"table {self.output}: {text}. Call `create_tables(schema)` of the sink once, with the schema of the "
+                "result"
+            )
         if isinstance(error, errors.InsufficientPrivilege) and "row-level security" in text:
             return ConfigurationError(f"table {self.output}: {text}. To continue, {_WITHOUT_POLICIES}")
         if isinstance(error, errors.InsufficientPrivilege) and (missing := self._missing_grants_after_error()):
