@@ -55,6 +55,16 @@ _ENABLED: Final = frozenset({"O", "A"})
 _LOCK_TIMEOUT: Final = "10s"
 """How long the creation of tables waits for a lock. While it waits for a table, writers of that table wait too."""
 
+_NAMES_ARE_UTF8: Final[LiteralString] = (
+    "CHECK (octet_length(convert_to(array_to_string(header_keys, ''), 'UTF8')) >= 0)"
+)
+_HAS_CHECK_OF_NAMES: Final[LiteralString] = """
+    SELECT FROM pg_catalog.pg_constraint AS k JOIN pg_catalog.pg_class AS c ON c.oid = k.conrelid
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = %s AND k.contype = 'c'
+    AND pg_catalog.pg_get_constraintdef(k.oid) LIKE '%%convert_to(array_to_string(header_keys%%'
+    """
+
 MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
     (
         """
@@ -69,7 +79,9 @@ MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
             CHECK (cardinality(header_keys) IS NOT DISTINCT FROM cardinality(header_values)),
             CHECK (coalesce(array_ndims(header_keys), 1) = 1 AND coalesce(array_ndims(header_values), 1) = 1),
             CHECK (array_position(header_keys, NULL) IS NULL),
-            CHECK (octet_length(convert_to(array_to_string(header_keys, ''), 'UTF8')) >= 0),
+            """
+        + _NAMES_ARE_UTF8
+        + """,
             CHECK (isfinite(create_time))
         ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, fillfactor = 100)
         """,
@@ -203,10 +215,16 @@ class OutboxTables:
             for statements in MIGRATIONS[registration.version :]:
                 for statement in statements:
                     connection.execute(self.named(statement), ())
+            self._add_check_of_names(connection)
             self._switch_trigger(connection, notifies=notifies)
             connection.execute(self.named("UPDATE {registry} SET version = %s WHERE name = %s"), (VERSION, self.name))
             self.check_rows_are_kept(connection)
             return self.registration(connection)
+
+    def _add_check_of_names(self, connection: "Connection") -> None:
+        """Add the check that the tables of version 0.1 lack; their rows are not read, so it takes no time."""
+        if connection.execute(_HAS_CHECK_OF_NAMES, (self.schema, self.name)).fetchone() is None:
+            connection.execute(self.named("ALTER TABLE {rows} ADD " + _NAMES_ARE_UTF8 + " NOT VALID"), ())
 
     def _switch_trigger(self, connection: "Connection", *, notifies: bool) -> None:
         """Enable or disable the trigger, unless it is in that state: the change waits for all open writers."""

@@ -93,6 +93,29 @@ def test_tables_that_are_there_are_made_again_beside_open_writers(
         assert state == ("O" if notifies else "D",)
 
 
+def test_tables_of_version_0_1_get_the_check_that_they_lack(postgres: str) -> None:
+    """A SQL_ASCII database accepts any bytes as text. Rows that the table has stay, and new ones are checked."""
+    name = own_schema()
+    with psycopg.connect(postgres, autocommit=True) as server:
+        statement = sql.SQL("CREATE DATABASE {} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+        server.execute(statement.format(sql.Identifier(name)))
+    database = psycopg.conninfo.make_conninfo(postgres, dbname=name)
+    tables = OutboxTables(Database(database))
+    tables.create()
+    wrong = (
+        "INSERT INTO outbox (topic, header_keys, header_values) "
+        "VALUES ('orders', ARRAY[convert_from('\\xff41'::bytea, 'SQL_ASCII')], ARRAY[''::bytea])"
+    )
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("ALTER TABLE outbox DROP CONSTRAINT outbox_header_keys_check1")
+        connection.execute(wrong)
+        for _ in range(2):
+            tables.create()
+            with pytest.raises(psycopg.errors.CharacterNotInRepertoire):
+                connection.execute(wrong)
+        assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (1,)
+
+
 def test_a_trigger_that_drops_new_rows_is_an_error(site: Site, postgres: str) -> None:
     """Otherwise the caller would commit its change without the record. In a pipeline the number is not known yet."""
     outbox, records = (
