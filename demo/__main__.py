@@ -41,7 +41,8 @@ NEEDED_BEFORE_TICK_S: Final = 45
 """Time from the launch of a run to the claim of the reprocessing run. The schedule should not tick within it."""
 LATEST_KILL_SECOND: Final = 45
 """Latest second of a minute for the kill: the sensor then finds the dead run before the schedule's next run."""
-RUN_S: Final = 150.0
+RUN_S: Final = 600.0
+"""Ends a demonstration that hangs. On a busy machine, Spark alone may take minutes to start."""
 
 console = Console(soft_wrap=True)
 

@@ -80,6 +80,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "examples",
         "freshness_example",
         "plain_python",
+        "postgres_tutorial",
         "quick_dagster",
         "run_in_memory",
         "telemetry",

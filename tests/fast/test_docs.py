@@ -89,6 +89,12 @@ def test_the_page_of_sinks_shows_the_example() -> None:
     [
         ("outbox-events", "outbox", ["delays.py", "consumer.py"]),
         ("several-deployments", "coordinator", ["parcels.py"]),
+        ("postgres", "postgres", ["shop_orders.py", "create_tables.py", "events.py"]),
+        (
+            "dg-project",
+            "dg_project",
+            ["process.py", "test_orders.py", "../tutorial/orders.py", "shop_totals.py"],
+        ),
     ],
 )
 def test_the_page_of_an_example_shows_it(tutorial: str, subject: str, files: list[str]) -> None:
