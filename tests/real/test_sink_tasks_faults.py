@@ -30,6 +30,9 @@ LATER = [part(0, 0, 10, epoch=2), part(1, 0, 10, epoch=2)]
 ROWS = sorted((partition, offset, f"message {offset}") for partition in range(2) for offset in range(10))
 MANY = 10_000
 """The rows of each partition of which a task copies the first ones while it computes the others."""
+PADDING = " ".ljust(1_000, "x")
+"""The end of each of these rows, so that those before the middle are more than a task collects before it copies."""
+MANY_ROWS = [(partition, offset, f"message {offset}{PADDING}") for partition in range(2) for offset in range(MANY)]
 MANY_RANGES = [part(0, 0, MANY, epoch=1), part(1, 0, MANY, epoch=1)]
 MANY_LATER = [part(0, 0, MANY, epoch=2), part(1, 0, MANY, epoch=2)]
 
@@ -40,17 +43,19 @@ def frame(spark: "SparkSession") -> "DataFrame":
     return rows_of(spark, 10)
 
 
-def rows_of(spark: "SparkSession", count: int) -> "DataFrame":
+def rows_of(spark: "SparkSession", count: int, padding: str = "") -> "DataFrame":
     """Return the rows of two partitions with this number of offsets."""
     rows = spark.range(0, 2 * count, numPartitions=2)
-    return rows.selectExpr("int(id % 2) partition", "id div 2 offset", "concat('message ', id div 2) value")
+    return rows.selectExpr(
+        "int(id % 2) partition", "id div 2 offset", f"concat('message ', id div 2, '{padding}') value"
+    )
 
 
 @pytest.fixture
 def many_rows(spark: "SparkSession") -> Iterator["DataFrame"]:
     """Rows that tasks copy in many pieces."""
     with session_settings(spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": "500"}):
-        yield rows_of(spark, MANY)
+        yield rows_of(spark, MANY, PADDING)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +107,7 @@ class Pause:
             import os
             import time
 
-            if value == "message 4000":
+            if value.startswith("message 4000 "):
                 try:
                     with open(begun, "x") as file:  # noqa: PTH123 - the code runs without this module's imports
                         file.write(str(os.getpid()))
@@ -162,7 +167,7 @@ def test_the_database_is_restarted_while_tasks_copy(
     assert isinstance(writing.result(), UnavailableError), writing.found
     assert output.table.rows() == []
     assert set(output.sink().write(many_rows, MANY_LATER, never).taken) == set(MANY_LATER)
-    assert output.table.rows() == [(number, offset, f"message {offset}") for number in (0, 1) for offset in range(MANY)]
+    assert output.table.rows() == MANY_ROWS
     assert output.staging_tables() == []
 
 
@@ -221,7 +226,7 @@ def test_a_task_that_is_stopped_and_taken_over_adds_nothing(
     process.resume()
 
     assert isinstance(writing.result(), SinkRejectedError), writing.found
-    assert output.table.rows() == [(number, offset, f"message {offset}") for number in (0, 1) for offset in range(MANY)]
+    assert output.table.rows() == MANY_ROWS
     assert output.staging_tables() == []
 
 
