@@ -57,4 +57,4 @@ def test_a_message_can_be_pasted(group: str) -> None:
         require_pause_allowed(World(1), group, stopped=False)
     command = re.search(r"`(.*?)`", str(raised.value))
     assert command is not None
-    assert shlex.split(command[1]) == ["marshal-dagster", "settings", "set", group]
+    assert shlex.split(command[1]) == ["marshal-dagster", "settings", "set", group, "--new-group"]
