@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from operator import itemgetter
 from typing import Final
 
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.group_writer import TRIES, GroupWriter
 from marshal_dagster.admin.log_access import require_certain
 from marshal_dagster.admin.paused_change import RESUMED_S, PausedChange
@@ -53,8 +54,8 @@ class GroupAdmin(GroupWriter):
         latest_ms = max(at_ms for at_ms in times if at_ms is not None)
         if latest_ms >= until_s * 1_000:
             raise ConfigurationError(
-                f"group {self.name!r} is not paused: its end {until_s} (unix seconds) is in the past, because by the "
-                f"brokers' clocks it is {latest_ms // 1_000}. Check this machine's clock, or pause for longer"
+                f"group {self.name!r} is not paused: its end {utc_to_second(until_s)} is in the past: the brokers' "
+                f"clocks show {utc_to_second(latest_ms // 1_000)}. Check this machine's clock, or pause for longer"
             )
 
     def resume(self) -> None:
