@@ -63,8 +63,6 @@ class Sizes:
     record_bytes: int = 200
     partitions: int = 4
     alternations: int = 1
-    sinks: int = len(_SINKS)
-    """How many of the sinks are measured, in their order."""
 
 
 @contextmanager
@@ -107,7 +105,7 @@ def run(sizes: Sizes) -> Measured:
     with _services(sizes.partitions) as places:
         with Topics(places.connection) as data:
             fill(data, places.connection, sizes.partitions, sizes.most, sizes.record_bytes)
-        cases = [case for sink in _SINKS[: sizes.sinks] for case in _memory_of(sink, places, sizes)]
+        cases = [case for sink in _SINKS for case in _memory_of(sink, places, sizes)]
     conditions = {
         "spark_master": "a standalone cluster of two workers with one core each",
         "spark.driver.memory": DRIVER_MEMORY,

@@ -32,7 +32,6 @@ SHORT = {
     "mariadb_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "iceberg_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
     "kafka_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
-    "sink_memory": ["--fewest=1000", "--most=2000", "--sinks=1"],
     "coordinator": [
         *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
         *("--small-members=3", "--small-partitions=6", "--alternations=1", "--warm-up=0"),
@@ -44,7 +43,10 @@ SHORT = {
     "start_up": ["--processes=1"],
     "heartbeat_under_load": ["--seconds=2", "--heartbeat-interval-ms=500", "--rows-a-job=1000000"],
 }
-"""Options of each benchmark. They run in this order; the last one stops the Spark session that they share."""
+"""Options of each benchmark, except `sink_memory`, whose cluster takes a minute to measure a few rows.
+
+They run in this order; the last one stops the Spark session that they share.
+"""
 CASES = {
     "claim": ["claim 1 partition", "claim 50 partitions", "fresh process to first won claim"],
     "world_state": ["world state from 40,000 records"],
@@ -79,10 +81,6 @@ CASES = {
     "file_sink": ["2,000 rows"],
     "mariadb_sink": ["2,000 rows"],
     "iceberg_sink": ["2,000 rows"],
-    "sink_memory": [
-        "KafkaSink, 2,000 rows beside 1,000: the run's Python",
-        "KafkaSink, 2,000 rows beside 1,000: the driver's JVM",
-    ],
     "coordinator": [
         "40 members, 200 partitions: the coordinator's processor beside merely reading",
         "40 members, 200 partitions: its memory beside that without members",
