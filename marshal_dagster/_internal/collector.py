@@ -11,7 +11,7 @@ def paused_collector() -> Iterator[None]:
 
     A step about 4,096 partitions creates some 100,000 objects without cycles, which their reference counts free. The
     collector would look at them again and again, and that takes a third of the step. A step ends within the time limit
-    of the log, so little other garbage can gather. If two threads pause it, the first that ends resumes it.
+    of the log, so little other garbage can gather. A thread that finds it paused by another leaves it to that one.
     """
     if not gc.isenabled():
         yield

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from marshal_dagster._internal.number_runs import merged
 from marshal_dagster.admin.times import instant_ms
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER
@@ -134,12 +135,7 @@ def partition_numbers(text: str, source: str) -> tuple[int, ...]:
 
 def partitions_text(numbers: Collection[int]) -> str:
     """Return partitions in the form that `partitions_of` parses, such as `0,2-4`."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
+    runs = merged((number, number) for number in sorted(numbers))
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeGuard
 
+from marshal_dagster._internal.number_runs import merged
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka import transactions
 from marshal_dagster.kafka.acls import Right, on_topic
@@ -229,7 +230,7 @@ def render_note(batch: PublishedBatch) -> bytes:
     """Return the note about these rows, as JSON with runs of consecutive ids."""
     note = {
         "version": NOTE_VERSION,
-        "rows": _merged([first, last] for first, last, _, _ in batch.ranges),
+        "rows": merged([first, last] for first, last, _, _ in batch.ranges),
         "created_from_us": min(rows.created_from_us for rows in batch.ranges),
         "created_until_us": max(rows.created_until_us for rows in batch.ranges),
     }
@@ -255,18 +256,7 @@ def read_note(value: bytes | None) -> PublishedBatch:
             "wrote: update this one"
         )
     from_us, until_us = note.get("created_from_us", -_NUMBERS_BELOW), note["created_until_us"]
-    return PublishedBatch([RowRange(first, last, from_us, until_us) for first, last in _merged(sorted(note["rows"]))])
-
-
-def _merged(runs: Iterable[list[int]]) -> list[list[int]]:
-    """Return sorted runs of ids without those that overlap or adjoin an earlier one, which is extended instead."""
-    merged: list[list[int]] = []
-    for first, last in runs:
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1][1] = max(last, merged[-1][1])
-        else:
-            merged.append([first, last])
-    return merged
+    return PublishedBatch([RowRange(first, last, from_us, until_us) for first, last in merged(sorted(note["rows"]))])
 
 
 def _parsed(value: bytes | None) -> dict[str, Any] | None:

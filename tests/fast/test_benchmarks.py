@@ -80,8 +80,8 @@ def test_a_target_is_met_up_to_the_target_itself(
 
 def test_a_case_tells_medians_and_their_ratio() -> None:
     """A case shows the median of its samples on each side, and their ratio."""
-    told = Case("it", [9.0, 1.0, 3.0], [1.0, 2.0, 400.0], "ms", Goal.RATIO_AT_MOST, 1.4).figures()
-    assert told == {
+    figures = Case("it", [9.0, 1.0, 3.0], [1.0, 2.0, 400.0], "ms", Goal.RATIO_AT_MOST, 1.4).figures()
+    assert figures == {
         "name": "it",
         "ours": 3.0,
         "beside": 2.0,
