@@ -18,6 +18,7 @@ PORTS: Final = "outbox/interfaces.py"
 PUBLISHER: Final = "outbox/publisher.py"
 HARVESTER: Final = "outbox/harvester.py"
 RULES: Final = "election/rules.py"
+NUMBER_RUNS: Final = "_internal/number_runs.py"
 
 MUTANTS: Final = (
     Mutant("a turn does not ask whether its session goes on", STORE, "present[0] != session", "False"),
@@ -157,7 +158,7 @@ MUTANTS: Final = (
         "render_note(PublishedBatch.of(rows))",
         "render_note(PublishedBatch.of(rows[:-1] or rows))",
     ),
-    Mutant("a note has all between first and last", PUBLISHER, "first <= merged[-1][1] + 1", "True"),
+    Mutant("a note has all between first and last", NUMBER_RUNS, "first <= found[-1][1] + 1", "True"),
     Mutant(
         "rows are struck by their ids alone",
         STORE,

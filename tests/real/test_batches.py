@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, IdleReason
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
@@ -458,7 +459,7 @@ def test_a_paused_group(group: Group, topic: MakeTopic, fill: Fill) -> None:
 
     idle = group.work(delivery, name).idle
     assert idle is not None
-    assert (idle.reason, str(until_s) in idle.text) == (IdleReason.PAUSED, True)
+    assert (idle.reason, utc_to_second(until_s) in idle.text) == (IdleReason.PAUSED, True)
     pause(group, int(time.time()) - 1)
     group.drain(delivery, name)
     assert group.processed == {(0, at): 1 for at in range(8)}
