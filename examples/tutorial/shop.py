@@ -35,8 +35,8 @@ def orders_per_shop(
 job = marshal.build_claimed_batch_job(orders_per_shop)
 redo = marshal.build_reprocess_job(orders_per_shop)
 defs = dg.Definitions(
-    assets=[orders_per_shop],
-    asset_checks=[marshal.build_claim_checks(orders_per_shop)],
+    assets=[marshal.build_topic_asset("orders"), orders_per_shop],
+    asset_checks=[marshal.build_claim_checks(orders_per_shop, max_lag=100_000)],
     jobs=[job, redo],
     sensors=[
         marshal.build_stale_claim_sensor(
