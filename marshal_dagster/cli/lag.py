@@ -10,7 +10,7 @@ from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.options import DataLogOptions, OnlyGroup, OnlyTopic
 from marshal_dagster.cli.output import Line, Table
-from marshal_dagster.cli.watching import INTERVAL_S, Interval, Watch, problem_line, watch_on_screen
+from marshal_dagster.cli.watching import INTERVAL_S, Interval, Watch, is_watched, problem_line, watch_on_screen
 from marshal_dagster.cli.world_reader import open_world_reader
 from marshal_dagster.cli.world_view import (
     GroupOverview,
@@ -51,7 +51,7 @@ def lag(
     with open_world_reader(options, ViewFilter(group, topic), "marshal-dagster-lag") as reader:
         view = reader.look()
         reader.require_topic(view)
-        if watch and not options.as_json and output.is_terminal():
+        if is_watched(watch=watch, once=options.as_json):
             watch_on_screen(view, reader.look, _page, interval)
             return
     if not options.as_json:

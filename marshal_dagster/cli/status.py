@@ -11,7 +11,7 @@ from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import DataLogOptions, MaxAttempts, OnlyGroup, OnlyTopic
 from marshal_dagster.cli.output import Line, Table
-from marshal_dagster.cli.watching import INTERVAL_S, Interval, Watch, problem_line, watch_on_screen
+from marshal_dagster.cli.watching import INTERVAL_S, Interval, Watch, is_watched, problem_line, watch_on_screen
 from marshal_dagster.cli.world_reader import open_world_reader
 from marshal_dagster.cli.world_view import ViewFilter, WorldView, listed, to_json
 from marshal_dagster.coordination.log import LogIdentity
@@ -61,7 +61,7 @@ def status(
             yield _log_line(log, view)
             yield from world_tables.overview(view, columns)
 
-        if watch and not (check or options.as_json) and output.is_terminal():
+        if is_watched(watch=watch, once=check or options.as_json):
             watch_on_screen(view, reader.look, page, interval)
             return ExitCode.OK
     needed = [*attention.exhausted_lines(view, max_attempts), *attention.other_lines(view, max_attempts)]

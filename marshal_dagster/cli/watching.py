@@ -30,6 +30,14 @@ Interval = Annotated[
 ]
 
 
+def is_watched(*, watch: bool, once: bool) -> bool:
+    """Return whether a view is shown again and again. If it is shown once despite `--watch`, a note states why."""
+    is_possible = output.is_terminal() and not once
+    if watch and not is_possible:
+        output.write_note("This is shown once: --watch needs a terminal, and neither --json nor --check.")
+    return watch and is_possible
+
+
 def watch_on_screen(view: WorldView, look: Callable[[], WorldView], page: Page, interval_s: float) -> None:
     """Show `view` on the whole screen, then a new one every `interval_s` seconds, until `q` or Ctrl-C.
 

@@ -106,6 +106,16 @@ def test_a_small_screen_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert [TOPIC in part for part in page].count(True) >= 1
 
 
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("command", ["lag", "lag --json", "status", "status --check", "status --json"])
+def test_a_watch_without_a_terminal_is_shown_once_with_a_note(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a pipe, or with an option that is for scripts, the command ends as it does without --watch."""
+    once, watched = act(capsys, *command.split()), act(capsys, *command.split(), "--watch")
+    note = "This is shown once: --watch needs a terminal, and neither --json nor --check.\n"
+    assert (watched.code, watched.err) == (once.code, note + once.err)
+    assert watched.out.count("\n") == once.out.count("\n") > 0
+
+
 class Timed:
     """A topic whose records have these timestamps, by partition."""
 
