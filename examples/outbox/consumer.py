@@ -47,11 +47,10 @@ def read(consumer: Consumer, table: sqlite3.Connection) -> None:
     """Read without end. Each batch of events is one transaction."""
     while True:
         received = consumer.consume(500, timeout=1.0)
-        for error in filter(None, (each.error() for each in received)):
-            print(
-                error, file=sys.stderr
-            )  # the client continues, for example once the topic is created
-        messages = [each for each in received if each.error() is None]
+        for error in filter(None, (message.error() for message in received)):
+            # The client continues, for example once the topic is created.
+            print(error, file=sys.stderr)
+        messages = [message for message in received if message.error() is None]
         if not messages:
             continue
         with table:
