@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.cli.connections import misspelled_variables
 from marshal_dagster.cli.doctor_checks import machine
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world, read_log
@@ -211,6 +212,20 @@ def test_what_is_half_written_is_a_problem(broker: MemoryBroker, clock: ManualCl
     finding = in_log(broker, clock)["groups"]
     assert is_complete(finding)
     assert finding.found.startswith("group g: paused until ")
+
+
+def test_a_paused_group_is_a_warning_with_the_command_that_resumes_it(broker: MemoryBroker, clock: ManualClock) -> None:
+    """The finding names who paused; it is gone once the pause has ended."""
+    assert in_log(broker, clock)["pauses"].state is CheckState.OK
+    until_s = clock.wall_ms() // 1_000 + 60
+    for partition in range(4):
+        pause = ReleaseGroup(instance="operator.p", client="jane@host", group="g", time_s=1, expiry_s=until_s)
+        broker.append(partition, render(pause))
+    finding = in_log(broker, clock)["pauses"]
+    assert (finding.state, finding.fix) == (CheckState.WARNING, "marshal-dagster resume g")
+    assert finding.found == f"group 'g' is paused until {utc_to_second(until_s)} by jane@host"
+    clock.advance(61_000)
+    assert in_log(broker, clock)["pauses"].state is CheckState.OK
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Check the coordination log: that it exists and is complete, that its time is right, and nothing is half written."""
 
+import shlex
 from collections.abc import Iterator
 from typing import Final
 
@@ -9,6 +10,7 @@ from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, ok, 
 from marshal_dagster.cli.world_view import WorldView, listed, world_view
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.log import CoordinationLog, LogIdentity
+from marshal_dagster.coordination.pause_text import paused_group_text
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import MarshalError, TopicNotFoundError
@@ -66,6 +68,7 @@ def check_world(
     yield _certainty(view, identity)
     yield _clocks(view, at_ms)
     yield _groups(view)
+    yield _pauses(view)
 
 
 def _exhausted_plans(world: World, at_ms: int, max_attempts: int) -> Finding:
@@ -139,4 +142,16 @@ def _groups(view: WorldView) -> Finding:
         "; ".join(halves),
         "which pause or settings members follow depends on the coordination partition of the data topic",
         "marshal-dagster status (shows them); then repeat the command that wrote the record",
+    )
+
+
+def _pauses(view: WorldView) -> Finding:
+    paused = [group for group in view.groups if group.is_paused]
+    if not paused:
+        return ok("pauses", "no group is paused")
+    return warning(
+        "pauses",
+        "; ".join(paused_group_text(group.name, group.paused_until_s, group.pause_origin) for group in paused),
+        "members of a paused group claim nothing, so its lag grows: end a pause that is no longer needed",
+        "; ".join(shlex.join(["marshal-dagster", "resume", group.name]) for group in paused),
     )
