@@ -5,7 +5,7 @@ that are stale for long, long pauses, an incomplete log, re-created data topics,
 """
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +22,14 @@ from marshal_dagster.cli.world_view import (
     listed,
 )
 from marshal_dagster.coordination.pause_text import pause_end_text
-from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, exhausted, open_plans, retry_commands
+from marshal_dagster.protocol.open_plans import (
+    DEFAULT_MAX_ATTEMPTS,
+    OpenPlan,
+    exhausted,
+    open_plans,
+    retry_commands,
+    skip_command,
+)
 from marshal_dagster.protocol.staleness import stale_after_ms
 
 _STALE_FOR_MS: Final = 120_000
@@ -38,10 +45,12 @@ class Need(NamedTuple):
 
     problem: str
     advice: str
+    otherwise: str | None = None
+    """What else may be done, on a line of its own."""
 
     def __str__(self) -> str:
         """Return it as one line."""
-        return f"{self.problem}; {self.advice}"
+        return "; ".join(filter(None, (self.problem, self.advice, self.otherwise)))
 
 
 def plans_of(view: WorldView) -> list[OpenPlan]:
@@ -52,7 +61,7 @@ def plans_of(view: WorldView) -> list[OpenPlan]:
 
 
 def exhausted_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
-    """Return a line for each exhausted plan, with the command that retries it. After ten, one line has the rest."""
+    """Return a line for each exhausted plan, with the commands that retry and skip it. After ten, one has the rest."""
     return list(map(str, _exhausted(view, max_attempts)))
 
 
@@ -60,7 +69,8 @@ def _exhausted(view: WorldView, max_attempts: int) -> Iterator[Need]:
     plans = exhausted(plans_of(view), max_attempts)
     for plan in plans[:_MOST_SHOWN]:
         alike = [other for other in plans if (other.group, other.topic) == (plan.group, plan.topic)]
-        yield Need(f"exhausted: {plan.tried}", retry_commands(alike))
+        skip = _skip_command(view, alike)
+        yield Need(f"exhausted: {plan.tried}", retry_commands(alike), skip and f"or skip its offsets: {skip}")
     if others := plans[_MOST_SHOWN:]:
         yield Need(f"exhausted: {len(others)} more plans", retry_commands(others))
 
@@ -70,9 +80,9 @@ def urgent_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> l
     needs = [(need, "bold red") for need in _exhausted(view, max_attempts)]
     needs += [(need, "yellow") for need in _others(view, max_attempts)]
     lines = []
-    for advice, alike in groupby(needs[:_MOST_LINES], key=lambda styled: styled[0].advice):
+    for advice, alike in groupby(needs[:_MOST_LINES], key=lambda styled: styled[0][1:]):
         lines += [output.styled(need.problem, style) for need, style in alike]
-        lines.append(output.Line((("  " + advice, ""),)))
+        lines += [output.Line((("  " + line, ""),)) for line in advice if line]
     if left := needs[_MOST_LINES:]:
         text = f"Left out: {len(left)} more that need a person; `marshal-dagster status --json` has all"
         lines.append(output.styled(text, "yellow"))
@@ -82,9 +92,15 @@ def urgent_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> l
 def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[dict[str, Any]]:
     """Return the exhausted plans as JSON values."""
     return [
-        {"group": plan.group, "topic": plan.topic, **plan_json(plan), "retry": retry_commands([plan])}
+        {"group": plan.group, "topic": plan.topic, **plan_json(plan)}
+        | {"retry": retry_commands([plan]), "skip": _skip_command(view, [plan])}
         for plan in exhausted(plans_of(view), max_attempts)
     ]
+
+
+def _skip_command(view: WorldView, plans: Sequence[OpenPlan]) -> str | None:
+    keys = {plan.partition: view.world.key(plan.group, plan.topic, plan.partition) for plan in plans}
+    return skip_command(plans, {partition: key.offset for partition, key in keys.items()})
 
 
 def plan_json(plan: OpenPlan) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Sensors and the command line use this to report failing batches and to suggest the command that retries them.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
@@ -124,3 +124,24 @@ def retry_command(group: str, topic: str, partitions: Collection[int]) -> str:
 
     only = map(str, partitions) if len(partitions) == 1 else ()
     return shlex.join(["marshal-dagster", "retry", group, topic, *only])
+
+
+def skip_command(plans: Collection[OpenPlan], offsets: Mapping[int, int | None]) -> str | None:
+    """Return the command that sets positions to the ends of `plans`, so that no run processes their offsets.
+
+    Args:
+        plans: Plans of one group and topic. One that begins after the position is left out, because the command would
+            also skip the offsets before it.
+        offsets: The position of each partition.
+
+    Returns:
+        The command, or None if no plan begins at the position.
+    """
+    import shlex
+
+    ends = {plan.partition: plan.end for plan in plans if plan.start == offsets[plan.partition]}
+    if not ends:
+        return None
+    place = next((plan.group, plan.topic) for plan in plans)
+    to = ",".join(f"{partition}={end}" for partition, end in sorted(ends.items()))
+    return shlex.join(["marshal-dagster", "position", "reset", *place, "--to-offset", to])

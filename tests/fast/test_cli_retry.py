@@ -1,6 +1,8 @@
 """`retry` as a user calls it, and how `status`, `top` and `doctor` show such plans, on an in-memory log."""
 
 import io
+import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +11,7 @@ from marshal_dagster.cli.doctor_checks.coordination_log import check_world
 from marshal_dagster.cli.doctor_checks.finding import CheckState
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol.messages import WITHOUT_SETTINGS
+from marshal_dagster.protocol.open_plans import OpenPlan, skip_command
 from marshal_dagster.protocol.state import Phase
 from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, TOPIC, Site
@@ -159,13 +162,14 @@ def test_a_dry_run_and_json_write_nothing(site: Site, capsys: pytest.CaptureFixt
 
 
 COMMAND = f"marshal-dagster retry {GROUP} {TOPIC} 1"
+SKIP = f"marshal-dagster position reset {GROUP} {TOPIC} --to-offset 1=80"
 
 
 @pytest.mark.usefixtures("site")
 def test_status_and_top_show_exhausted_plans_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They come first, with the command that retries them, in JSON too."""
+    """They come first, with the commands that retry them and that skip them, in JSON too."""
     monkeypatch.setattr(output, "wait", lambda _: None)
     text = f"{TOPIC}/1 [50, 80) of group '{GROUP}' was tried 6 times"
     for name in ("status", "top"):
@@ -173,7 +177,7 @@ def test_status_and_top_show_exhausted_plans_first(
         assert answer.code == 0, answer.err
         first = " ".join(answer.out.split("Group etl\n" if name == "status" else "#owners")[0].split())
         assert text in first, name
-        assert COMMAND in first, name
+        assert f"{COMMAND} or skip its offsets: {SKIP}" in first, name
         shown = act(capsys, name, "--json").json
         assert shown["exhausted_plans"] == [
             {
@@ -184,11 +188,30 @@ def test_status_and_top_show_exhausted_plans_first(
                 "end": 80,
                 "tries": 6,
                 "retry": COMMAND,
+                "skip": SKIP,
             }
         ]
     assert "exhausted: " not in act(capsys, "status", "--max-attempts", 6).out
     act(capsys, "retry", GROUP, TOPIC, "--yes")
     assert "was tried 6 times" not in act(capsys, "status").out
+
+
+def test_status_shows_a_command_that_skips_an_exhausted_plan(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command sets the position to the end of the plan, which is then no longer exhausted."""
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
+    (plan,) = act(capsys, "status", "--json").json["exhausted_plans"]
+    answer = act(capsys, *shlex.split(plan["skip"])[1:], "--yes")
+    assert (answer.code, attempts(site)[1]) == (0, (80, None, 0))
+    assert act(capsys, "status", "--json").json["exhausted_plans"] == []
+
+
+def test_no_command_skips_a_plan_that_begins_after_the_position() -> None:
+    """It would skip the offsets before the plan too, which no run has processed."""
+    plan = OpenPlan(GROUP, TOPIC, 1, 60, 70, 5)
+    assert skip_command([plan], {1: 50}) is None
+    assert skip_command([plan, replace(plan, start=50, end=60)], {1: 50}) == SKIP.replace("=80", "=60")
 
 
 def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
