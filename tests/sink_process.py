@@ -1,8 +1,11 @@
 """A writer in a process of its own that kills itself at a step, so that none of its code runs afterwards.
 
-Usage: python -m tests.sink_process files|objects|postgres|mariadb PLACE STEP VALUE RANGES. RANGES is JSON. PLACE is a
-folder, or a connection string and a schema (for MariaDB a server and a database, for objects an endpoint and a URI)
-joined by a line feed. With the step `each` the process delivers one range after another.
+The writer of local files is a forked process, which starts in a fraction of the time of a new interpreter. The others
+have clients with threads or connections, which a forked process must not use.
+
+Usage: python -m tests.sink_process objects|postgres|mariadb PLACE STEP VALUE RANGES. RANGES is JSON. PLACE is a
+connection string and a schema (for MariaDB a server and a database, for objects an endpoint and a URI), joined by a
+line feed. With the step `each` the process delivers one range after another.
 """
 
 import json
@@ -10,8 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from multiprocessing import get_context
 
 import pytest
 
@@ -36,7 +40,7 @@ def write_and_die(
     if isinstance(output, ObjectOutput):
         kind, place = "objects", f"{output.objects.url}\n{output.uri}"
     elif isinstance(output, FileOutput):
-        kind, place = "files", str(output.path)
+        return _fork_and_die(FileOutput(output.path), step, value, ranges)
     elif isinstance(output, MariaDBOutput):
         kind, place = "mariadb", f"{output.server}\n{output.schema}"
     else:
@@ -53,6 +57,17 @@ def write_and_die(
     return done.returncode
 
 
+def _fork_and_die(output: FileOutput, step: str, value: str, ranges: Sequence[ClaimedRange]) -> int:
+    writer = get_context("fork").Process(target=_write, args=(output, step, value, [ranges]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork with other threads: only this one continues
+        writer.start()
+    writer.join(WITHIN_S)
+    assert writer.exitcode is not None, "the writer hangs"
+    assert writer.exitcode in {0, KILLED}, "its error is on stderr"
+    return writer.exitcode
+
+
 @pytest.fixture
 def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
     """A writer in a separate process, which dies."""
@@ -61,15 +76,8 @@ def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
 
 def main(kind: str, place: str, step: str, value: str, told: str) -> None:
     """Write, and die at the given step."""
-
-    def reached(at: str) -> None:
-        if at == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    output: FileOutput | PostgresOutput | MariaDBOutput
-    if kind == "files":
-        output = FileOutput(Path(place))
-    elif kind == "objects":
+    output: ObjectOutput | PostgresOutput | MariaDBOutput
+    if kind == "objects":
         url, uri = place.split("\n")
         output = ObjectOutput(S3Objects(url), uri)
     else:
@@ -77,7 +85,15 @@ def main(kind: str, place: str, step: str, value: str, told: str) -> None:
         database = MariaDBOutput if kind == "mariadb" else PostgresOutput
         output = database(dsn, schema, create=False)
     ranges = [range_from(each) for each in json.loads(told)]
-    for batch in [[range_] for range_ in ranges] if step == EACH else [ranges]:
+    _write(output, step, value, [[range_] for range_ in ranges] if step == EACH else [ranges])
+
+
+def _write(output: Output, step: str, value: str, batches: Sequence[Sequence[ClaimedRange]]) -> None:
+    def reached(at: str) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for batch in batches:
         deliver(output, value, *batch, sink=output.sink(reached))
 
 

@@ -57,12 +57,11 @@ def output(tmp_path: Path) -> FileOutput:
 
 def listed(path: Path) -> list[Path]:
     """Return the files that an engine finds which lists a folder: all but those whose names or folders are hidden."""
-    return [
-        Path(parent, name)
-        for parent, _, names in os.walk(path)
-        for name in names
-        if not any(part[0] in "._" for part in Path(parent, name).relative_to(path).parts)
-    ]
+    found: list[Path] = []
+    for parent, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if name[0] not in "._"]
+        found += [Path(parent, name) for name in names if name[0] not in "._"]
+    return found
 
 
 def listed_rows(path: Path) -> list[Row]:
@@ -108,7 +107,7 @@ class WatchedOutput(FileOutput):
         if state not in self._committed:
             self._committed.append(state)
         for place, rows in visible.items():
-            assert any(rows <= known.get(place, Counter()) for known in self._committed)
+            assert any(rows <= known.get(place, Counter()) for known in reversed(self._committed))
 
     def sweep(self) -> None:
         """Sweep as another process would. Then exactly the rows that count are visible."""
