@@ -58,7 +58,7 @@ def write_and_die(
 
 
 def _fork_and_die(output: FileOutput, step: str, value: str, ranges: Sequence[ClaimedRange]) -> int:
-    writer = get_context("fork").Process(target=_write, args=(output, step, value, [ranges]))
+    writer = get_context("fork").Process(target=_write, args=(output, step, value, [ranges]), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a fork with other threads: only this one continues
         writer.start()
