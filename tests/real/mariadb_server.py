@@ -42,7 +42,8 @@ def running_mariadb(folder: Path, *further: str) -> Iterator[str]:
     """
     data, log = folder / "data", folder / "log"
     data.mkdir()
-    given = ["--no-defaults", f"--datadir={data}", f"--socket={folder / 'socket'}", *_SMALL]
+    # A server that starts deletes temporary tables in its temporary folder, also those of other servers.
+    given = ["--no-defaults", f"--datadir={data}", f"--tmpdir={folder}", f"--socket={folder / 'socket'}", *_SMALL]
     if os.getuid() == 0:
         given.append("--user=root")
     _create_system_tables([program(), *given], folder)
