@@ -4,7 +4,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import pymysql
 import pytest
 
 from marshal_dagster.errors import ConfigurationError
@@ -112,3 +114,14 @@ def test_a_user_that_needs_tls_is_refused_without(site: Site) -> None:
 def test_a_file_that_is_not_there_is_one_line(site: Site, name: str) -> None:
     """It is found when the sink connects."""
     assert f"{name}" in site.refused(site.sink("encrypted", **{name: "nowhere.pem"}))
+
+
+def test_a_server_that_starts_leaves_the_temporary_tables_of_another(mariadb: str, tmp_path: Path) -> None:
+    """Each worker of the tests has a server, and one that starts deletes the tables in its temporary folder."""
+    place = urlsplit(mariadb)
+    connection = pymysql.connect(host=place.hostname, port=place.port, user=place.username)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE test.kept (number int) ENGINE=Aria")
+        with running_mariadb(tmp_path):
+            pass
+        cursor.execute("DROP TEMPORARY TABLE test.kept")
