@@ -5,7 +5,7 @@ have clients with threads or connections, which a forked process must not use.
 
 Usage: python -m tests.sink_process objects|postgres|mariadb PLACE STEP VALUE RANGES. RANGES is JSON. PLACE is a
 connection string and a schema (for MariaDB a server and a database, for objects an endpoint and a URI), joined by a
-line feed. With the step `each` the process delivers one range after another.
+line feed. With the step `each` the process delivers one range after another, except those that others have passed.
 """
 
 import json
@@ -15,10 +15,12 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import get_context
 
 import pytest
 
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.files.commit_log import range_from, range_to
 from tests.conditions import WITHIN_S
@@ -58,7 +60,7 @@ def write_and_die(
 
 
 def _fork_and_die(output: FileOutput, step: str, value: str, ranges: Sequence[ClaimedRange]) -> int:
-    writer = get_context("fork").Process(target=_write, args=(output, step, value, [ranges]), daemon=True)
+    writer = get_context("fork").Process(target=_write, args=(output, step, value, ranges), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a fork with other threads: only this one continues
         writer.start()
@@ -85,16 +87,20 @@ def main(kind: str, place: str, step: str, value: str, told: str) -> None:
         database = MariaDBOutput if kind == "mariadb" else PostgresOutput
         output = database(dsn, schema, create=False)
     ranges = [range_from(each) for each in json.loads(told)]
-    _write(output, step, value, [[range_] for range_ in ranges] if step == EACH else [ranges])
+    if step != EACH:
+        _write(output, step, value, ranges)
+        return
+    for range_ in ranges:
+        with suppress(SinkRejectedError):  # others are further by more than this range
+            _write(output, step, value, [range_])
 
 
-def _write(output: Output, step: str, value: str, batches: Sequence[Sequence[ClaimedRange]]) -> None:
+def _write(output: Output, step: str, value: str, ranges: Sequence[ClaimedRange]) -> None:
     def reached(at: str) -> None:
         if at == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    for batch in batches:
-        deliver(output, value, *batch, sink=output.sink(reached))
+    deliver(output, value, *ranges, sink=output.sink(reached))
 
 
 if __name__ == "__main__":
