@@ -1,4 +1,4 @@
-"""Read the commands in the code blocks of a page."""
+"""Read the code blocks of a page."""
 
 import re
 
@@ -10,6 +10,11 @@ def command_blocks(page: str) -> list[list[str]]:
         [line.strip() for line in re.sub(r" \\\n\s*", " ", block).splitlines() if not line.lstrip().startswith("#")]
         for block in blocks
     ]
+
+
+def python_blocks(page: str) -> list[str]:
+    """Return the text of each `python` block."""
+    return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 def commands_of(page: str) -> list[str]:

@@ -87,12 +87,7 @@ def main(kind: str, place: str, step: str, value: str, told: str) -> None:
         database = MariaDBOutput if kind == "mariadb" else PostgresOutput
         output = database(dsn, schema, create=False)
     ranges = [range_from(each) for each in json.loads(told)]
-    if step != EACH:
-        _write(output, step, value, ranges)
-        return
-    for range_ in ranges:
-        with suppress(SinkRejectedError):  # others are further by more than this range
-            _write(output, step, value, [range_])
+    _write(output, step, value, ranges)
 
 
 def _write(output: Output, step: str, value: str, ranges: Sequence[ClaimedRange]) -> None:
@@ -100,7 +95,12 @@ def _write(output: Output, step: str, value: str, ranges: Sequence[ClaimedRange]
         if at == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    deliver(output, value, *ranges, sink=output.sink(reached))
+    if step != EACH:
+        deliver(output, value, *ranges, sink=output.sink(reached))
+        return
+    for range_ in ranges:
+        with suppress(SinkRejectedError):  # others are further by more than this range
+            deliver(output, value, range_, sink=output.sink())
 
 
 if __name__ == "__main__":

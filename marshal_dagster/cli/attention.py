@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from marshal_dagster._internal.texts import first_few, utc_to_second
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.admin.pause import unknown_group
 from marshal_dagster.admin.texts import owner_text
 from marshal_dagster.cli import output
@@ -21,7 +21,7 @@ from marshal_dagster.cli.world_view import (
     WorldView,
     listed,
 )
-from marshal_dagster.coordination.pause_text import pause_end_text
+from marshal_dagster.coordination.pause_text import paused_group_text, resume_command
 from marshal_dagster.protocol.open_plans import (
     DEFAULT_MAX_ATTEMPTS,
     OpenPlan,
@@ -196,9 +196,8 @@ def _long_pauses(view: WorldView) -> Iterator[Need]:
         if view.at_ms is None or not group.is_paused or group.paused_until_s is None:
             continue
         left_ms = group.paused_until_s * 1_000 - view.at_ms
-        until = utc_to_second(group.paused_until_s)
         if left_ms > _LONG_PAUSE_MS:
             yield Need(
-                f"long pause: group {group.name!r} is paused until {pause_end_text(until, group.pause_origin)}",
-                f"`{shlex.join(['marshal-dagster', 'resume', group.name])}` ends it",
+                f"long pause: {paused_group_text(group.name, group.paused_until_s, group.pause_origin)}",
+                f"`{resume_command(group.name)}` ends it",
             )

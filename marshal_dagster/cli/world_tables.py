@@ -1,7 +1,6 @@
 """Show the world state as tables, for `status`, `top` and `replay`."""
 
 import math
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -19,7 +18,7 @@ from marshal_dagster.cli.world_view import (
     WorldView,
     listed,
 )
-from marshal_dagster.coordination.pause_text import paused_text
+from marshal_dagster.coordination.pause_text import paused_text, resume_command
 from marshal_dagster.protocol.staleness import Freshness
 from marshal_dagster.protocol.state import Owner, Phase
 
@@ -111,8 +110,7 @@ def _group(group: GroupOverview, at_ms: int | None, columns: Sequence[str]) -> I
     by_default = "" if group.settings_accepted else f" ({NO_SETTINGS})"
     yield f"  {settings_text(group.settings)}{by_default}"
     if group.paused_until_s is not None and (group.is_paused or at_ms is None):
-        resume = shlex.join(["marshal-dagster", "resume", group.name])
-        advice = "" if at_ms is None else f"; `{resume}` ends it now"
+        advice = "" if at_ms is None else f"; `{resume_command(group.name)}` ends it now"
         text = f"  {paused_text(utc_to_second(group.paused_until_s), group.pause_origin)}{advice}"
         yield output.styled(text, _WARNING if group.is_paused else "")
     for difference in group.differences:

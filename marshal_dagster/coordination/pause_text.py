@@ -43,3 +43,10 @@ def paused_group_text(group: str, until_s: int | None, by: PauseOrigin | None = 
     """Return the text for `group`, paused until `until_s` (unix seconds)."""
     until = "an unknown time" if until_s is None else utc_to_second(until_s)
     return f"group {group!r} is {paused_text(until, by)}"
+
+
+def resume_command(group: str) -> str:
+    """Return the command that ends the pause of a group."""
+    import shlex
+
+    return shlex.join(["marshal-dagster", "resume", group])

@@ -12,7 +12,7 @@ import pytest
 
 import marshal_dagster
 from marshal_dagster.cli.main import load_command
-from tests.pages import commands_of
+from tests.pages import commands_of, python_blocks
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHORT = 4
@@ -54,13 +54,13 @@ def test_a_command_that_is_none_is_found() -> None:
 def test_the_tutorial_shows_the_files_that_are_run() -> None:
     """The page contains each file of the example unchanged."""
     page = (DOCS / "tutorials" / "first-batch.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = python_blocks(page)
     assert sorted(blocks) == sorted(path.read_text() for path in TUTORIAL.glob("*.py"))
 
 
 def test_the_readme_shows_the_files_that_are_run() -> None:
     """README.md contains each file of the quick start unchanged."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS.parent / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = python_blocks((DOCS.parent / "README.md").read_text())
     example = Path(__file__).parents[2] / "examples" / "quick_start"
     assert sorted(blocks) == sorted(path.read_text() for path in example.glob("*.py"))
 
@@ -81,7 +81,7 @@ def test_the_links_of_the_readme_exist() -> None:
 def test_the_page_of_sinks_shows_the_example() -> None:
     """The page contains the sink and its test unchanged."""
     page = (DOCS / "how-to" / "sinks.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = python_blocks(page)
     example = Path(__file__).parents[2] / "examples" / "sqlite_sink"
     assert sorted(blocks[2:]) == sorted(path.read_text() for path in example.glob("*.py"))
 
@@ -102,7 +102,7 @@ def test_the_page_of_sinks_shows_the_example() -> None:
 def test_the_page_of_an_example_shows_it(tutorial: str, subject: str, files: list[str]) -> None:
     """The page contains the code locations and a consumer unchanged."""
     page = (DOCS / "tutorials" / f"{tutorial}.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = python_blocks(page)
     example = Path(__file__).parents[2] / "examples" / subject
     assert blocks == [(example / name).read_text() for name in files]
 
@@ -110,7 +110,7 @@ def test_the_page_of_an_example_shows_it(tutorial: str, subject: str, files: lis
 def test_the_page_of_plain_python_shows_the_example() -> None:
     """The page contains the script and the task unchanged."""
     page = (DOCS / "how-to" / "plain-python.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = python_blocks(page)
     example = Path(__file__).parents[2] / "examples" / "plain_python"
     assert sorted(blocks) == sorted(path.read_text() for path in example.glob("*.py"))
 
@@ -118,7 +118,7 @@ def test_the_page_of_plain_python_shows_the_example() -> None:
 def test_the_page_of_tests_shows_the_example() -> None:
     """The page contains the code location and its tests unchanged."""
     page = (DOCS / "how-to" / "test-your-job.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = python_blocks(page)
     example = Path(__file__).parents[2] / "examples" / "testing"
     assert sorted(blocks) == sorted(path.read_text() for path in example.glob("*.py"))
 
@@ -132,7 +132,7 @@ def test_the_page_of_assets_shows_the_check_of_freshness() -> None:
 def test_the_page_of_pipes_shows_both_sides() -> None:
     """The page contains the code location and the script unchanged."""
     page = (DOCS / "how-to" / "pipes.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = python_blocks(page)
     for path in (Path(__file__).parents[2] / "examples" / "pipes").glob("*.py"):
         assert path.read_text() in blocks
 
@@ -146,7 +146,7 @@ def test_the_page_of_a_platform_has_code_and_what_was_tried(path: Path) -> None:
     page = path.read_text()
     assert "## What was tried\n" in page
     assert f"]({path.name}" in (DOCS / "how-to" / "pipes.md").read_text()
-    blocks = [ast.parse(block) for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+    blocks = [ast.parse(block) for block in python_blocks(page)]
     imports = [node for block in blocks for node in ast.walk(block) if isinstance(node, ast.ImportFrom)]
     names = {alias.name for node in imports if node.module == "marshal_dagster" for alias in node.names}
     assert {"RemoteSink", "marshal_asset", "run_with_pipes"} <= names <= set(marshal_dagster.__all__)

@@ -1,7 +1,6 @@
 """Decoding: each record of a batch becomes a good row with its exact value, or a bad record with the reason."""
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -30,6 +29,7 @@ from marshal_dagster.spark.decoding import (
 from marshal_dagster.spark.reader import read_ranges, read_schema
 from tests.avro_bytes import encode, framed, long, record
 from tests.conditions import WITHIN_S
+from tests.pages import python_blocks
 from tests.protobuf_bytes import framed_message, orders_file
 from tests.real.conftest import MakeTopic
 from tests.registry import Registry, running_registry
@@ -641,7 +641,7 @@ def test_the_examples_of_the_page_do_what_it_says(
 ) -> None:
     """Each function of the page works on a batch with and without bad records."""
     name, dead = topic(1), topic(1)
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = python_blocks(PAGE.read_text(encoding="utf-8"))
     code = "\n".join(blocks).replace("http://registry:8081", registry.url).replace("/data/", f"{tmp_path}/")
     page: dict[str, Any] = {}
     exec(code.replace('"orders.dead"', f'"{dead}"'), page)  # noqa: S102 - the page is ours

@@ -1,6 +1,5 @@
 """Check the coordination log: that it exists and is complete, that its time is right, and nothing is half written."""
 
-import shlex
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,7 +9,7 @@ from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, ok, 
 from marshal_dagster.cli.world_view import WorldView, listed, world_view
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.log import CoordinationLog, LogIdentity
-from marshal_dagster.coordination.pause_text import paused_group_text
+from marshal_dagster.coordination.pause_text import paused_group_text, resume_command
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import MarshalError, TopicNotFoundError
@@ -153,5 +152,5 @@ def _pauses(view: WorldView) -> Finding:
         "pauses",
         "; ".join(paused_group_text(group.name, group.paused_until_s, group.pause_origin) for group in paused),
         "members of a paused group claim nothing, so its lag grows: end a pause that is no longer needed",
-        "; ".join(shlex.join(["marshal-dagster", "resume", group.name]) for group in paused),
+        "; ".join(resume_command(group.name) for group in paused),
     )
