@@ -310,8 +310,8 @@ class ClaimLostError(MarshalError):
 
     Cause:
         The lease ended because no heartbeat was accepted in time: a broker was down, or the process was suspended or
-        starved of CPU. Or another run, a sensor or an operator took the partition over. The message names the present
-        owner if it is known.
+        starved of CPU. Or another run, a sensor or an operator took the partition over. The message shows which of
+        these it was, who revoked the claim, and the present owner, as far as the log shows it.
 
     Action:
         If another run took over on purpose, do nothing. Otherwise find out why heartbeats stopped. If it happens

@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple, assert_never
 from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.texts import (
     duration,
-    is_operator,
     member_text,
     owner_text,
     settings_text,
     utc,
 )
+from marshal_dagster.coordination.claims import is_operator
 from marshal_dagster.coordination.pause_text import origin_text
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,

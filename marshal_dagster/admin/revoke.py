@@ -10,7 +10,7 @@ from marshal_dagster.admin.log_access import LogUser, require_certain
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.texts import without_suffix
 from marshal_dagster.coordination.claimer import Claimer
-from marshal_dagster.coordination.claims import Member, new_instance_id
+from marshal_dagster.coordination.claims import REVOKING, Member, new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -112,7 +112,7 @@ class ClaimRevoker(LogUser):
         self, claims: Sequence[HeldClaim], rationalizer: Rationalizer, settings: GroupSettings
     ) -> set[tuple[int, int | None]]:
         """Return partition and epoch of the claims that the log shows as revoked."""
-        member = Member(self.group, self.client, new_instance_id("revoking"))
+        member = Member(self.group, self.client, new_instance_id(REVOKING))
         if settings.rule_set is RuleSet.GO:
             claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
             freed = claimer.take_over_and_release({claim.partition: None for claim in claims})

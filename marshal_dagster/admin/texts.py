@@ -5,14 +5,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from marshal_dagster._internal.texts import run_text
+from marshal_dagster.coordination.claims import is_operator
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.state import Owner
 
 NOTHING: Final = "-"
 """The text for a value that does not exist."""
 _TENURE: Final = re.compile(r"[0-9a-f]{12}", re.ASCII)
-_ROLES: Final = frozenset({"operator", "putting-back", "recover", "revoking", "setting-positions"})
-"""The first parts of the instance ids with which operators' commands write."""
 _MINUTE_S: Final = 60
 _UNITS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
@@ -46,11 +45,6 @@ def settings_text(settings: GroupSettings) -> str:
         f"heartbeat interval {settings.heartbeat_interval_ms / 1_000:g} s, rule set {settings.rule_set}, "
         f"delivery {settings.delivery}, features {features}"
     )
-
-
-def is_operator(instance: str) -> bool:
-    """Return whether an operator's command wrote as this instance."""
-    return instance.partition(".")[0] in _ROLES
 
 
 def short_instance(instance: str) -> str:

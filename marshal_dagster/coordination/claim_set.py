@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from marshal_dagster.coordination.claims import BaseClaim
 from marshal_dagster.coordination.group_reader import GroupReader
+from marshal_dagster.coordination.revocation_text import revocation_text
 from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.protocol.range_choice import Bounds
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.state import Key, Owner
 
 if TYPE_CHECKING:
     from marshal_dagster.protocol.world import PartitionWorld
@@ -88,7 +89,8 @@ class ClaimSet(Generic[H]):
     def lose_refused(self, claim: H, why: str) -> None:
         """Lose a claim whose record was refused, unless the state shows that it is held, or that its range is done."""
         if not claim.refresh(self._reader.key(claim.partition), self._reader.member.instance):
-            self.lose(claim.partition, why)
+            cause = self._displacement(claim)
+            self.lose(claim.partition, f"{why}, because {cause}" if cause else why)
 
     def refresh(self) -> None:
         """Update each claim from the state, and lose those that this instance no longer holds."""
@@ -96,7 +98,7 @@ class ClaimSet(Generic[H]):
         instance = self._reader.member.instance
         for claim, key in self._claims_with_keys():
             if not claim.refresh(key, instance):
-                self.lose(claim.partition, _DISPLACED)
+                self._lose_to_other(claim)
         self._judged = self._reader.home, self._reader.home.next_offset
 
     def lose_displaced(self) -> None:
@@ -112,7 +114,7 @@ class ClaimSet(Generic[H]):
         for claim, key in self._claims_with_keys():
             # While the log is read again from its start, the state is older than the claim.
             if claim.epoch < read and not claim.is_held(key, instance):
-                self.lose(claim.partition, _DISPLACED)
+                self._lose_to_other(claim)
         self._judged = home, read
 
     def drop_all_if_log_changed(self) -> None:
@@ -182,6 +184,19 @@ class ClaimSet(Generic[H]):
             "guarantees: stop that consumer, or give it another group"
         )
 
+    def _lose_to_other(self, claim: H) -> None:
+        self.lose(claim.partition, self._displacement(claim) or _DISPLACED)
+
+    def _displacement(self, claim: H) -> str | None:
+        """Return who ended a claim that the log as read shows as lost, and how; None if that is not known."""
+        revocation = self._reader.home.revocations.get(claim.epoch)
+        if revocation is not None:
+            return revocation_text(revocation)
+        # A Go consumer displaces a live owner with a heartbeat. Each other member can only claim what is stale.
+        owners, instance = self._owners(claim.partition), self._reader.member.instance
+        is_taken = not self._reader.is_go and any(owner.instance != instance for owner in owners)
+        return "it was stale and another member took it over" if is_taken else None
+
     def _claims_with_keys(self) -> list[tuple[H, Key]]:
         claims = tuple(self.claims.values())
         return list(zip(claims, self._reader.keys(claim.partition for claim in claims), strict=True))
@@ -209,12 +224,15 @@ class ClaimSet(Generic[H]):
         )
 
     def _holder(self, partition: int) -> str:
-        key, bounds = self._reader.key(partition), self.requested.get(partition)
-        owners = key.owners if bounds is None else key.owners_within(*bounds)
+        owners = self._owners(partition)
         if any(owner.instance == self._reader.member.instance for owner in owners):
             return "the log as last read still shows this same instance as owner, until the claim is stale"
         held_by = [f"client {owner.client!r}, instance {owner.instance!r}, epoch {owner.epoch}" for owner in owners]
         return f"by the log as last read it is held by {listed(held_by or ['no instance'])}"
+
+    def _owners(self, partition: int) -> tuple[Owner, ...]:
+        key, bounds = self._reader.key(partition), self.requested.get(partition)
+        return key.owners if bounds is None else key.owners_within(*bounds)
 
 
 def listed(parts: Sequence[str], count: int | None = None, separator: str = "; ") -> str:

@@ -5,13 +5,18 @@ Claimers create and update these objects; they send no records themselves.
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Final, Self
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import is_name
 from marshal_dagster.protocol.range_set import is_done, of_epoch
 from marshal_dagster.protocol.state import Key, Phase
+
+REVOKING: Final = "revoking"
+"""The first part of the instance ids that only revoke claims: an operator's; in a sensor's, `-<run id>` follows."""
+_OPERATORS: Final = frozenset({"operator", "putting-back", "recover", REVOKING, "setting-positions"})
+"""The first parts of the instance ids with which operators' commands write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,11 @@ class Member:
 def new_instance_id(run_id: str) -> str:
     """Return a new instance id: `<run id>.<random suffix>`."""
     return f"{run_id}.{os.urandom(6).hex()}"
+
+
+def is_operator(instance: str) -> bool:
+    """Return whether an operator's command wrote as this instance."""
+    return instance.partition(".")[0] in _OPERATORS
 
 
 @dataclass(slots=True)

@@ -26,6 +26,8 @@ from marshal_dagster.protocol.messages import (
     Mark,
     Message,
     ReleaseGroup,
+    RevokingClaim,
+    RevokingRange,
     RuleSet,
     coordination_partition,
     parse,
@@ -104,6 +106,11 @@ class PartitionWorld:
         self.log_time_ms: int | None = None
         self.unplanned: dict[str, Unplanned] = {}
         """For each group the last heartbeat that moved an offset without a plan, since this reader started."""
+        self.revocations: dict[int, Message] = {}
+        """The last accepted revocations since this reader started, by the epoch that they revoked, for people.
+
+        No rule uses them, and snapshots do not have them.
+        """
         self._beats: dict[bytes, Key] = {}
         self._beat_of: dict[int, bytes] = {}
         """The remembered heartbeat of a key, by the `id` of the key; a reader never drops a key."""
@@ -234,6 +241,8 @@ class PartitionWorld:
                 if known is None:
                     group.keys[place] = key
                 self._remember_beat(message, value, key)
+                if kind in _REVOKING:
+                    self._keep_revocation(message)
         if kind is GroupSettingsRecord and RANGES in group.settings.features:
             self.had_ranges = True
         if not notes:
@@ -264,6 +273,11 @@ class PartitionWorld:
             self._beat_of[id(key)] = beat = value[_BEAT_LENGTH:]
             self._beats[beat] = key
 
+    def _keep_revocation(self, message: Message) -> None:
+        self.revocations[message.epoch] = message  # type: ignore[attr-defined] # both types have it
+        if len(self.revocations) > MOST_REVOCATIONS:
+            del self.revocations[next(iter(self.revocations))]
+
     def _count_invalid(self, reason: Invalid) -> Verdict:
         self.invalid[reason] += 1
         return _INVALID[reason]
@@ -274,6 +288,9 @@ _BEAT: Final = re.compile(rb"Heartbeat/1/[1-9][0-9]{9}/")
 _BEAT_LENGTH: Final = len(b"Heartbeat/1/0123456789/")
 MOST_BEATS: Final = 8_192
 """How many heartbeats a reader of a coordination partition remembers; the other keys' are parsed."""
+MOST_REVOCATIONS: Final = 8_192
+"""How many revocations a reader of a coordination partition keeps; the oldest are dropped."""
+_REVOKING: Final = frozenset({RevokingClaim, RevokingRange})
 _NOTHING: Final = Mark(instance="", client="", group="", time_s=0)
 
 

@@ -474,9 +474,9 @@ class ClaimerResource(CoordinationResource):
     def _revocations(
         self, run_ids: Collection[str], held: "Mapping[DataPartitionId, Key]", partitions: int
     ) -> list[Append]:
-        from marshal_dagster.coordination.claimer import new_instance_id
+        from marshal_dagster.coordination.claims import REVOKING, new_instance_id
 
-        name = f"revoking-{min(run_ids)}"
+        name = f"{REVOKING}-{min(run_ids)}"
         instance, client, time_s = new_instance_id(name), self.client_id or name, int(time.time())
         return [
             Append(

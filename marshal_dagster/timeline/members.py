@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from marshal_dagster.admin.texts import is_operator, short_instance, without_suffix
+from marshal_dagster.admin.texts import short_instance, without_suffix
+from marshal_dagster.coordination.claims import is_operator
 from marshal_dagster.timeline.lane_names import drawable
 from marshal_dagster.timeline.model import Timeline
 from marshal_dagster.timeline.palette import OPERATOR, RUNS

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.texts import first_few
-from marshal_dagster.admin.texts import duration, is_operator, utc, without_suffix
+from marshal_dagster.admin.texts import duration, utc, without_suffix
+from marshal_dagster.coordination.claims import is_operator
 from marshal_dagster.timeline.figure import MOST_LANES, draw, figure_json, library
 from marshal_dagster.timeline.hover_texts import count_text, hover_texts
 from marshal_dagster.timeline.lane_names import lane_names

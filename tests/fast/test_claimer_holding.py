@@ -5,7 +5,9 @@ The log is in memory, and each test chooses its faults.
 
 import logging
 import threading
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,12 +20,15 @@ from marshal_dagster.errors import (
     PlanRejectedError,
     UnavailableError,
 )
+from marshal_dagster.protocol import world
 from marshal_dagster.protocol.messages import (
     WITHOUT_SETTINGS,
     ClaimingMessages,
     DeliveryMode,
     GroupSettings,
     Heartbeat,
+    RevokingClaim,
+    RevokingRange,
     RuleSet,
 )
 from tests.conditions import WITHIN_S
@@ -39,6 +44,10 @@ from tests.members import (
     raiser,
 )
 
+if TYPE_CHECKING:
+    from marshal_dagster.coordination.base_claimer import BaseClaimer
+
+RUN = "5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e"
 AT_MOST_ONCE = GroupSettings(HI_MS, RuleSet.NATIVE, DeliveryMode.AT_MOST_ONCE)
 
 
@@ -205,6 +214,66 @@ def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, mon
 
     with pytest.raises(ClaimLostError, match="its heartbeat was refused"):
         member.beat()
+
+
+@pytest.mark.parametrize("is_read_first", [True, False])
+@pytest.mark.parametrize(
+    ("instance", "text"),
+    [
+        ("revoking.0", r"an operator \(run 5b1c0d3e\) revoked it"),
+        ("setting-positions.0", r"an operator \(run 5b1c0d3e\) revoked it"),
+        (f"revoking-{RUN}.0", "a run-failure sensor revoked it, because Dagster reported that its run had ended"),
+        (f"{RUN}.0", f"client '{RUN}', instance '{RUN}.0', revoked it, because it considered its run dead"),
+    ],
+)
+@pytest.mark.parametrize("by_range", [False, True])
+def test_a_loss_names_who_revoked_the_claim(
+    site: Site, instance: str, text: str, by_range: bool, is_read_first: bool
+) -> None:
+    """A revocation is named whether the member reads it first or its heartbeat is refused."""
+    if by_range:
+        site.begin(0)
+    member: BaseClaimer[Any] = site.holder_of({0: (5, 10)}) if by_range else site.owner_of(0)
+    kind = RevokingRange if by_range else RevokingClaim
+    site.say(replace(about(kind, instance, epoch=member.claims[0].epoch), client=RUN))
+    refused = "" if is_read_first else "its heartbeat was refused: .*, because "
+
+    if is_read_first:
+        member.rationalizer.catch_up()
+
+    with pytest.raises(ClaimLostError, match=f"{TOPIC}/0: {refused}{text}; "):
+        member.check([0]) if is_read_first else member.beat()
+
+
+@pytest.mark.parametrize("by_range", [False, True])
+def test_a_loss_to_a_member_that_found_the_claim_stale_is_not_called_a_revocation(site: Site, by_range: bool) -> None:
+    """Nothing revoked the claim: its owner was silent for too long."""
+    if by_range:
+        site.begin(0)
+        member: BaseClaimer[Any] = site.holder_of({0: (5, 10)})
+        successor: Any = site.range_claimer()
+    else:
+        member, successor = site.owner_of(0), site.member()
+    site.clock.advance(2 * HI_MS + 1)
+    assert successor.claim({0: (5, 10)} if by_range else [0])
+    member.rationalizer.catch_up()
+
+    with pytest.raises(ClaimLostError, match=f"{TOPIC}/0: it was stale and another member took it over; by the log"):
+        member.check([0])
+
+
+def test_a_reader_keeps_the_last_revocations_only(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are dropped; a claim that was never revoked costs nothing."""
+    monkeypatch.setattr(world, "MOST_REVOCATIONS", 2)
+    member = site.owner_of(0, 1, 2)
+    epochs = [member.claims[partition].epoch for partition in range(3)]
+    assert site.world().partition_of(TOPIC).revocations == {}
+
+    for partition, epoch in enumerate(epochs):
+        site.say(about(RevokingClaim, "revoking.0", partition=partition, epoch=epoch))
+    site.say(about(RevokingClaim, "revoking.0", partition=0, epoch=epochs[0]))
+
+    assert list(site.world().partition_of(TOPIC).revocations) == epochs[1:], "a refused revocation is not kept"
 
 
 def test_who_lost_one_claim_sends_nothing_more_for_it(site: Site) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from marshal_dagster.admin.revoke import ClaimRevoker
 from marshal_dagster.cli import revoke
-from marshal_dagster.cli.connections import WRITING
+from marshal_dagster.cli.connections import WRITING, operator_name
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.kafka.acls import Right
@@ -41,7 +41,7 @@ def test_what_an_owner_holds_is_taken(site: Site, capsys: pytest.CaptureFixture[
     assert [site.owner(number) for number in range(3)] == [None, None, other.member.instance]
     assert (site.key(0).offset, site.key(0).generation) == (50, 0)
     dead.rationalizer.catch_up()
-    with pytest.raises(ClaimLostError):
+    with pytest.raises(ClaimLostError, match=rf"{TOPIC}/0: an operator \({operator_name()}\) revoked it; by"):
         dead.commit({0: 60})
 
 

@@ -198,7 +198,7 @@ MUTANTS: Final = (
         (
             (
                 CLAIM_SET,
-                "claim.refresh(key, instance):\n                self.lose(claim.partition, _DISPLACED)",
+                "claim.refresh(key, instance):\n                self._lose_to_other(claim)",
                 "claim.refresh(key, instance):\n                pass",
             ),
         ),
@@ -319,7 +319,7 @@ MUTANTS: Final = (
     Mutant(
         "a displaced instance claims again",
         CLAIM_SET,
-        "            if not claim.refresh(key, instance):\n                self.lose(claim.partition, _DISPLACED)",
+        "            if not claim.refresh(key, instance):\n                self._lose_to_other(claim)",
         "            if not claim.refresh(key, instance):\n"
         "                claim.epoch = self.claim_again(claim.partition) or claim.epoch",
         (
