@@ -13,7 +13,7 @@ def problems(wheel: Path) -> list[str]:
     library = {name for name in names if name.startswith("marshal_dagster/")}
     metadata = {name for name in names if name.split("/", 1)[0].endswith(".dist-info")}
     required = {str(path.relative_to(_TOP)) for path in (_TOP / "marshal_dagster").rglob("*.py")}
-    required.add("marshal_dagster/py.typed")
+    required |= {"marshal_dagster/py.typed", "marshal_dagster/spark/log4j2.properties"}
     found = [f"{name} does not belong in the wheel" for name in sorted(names - library - metadata)]
     found += [f"{name} is missing" for name in sorted(required - library)]
     if not any(name.endswith("/LICENSE") for name in metadata):

@@ -7,6 +7,7 @@ one-line error.
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +40,7 @@ SINGLE_EXECUTION: Mapping[str, str] = {
 # Limits for the lengths that an Avro record claims. Without them a broken record of seven bytes can use all memory.
 _AVRO_LIMITS: Mapping[str, int] = {"string": 128 * 1024**2, "bytes": 128 * 1024**2, "collectionItems": 16 * 1024**2}
 _JAVA_OPTIONS = " ".join(f"-Dorg.apache.avro.limits.{name}.maxLength={limit}" for name, limit in _AVRO_LIMITS.items())
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _LOCAL_MASTER = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
 _CONNECTOR_NAME = ":spark-sql-kafka-0-10_"
@@ -76,7 +78,8 @@ def spark_settings(
         connector: Maven coordinates of the Kafka connector (default: the one for the installed Spark).
         ivy_folder: The folder of the connector's jars (default: in the user's cache folder).
         extra: Settings that replace or extend the defaults. `spark.jars` and `spark.jars.packages` are added to the
-            connector's. With another `spark.master` than `local`, the settings for one machine are left out.
+            connector's. With another `spark.master` than `local`, the settings for one machine are left out. Among
+            these are settings of the JVM's log, unless the folder of Spark's configuration has a `log4j2.properties`.
 
     Returns:
         The settings, for `start_session` or `SparkSession.builder`.
@@ -117,7 +120,16 @@ def spark_settings(
             # Runs retry whole batches. Retrying a stage gains nothing, and at_most_once forbids it.
             "spark.stage.maxConsecutiveAttempts": "1",
         }
+        if not _has_log_settings():
+            settings["spark.driver.defaultJavaOptions"] += f" -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
     return settings | wanted
+
+
+def _has_log_settings() -> bool:
+    """Return whether the folder of Spark's configuration has a log4j2 file, which then applies."""
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
+    return folder is not None and Path(folder, "log4j2.properties").is_file()
 
 
 def start_session(settings: Mapping[str, str]) -> "SparkSession":
@@ -177,9 +189,15 @@ def session_of_resource(resource: object) -> "SparkSession":
 
 @contextmanager
 def _startup_errors() -> Iterator[None]:
-    """Raise `UnavailableError` with one line if Spark does not start."""
+    """Raise `UnavailableError` with one line if Spark does not start.
+
+    PySpark 4.3 imports its testing helpers at the start, which warn of pandas 3 whether pandas is used or not. A later
+    use of pandas warns again.
+    """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+            yield
     except (MarshalError, AttributeError):
         raise
     except Exception as error:  # PySpark, Py4J and the operating system have their own types
@@ -198,6 +216,11 @@ def _prepare_lazy_session(resource: object) -> None:
     if is_local(str(master or "local")):
         find_java()
         _prepare_local_process()
+        if isinstance(settings, dict):
+            # Spark would download the connector itself, without a lock, and print a report of a hundred lines.
+            fetched = with_connector(settings)
+            settings.clear()
+            settings.update(fetched)
 
 
 def _prepare_local_process() -> None:

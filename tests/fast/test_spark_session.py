@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import MagicMock
+from urllib.parse import unquote
 
 import pyspark
 import pytest
@@ -44,6 +45,33 @@ def test_settings_for_one_machine(tmp_path: Path) -> None:
     assert all(isinstance(value, str) for value in settings.values())
 
 
+def test_the_log_of_a_local_session_has_settings_unless_the_user_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that the JVM is to read exists. A file of the user, in either folder of Spark's configuration, wins."""
+
+    def log_settings(**extra: str) -> str | None:
+        options = spark_settings(app_name="flights", extra=extra)["spark.driver.defaultJavaOptions"]
+        found = re.search(r"-Dlog4j2\.configurationFile=file://(\S+)", options)
+        return found and unquote(found[1])
+
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    found = log_settings()
+    assert found is not None
+    assert "rootLogger.level = warn" in Path(found).read_text()
+    assert log_settings(**{"spark.master": "spark://host:7077"}) is None
+    assert log_settings(**{"spark.driver.defaultJavaOptions": "-Da=b"}) is None
+    (tmp_path / "conf").mkdir()
+    for name, folder in (("SPARK_HOME", tmp_path), ("SPARK_CONF_DIR", tmp_path / "conf")):
+        monkeypatch.setenv(name, str(folder))
+        assert log_settings() == found
+        (tmp_path / "conf" / "log4j2.properties").touch()
+        assert log_settings() is None
+        (tmp_path / "conf" / "log4j2.properties").unlink()
+        monkeypatch.delenv(name)
+
+
 @pytest.mark.parametrize(
     ("thread", "is_first"),
     [
@@ -70,6 +98,32 @@ def test_extra_settings_come_first_and_packages_add_up(tmp_path: Path) -> None:
     assert settings["spark.jars.excludes"].endswith(",e:f")
     assert settings["spark.jars.ivy"] == str(tmp_path / "ivy")
     assert extra["spark.jars.packages"] == "a:b:1, c:d:2"
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://host:7077"])
+def test_a_lazy_resource_gets_the_connector_that_this_library_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: str
+) -> None:
+    """Before a local session starts, jars replace the connector's coordinates. Other packages are left to Spark."""
+
+    class Resource:
+        def __init__(self) -> None:
+            self.spark_config = spark_settings(
+                app_name="x", ivy_folder=tmp_path, extra={"spark.master": master, "spark.jars.packages": "a:b:1"}
+            )
+
+        @property
+        def spark_session(self) -> dict[str, str]:
+            return dict(self.spark_config)
+
+    monkeypatch.setattr(session, "fetch_connector", lambda *_, **__: (Path("/jars/kafka.jar"),))
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    started = cast("dict[str, str]", session.session_of_resource(Resource()))
+    if master.startswith("local"):
+        assert (started["spark.jars"], started["spark.jars.packages"]) == ("/jars/kafka.jar", "a:b:1")
+    else:
+        assert "spark.jars" not in started
+        assert started["spark.jars.packages"] == f"{kafka_package()},a:b:1"
 
 
 FAKE_JAVA = """#!{python}
