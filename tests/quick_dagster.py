@@ -2,16 +2,27 @@
 
 Half of the time of a test with an ephemeral instance went into this: the migrations and tables of the instance's
 databases in memory, and the configuration schemas of resources. The databases and schemas are those of Dagster.
+For each event, such an instance also opened some three connections, and asked again for the columns of its tables.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import sqlalchemy
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.pool import QueuePool
 from sqlalchemy.schema import CreateIndex, CreateTable
+
+COLUMNS_ARE_THERE: Final = (
+    "has_run_stats_index_cols",
+    "has_backfill_id_column",
+    "has_asset_key_index_cols",
+    "_has_asset_key_index_cols_on_connection",
+)
+"""Methods that ask a database whether it has columns that each new one has."""
 
 _VERSIONS: Final = "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
 
@@ -52,6 +63,13 @@ def note_newest_version(config: Config, connection: sqlalchemy.Connection) -> No
     connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (newest,))
 
 
+def engine_that_keeps_connections(url: str, **_: object) -> sqlalchemy.Engine:
+    """Return the engine of a database in memory, whose connections are used again by any thread."""
+    engine = sqlalchemy.create_engine(url, poolclass=QueuePool, connect_args={"check_same_thread": False})
+    sqlalchemy.event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
+    return engine
+
+
 def import_migrations_once() -> None:
     """Let each instance of Dagster use the migrations that the first one imported."""
     ScriptDirectory.from_config = _migrations_of  # type: ignore[method-assign]
@@ -63,17 +81,44 @@ def start_dagster_quickly() -> None:
     from dagster._core.storage.event_log import in_memory as events
     from dagster._core.storage.runs import in_memory as runs
 
-    storages: dict[Any, str] = {runs: "RunStorageSqlMetadata", events: "SqlEventLogStorageMetadata"}
-    for storage, name in storages.items():
+    storages: dict[Any, tuple[str, Any]] = {
+        runs: ("RunStorageSqlMetadata", runs.InMemoryRunStorage),
+        events: ("SqlEventLogStorageMetadata", events.InMemoryEventLogStorage),
+    }
+    for storage, (name, used) in storages.items():
         metadata = getattr(storage, name)
         if isinstance(metadata, QuickTables):
             return
         setattr(storage, name, QuickTables(metadata))
         storage.stamp_alembic_rev = note_newest_version
+        storage.create_engine = engine_that_keeps_connections
+        for method in COLUMNS_ARE_THERE:
+            if hasattr(used, method):
+                setattr(used, method, _yes)
+    changed: Any = runs.InMemoryRunStorage
+    changed.connect = _connected
+    changed = events.InMemoryEventLogStorage
+    changed._connect = _connected_in_turn
     modules: tuple[Any, ...] = (config, resource)
     schema_of = _once(config.infer_schema_from_config_class)
     for module in modules:
         module.infer_schema_from_config_class = schema_of
+
+
+def _yes(*_: object) -> bool:
+    return True
+
+
+@contextmanager
+def _connected(storage: Any) -> Iterator[sqlalchemy.Connection]:  # noqa: ANN401 - either storage
+    with storage._engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def _connected_in_turn(storage: Any) -> Iterator[sqlalchemy.Connection]:  # noqa: ANN401 - events
+    with storage._db_lock, storage._engine.begin() as connection:
+        yield connection
 
 
 def _migrations_of(config: Config) -> ScriptDirectory:
