@@ -4,8 +4,9 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.batches.request import BatchRequest
 from marshal_dagster.batches.result import Idle, IdleReason
 from marshal_dagster.coordination.claimer import Claim
@@ -17,7 +18,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, other_incarnation, position
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.open_plans import retry_command
+from marshal_dagster.protocol.open_plans import OpenPlan, way_out
 from marshal_dagster.protocol.staleness import stale_after_ms
 from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, PauseOrigin, enables_ranges
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
 
 logger = logging.getLogger(__name__)
+
+_MOST_NAMED: Final = 10
 
 
 @dataclass(slots=True, kw_only=True)
@@ -213,20 +216,22 @@ class BatchContext:
         """Return the idle reason of a group that is paused until `until_s` (unix seconds)."""
         return Idle(IdleReason.PAUSED, paused_group_text(self.group, until_s, by))
 
-    def given_up(self, plans: Mapping[int, tuple[int | None, int | None]]) -> str:
+    def given_up(self, plans: Mapping[int, tuple[int | None, int]]) -> str:
         """Return the text for `plans` that have had too many attempts."""
-        named = ", ".join(f"partition {number} [{start}, {end})" for number, (start, end) in plans.items())
-        topic, tries = self.request.topic, self.request.max_attempts + 1
+        topic, most = self.request.topic, self.request.max_attempts
+        offsets = {number: key.offset for number, key in self.keys(plans).items()}
+        tried = [OpenPlan(self.group, topic, number, *bounds, most) for number, bounds in plans.items()]
+        named = first_few([f"partition {plan.partition} [{plan.start}, {plan.end})" for plan in tried], _MOST_NAMED)
         return (
-            f"plans of group {self.group!r} in topic {topic!r} were tried {tries} times and are not tried again: "
-            f"{named}. Fix the cause and run `{retry_command(self.group, topic, plans)}`, or set the position past them"
+            f"plans of group {self.group!r} in topic {topic!r} were tried {most + 1} times and are not tried again: "
+            f"{named}. {way_out(tried, offsets)}"
         )
 
     def drained(self) -> Idle:
         """Return the idle reason of a topic without unread messages."""
         return Idle(IdleReason.DRAINED, f"topic {self.request.topic!r} has no unread messages")
 
-    def why_idle(self, held: Idle | None, exhausted: Mapping[int, tuple[int | None, int | None]]) -> Idle:
+    def why_idle(self, held: Idle | None, exhausted: Mapping[int, tuple[int | None, int]]) -> Idle:
         """Return why nothing was claimed: partitions are `held`, plans are `exhausted`, or nothing is unread."""
         if not exhausted:
             return held or self.drained()

@@ -313,5 +313,5 @@ def _advised_lag(key: Key | Claim, extent: OffsetBounds) -> int:
     return max(0, extent.end - key.offset)
 
 
-def _plans(exhausted: Mapping[int, Key]) -> dict[int, tuple[int | None, int | None]]:
-    return {number: (key.offset, key.plan_end) for number, key in exhausted.items()}
+def _plans(exhausted: Mapping[int, Key]) -> dict[int, tuple[int | None, int]]:
+    return {number: (key.offset, key.plan_end) for number, key in exhausted.items() if key.plan_end is not None}

@@ -5,6 +5,7 @@ that are stale for long, long pauses, an incomplete log, re-created data topics,
 """
 
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -29,6 +30,7 @@ from marshal_dagster.protocol.open_plans import (
     open_plans,
     retry_commands,
     skip_command,
+    skip_text,
 )
 from marshal_dagster.protocol.staleness import stale_after_ms
 
@@ -67,10 +69,12 @@ def exhausted_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -
 
 def _exhausted(view: WorldView, max_attempts: int) -> Iterator[Need]:
     plans = exhausted(plans_of(view), max_attempts)
-    for plan in plans[:_MOST_SHOWN]:
-        alike = [other for other in plans if (other.group, other.topic) == (plan.group, plan.topic)]
-        skip = _skip_command(view, alike)
-        yield Need(f"exhausted: {plan.tried}", retry_commands(alike), skip and f"or skip its offsets: {skip}")
+    shown, of_topic = plans[:_MOST_SHOWN], defaultdict(list)
+    for plan in plans:
+        of_topic[plan.group, plan.topic].append(plan)
+    advice = {place: _retry_or_skip(view, of_topic[place]) for place in {(plan.group, plan.topic) for plan in shown}}
+    for plan in shown:
+        yield Need(f"exhausted: {plan.tried}", *advice[plan.group, plan.topic])
     if others := plans[_MOST_SHOWN:]:
         yield Need(f"exhausted: {len(others)} more plans", retry_commands(others))
 
@@ -96,6 +100,11 @@ def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) ->
         | {"retry": retry_commands([plan]), "skip": _skip_command(view, [plan])}
         for plan in exhausted(plans_of(view), max_attempts)
     ]
+
+
+def _retry_or_skip(view: WorldView, plans: Sequence[OpenPlan]) -> tuple[str, str | None]:
+    skip = _skip_command(view, plans)
+    return retry_commands(plans), skip and f"or {skip_text(len(plans))}: {skip}"
 
 
 def _skip_command(view: WorldView, plans: Sequence[OpenPlan]) -> str | None:

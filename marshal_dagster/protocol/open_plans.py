@@ -3,8 +3,9 @@
 Sensors and the command line use this to report failing batches and to suggest the command that retries them.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import Final
 
@@ -13,6 +14,8 @@ from marshal_dagster.protocol.world import World
 
 DEFAULT_MAX_ATTEMPTS: Final = 5
 """How often members take over a plan by default before they leave it to an operator (protocol.md, section 6)."""
+MOST_SKIPPED: Final = 20
+"""How many partitions one command skips plans of, so that it can be read and copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +129,12 @@ def retry_command(group: str, topic: str, partitions: Collection[int]) -> str:
     return shlex.join(["marshal-dagster", "retry", group, topic, *only])
 
 
-def skip_command(plans: Collection[OpenPlan], offsets: Mapping[int, int | None]) -> str | None:
+def skip_command(plans: Iterable[OpenPlan], offsets: Mapping[int, int | None]) -> str | None:
     """Return the command that sets positions to the ends of `plans`, so that no run processes their offsets.
 
     Args:
         plans: Plans of one group and topic. One that begins after the position is left out, because the command would
-            also skip the offsets before it.
+            also skip the offsets before it. The command names the first 20 of the others.
         offsets: The position of each partition.
 
     Returns:
@@ -139,9 +142,25 @@ def skip_command(plans: Collection[OpenPlan], offsets: Mapping[int, int | None])
     """
     import shlex
 
-    ends = {plan.partition: plan.end for plan in plans if plan.start == offsets[plan.partition]}
-    if not ends:
+    plans = list(islice((plan for plan in plans if plan.start == offsets[plan.partition]), MOST_SKIPPED))
+    if not plans:
         return None
-    place = next((plan.group, plan.topic) for plan in plans)
-    to = ",".join(f"{partition}={end}" for partition, end in sorted(ends.items()))
-    return shlex.join(["marshal-dagster", "position", "reset", *place, "--to-offset", to])
+    to = ",".join(f"{plan.partition}={plan.end}" for plan in sorted(plans, key=attrgetter("partition")))
+    return shlex.join(["marshal-dagster", "position", "reset", plans[0].group, plans[0].topic, "--to-offset", to])
+
+
+def skip_text(count: int) -> str:
+    """Return what `skip_command` does with that many plans, for the text before it."""
+    return "skip its offsets" if count <= MOST_SKIPPED else f"skip offsets, {MOST_SKIPPED} partitions at a time"
+
+
+def way_out(plans: Sequence[OpenPlan], offsets: Mapping[int, int | None]) -> str:
+    """Return what an operator does about exhausted plans of one group and topic, with the commands, for an error.
+
+    Args:
+        plans: The plans, at least one.
+        offsets: The position of each partition.
+    """
+    skip = skip_command(plans, offsets)
+    retry = f"Fix the cause and run `{retry_commands(plans)}`"
+    return retry if skip is None else f"{retry}, or {skip_text(len(plans))}: `{skip}`"

@@ -57,6 +57,8 @@ class AbandonedPartition:
     epoch: int | None
     silent_s: float | None
     """Seconds since the owner's last heartbeat. It and `instance`, `client` and `epoch` are None without an owner."""
+    position: int | None
+    """The position of the partition; `offset` of a range may be higher."""
 
     def __str__(self) -> str:
         """Return a text for the log of a tick."""
@@ -114,6 +116,7 @@ def abandoned_partition(
         client=None if owner is None else owner.client,
         epoch=None if owner is None else owner.epoch,
         silent_s=None if owner is None else (now_ms - left.last_beat_ms) / 1_000,
+        position=key.offset,
     )
 
 

@@ -36,7 +36,7 @@ from marshal_dagster.errors import ConfigurationError, IncompleteLogError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.ops.user_function import check_arguments
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.open_plans import retry_command
+from marshal_dagster.protocol.open_plans import OpenPlan, way_out
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources.claimer import require_group, resource_of
 from marshal_dagster.resources.rationalizer import RationalizerResource
@@ -411,10 +411,11 @@ class _Tick:
     def _is_wanted(self, left: AbandonedPartition, previous: PreviousRuns) -> bool:
         futile_runs = previous.futile_runs(left)
         if left.plan_end is not None and left.plan_attempts >= self.max_attempts:
-            reason = (
-                f"no more runs after {left.plan_attempts + 1} attempts. Fix the cause and run "
-                f"`{retry_command(self.group, left.topic, [left.partition])}`, or set the position after the plan"
+            plan = OpenPlan(
+                self.group, left.topic, left.partition, left.offset, left.plan_end, left.plan_attempts, left.generation
             )
+            advice = way_out([plan], {left.partition: left.position})
+            reason = f"no more runs after {plan.tries} attempts. {advice}"
             self._give_up(left, left.plan_attempts, futile_runs, reason)
         elif previous.is_settled(left):
             return False

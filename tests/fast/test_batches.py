@@ -352,7 +352,8 @@ def test_a_plan_with_too_many_attempts_is_left_alone(scene: Scene, caplog: pytes
 
     assert reason == "given_up"
     assert "partition 1 [0, 5)" in text
-    assert f"run `marshal-dagster retry {GROUP} {TOPIC} 1`, or set the position past" in text
+    skip = f"marshal-dagster position reset {GROUP} {TOPIC} --to-offset 1=5"
+    assert f"run `marshal-dagster retry {GROUP} {TOPIC} 1`, or skip its offsets: `{skip}`" in text
     assert "partition 1 [0, 5)" in caplog.text
     assert scene.values() == before, "the batch wrote records"
 

@@ -252,7 +252,7 @@ def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: p
     assert left is not None
     assert left.reason is IdleReason.GIVEN_UP
     assert "partition 0 [10, 12)" in left.text
-    assert "set the position past" in caplog.text
+    assert "or skip its offsets: `marshal-dagster position reset etl orders --to-offset 0=12`" in caplog.text
     again = scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,), retry_exhausted=True)
     assert bounds(again) == [(0, 10, 12)]
 

@@ -11,7 +11,7 @@ from marshal_dagster.cli.doctor_checks.coordination_log import check_world
 from marshal_dagster.cli.doctor_checks.finding import CheckState
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol.messages import WITHOUT_SETTINGS
-from marshal_dagster.protocol.open_plans import OpenPlan, skip_command
+from marshal_dagster.protocol.open_plans import OpenPlan, skip_command, way_out
 from marshal_dagster.protocol.state import Phase
 from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, TOPIC, Site
@@ -212,6 +212,20 @@ def test_no_command_skips_a_plan_that_begins_after_the_position() -> None:
     plan = OpenPlan(GROUP, TOPIC, 1, 60, 70, 5)
     assert skip_command([plan], {1: 50}) is None
     assert skip_command([plan, replace(plan, start=50, end=60)], {1: 50}) == SKIP.replace("=80", "=60")
+
+
+def test_a_skip_command_of_thousands_of_plans_can_be_read() -> None:
+    """It names the first 20 plans that it can skip, and the text before it shows that there are more."""
+    plans = [OpenPlan(GROUP, TOPIC, partition, 50, 60, 5) for partition in range(3_000)]
+    positions = {plan.partition: 50 for plan in plans} | {0: 40}
+    to = ",".join(f"{partition}=60" for partition in range(1, 21))
+    skip = f"marshal-dagster position reset {GROUP} {TOPIC} --to-offset {to}"
+    assert skip_command(plans, positions) == skip
+    assert way_out(plans, positions) == (
+        f"Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC}`, or skip offsets, 20 partitions at a time: "
+        f"`{skip}`"
+    )
+    assert way_out(plans[:1], positions) == f"Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`"
 
 
 def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:

@@ -523,8 +523,10 @@ def test_a_plan_that_was_tried_too_often_is_left_alone_and_named(watch: Watch) -
         watch.die(f"dead-{number}", partitions=(0,))
     report = watch.skipped()
     assert f"{TOPIC}/0: plan [0, 10)" in report
+    skip = f"marshal-dagster position reset {GROUP} {TOPIC} --to-offset 0=10"
     assert (
-        f"no more runs after 3 attempts. Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`, or" in report
+        f"no more runs after 3 attempts. Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`, or skip its "
+        f"offsets: `{skip}`" in report
     )
 
 
@@ -1587,7 +1589,9 @@ def test_a_range_that_was_redone_is_not_asked_for_again(watch: Watch) -> None:
     (again,) = watch.requests()
     assert _seen(again) == [(1, 5, 8)]
     watch.settings["max_attempts"] = 1
-    assert "orders/1: plan [5, 8), no owner: no more runs after 2 attempts" in watch.skipped()
+    skipped = watch.skipped()
+    assert "orders/1: plan [5, 8), no owner: no more runs after 2 attempts" in skipped
+    assert "position reset" not in skipped, "it would skip the offsets before the range too"
 
 
 def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: DeadRunWatch) -> None:
