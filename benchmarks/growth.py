@@ -19,7 +19,7 @@ from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import GroupSettings
+from marshal_dagster.protocol.messages import GroupSettings, coordination_partition
 
 COORDINATION_TOPIC: Final = "__marshal"
 BARE_TOPIC: Final = "bare"
@@ -159,7 +159,8 @@ def _work(commands: Connection, connection: KafkaConnection, topic: str) -> None
 
 
 def _round_trips(commands: Connection, connection: KafkaConnection, topic: str) -> None:
-    client = bare.BareClient(connection.bootstrap_servers, BARE_TOPIC, hash(topic) % services.COORDINATION_PARTITIONS)
+    partition = coordination_partition(topic, services.COORDINATION_PARTITIONS)  # one for all, as the runs have
+    client = bare.BareClient(connection.bootstrap_servers, BARE_TOPIC, partition)
     for records in iter(commands.recv, None):
         for _ in range(_STEPS):
             client.round_trip(records_like_claims(records))

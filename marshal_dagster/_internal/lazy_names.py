@@ -4,11 +4,16 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from marshal_dagster._internal.collector import paused_collector
+
 
 def lazy_names(
     package: str, names: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package that imports each of its names on first use.
+
+    The cyclic garbage collector is paused during such an import. It would look at all of Dagster's objects several
+    times, and that takes a third of the import.
 
     Args:
         package: the package's `__name__`.
@@ -24,7 +29,8 @@ def lazy_names(
     def get(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(modules[name]), name)
+        with paused_collector():
+            value = getattr(import_module(modules[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 

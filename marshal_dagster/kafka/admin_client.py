@@ -198,7 +198,7 @@ class Topics:
     def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
         """Look up the first and the next offset of all `partitions`.
 
-        This takes two requests for each 500 partitions of a broker. With `committed_only` the end is the last stable
+        This takes two requests for each 256 partitions of a broker. With `committed_only` the end is the last stable
         offset, before which no transaction is open. Otherwise it is the offset of the next record.
 
         Raises:

@@ -16,10 +16,11 @@ from marshal_dagster.kafka.acls import Needed, Right
 from marshal_dagster.kafka.clients import close_client, close_client_later, error_in, make_client
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import PASSING, Request, failure
-from marshal_dagster.kafka.offsets import AT_ONCE
 
 T = TypeVar("T")
 
+AT_ONCE: Final = 512
+"""The number of partitions in one request. Each request waits for the coordinator, so it has more than a look-up."""
 _PAUSE_S: Final = 0.02
 _GLANCE_S: Final = 0.002
 _SLICE_S: Final = 0.25

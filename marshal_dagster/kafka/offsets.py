@@ -20,7 +20,7 @@ from marshal_dagster.kafka.clients import close_client, consumer, error_in
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import MISSING, PASSING
 
-AT_ONCE: Final = 500
+AT_ONCE: Final = 256
 """The number of partitions in one request. The time of a request in the client grows with the square of that number."""
 NONE_AT: Final = -1
 """The broker's answer if no record has the requested time or a later one."""

@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from marshal_dagster.kafka import group_offsets
-from marshal_dagster.kafka.offsets import AT_ONCE, NONE_AT, _offset_of
+from marshal_dagster.kafka.offsets import NONE_AT, _offset_of
 
 TIME_MS = 1_700_000_000_000
 
@@ -44,8 +44,8 @@ def test_what_was_not_told_is_no_answer(answer: TopicPartition, at: int, least: 
 
 def test_committed_offsets_go_in_requests_of_limited_size() -> None:
     """The client's time for a request grows with the square of its partitions."""
-    places = [TopicPartition("orders", number, number) for number in range(2 * AT_ONCE + 1)]
+    places = [TopicPartition("orders", number, number) for number in range(2 * group_offsets.AT_ONCE + 1)]
     parts = list(group_offsets._parts(places))
 
-    assert [len(part) for part in parts] == [AT_ONCE, AT_ONCE, 1]
-    assert [place.partition for part in parts for place in part] == list(range(2 * AT_ONCE + 1))
+    assert [len(part) for part in parts] == [group_offsets.AT_ONCE, group_offsets.AT_ONCE, 1]
+    assert [place.partition for part in parts for place in part] == list(range(2 * group_offsets.AT_ONCE + 1))

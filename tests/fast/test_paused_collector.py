@@ -1,11 +1,15 @@
 """Check that a step pauses the garbage collector, and never leaves it off."""
 
 import gc
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from marshal_dagster._internal.collector import paused_collector
+from marshal_dagster._internal.lazy_names import lazy_names
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +53,14 @@ def test_an_interrupt_on_the_way_into_a_step_leaves_the_collector_on() -> None:
     assert not gc.isenabled()
     del step
     assert gc.isenabled()
+
+
+def test_a_name_is_imported_without_the_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that imports its names on first use pauses the collector for the import, and not longer."""
+    (tmp_path / "module_of_names.py").write_text("import gc\nIS_COLLECTING = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "lazy_package", ModuleType("lazy_package"))
+    name_of_package, _, _ = lazy_names("lazy_package", {"module_of_names": "IS_COLLECTING"})
+    assert name_of_package("IS_COLLECTING") is False
+    assert gc.isenabled()
+    del sys.modules["module_of_names"]
