@@ -185,6 +185,22 @@ def require_known(world: World, group: str, otherwise: str) -> None:
         raise ConfigurationError(f"{unknown_group(world, group)}. {otherwise}")
 
 
+def require_known_topic(world: World, group: str, topic: str, otherwise: str) -> None:
+    """Raise `ConfigurationError` if the group has no partition of the topic, whose name is then probably misspelt.
+
+    `otherwise` is the sentence of the message for a name that is right.
+    """
+    names = topic_names(world, group)
+    if topic not in names:
+        shown = first_few(list(map(repr, nearest_first(topic, names))), _SHOWN) or "none of any topic"
+        raise ConfigurationError(f"group {group!r} has no partition of topic {topic!r}; it has {shown}. {otherwise}")
+
+
+def topic_names(world: World, group: str | None = None) -> set[str]:
+    """Return the data topics in the log, of one group or of all."""
+    return {topic for name, (topic, _), _, _ in world.keys() if group in {None, name}}  # noqa: SIM118 - no mapping
+
+
 def unknown_group(world: World, group: str) -> str:
     """Return the message that the log has no record of this group, with those that it has, the most similar first."""
     names = nearest_first(group, group_names(world))

@@ -7,7 +7,7 @@ from typing import Final
 
 from marshal_dagster._internal.texts import first_few, nearest_first
 from marshal_dagster.admin.log_access import LogUser, require_certain
-from marshal_dagster.admin.pause import require_known
+from marshal_dagster.admin.pause import require_known, require_known_topic
 from marshal_dagster.admin.texts import without_suffix
 from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.coordination.claims import REVOKING, Member, new_instance_id
@@ -69,6 +69,7 @@ class ClaimRevoker(LogUser):
         with reader.lock:
             world = reader.follow_all()
             require_known(world, self.group, "There is nothing to revoke")
+            require_known_topic(world, self.group, self.topic, "There is nothing to revoke")
             require_certain(world, self.topic)
             return self._held(world)
 
@@ -170,6 +171,8 @@ def held_in(claims: Iterable[HeldClaim], partitions: Sequence[range] | None = No
 def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
     """Return the message that the owner `named` has no claim in the selected partitions, with all owners."""
     owners = ", ".join(map(repr, nearest_first(named, {claim.owner.instance for claim in held}))) or "none"
+    if 0 < len(named) < LEAST_PREFIX:
+        return f"{named!r} is too short for the beginning of an id: give {LEAST_PREFIX} characters. Owners: {owners}"
     return f"{named!r} has no claim of topic {topic!r} in the selected partitions; the topic's owners: {owners}"
 
 

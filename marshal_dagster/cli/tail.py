@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from marshal_dagster.admin.pause import group_names, topic_names, unknown_group
 from marshal_dagster.admin.record_sentences import JudgedRecord, judge, sentence
 from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.cli import output
@@ -119,6 +120,7 @@ def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list
     else:
         reader.skip_to_last(lines)
         yield _last(lines, reader.read())
+    reader.report_unknown_names()
     while follow:
         output.wait(_LOOK_AGAIN_S)
         yield from reader.read()
@@ -234,6 +236,18 @@ class Reader:
                 batch, count = {}, 0
         if count:
             yield _merged(batch)
+
+    def report_unknown_names(self) -> None:
+        """Write a note for a group or topic that no record read so far names, because it may be misspelt."""
+        if self._world is None:
+            return
+        group, topic = self._wanted.group, self._wanted.topic
+        if group is not None and group not in group_names(self._world):
+            output.write_note(unknown_group(self._world, group))
+        elif topic is not None and topic not in topic_names(self._world, group):
+            # Only the topic's own coordination partition is read, so the names of other topics are not known here.
+            whose = "" if group is None else f" of group {group!r}"
+            output.write_note(f"no record{whose} is about topic {topic!r}; `marshal-dagster lag` lists the topics")
 
     def _begin(self, partition: int, start: int) -> None:
         self._positions[partition] = self._shown_from[partition] = start

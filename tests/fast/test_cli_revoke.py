@@ -101,6 +101,24 @@ def test_a_dry_run_revokes_nothing(site: Site, capsys: pytest.CaptureFixture[str
     assert (answer.code, answer.json["dry_run"], site.values()) == (0, True, before)
 
 
+def test_a_topic_that_the_group_does_not_have_is_reported_with_those_that_it_has(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name is probably misspelt, so it is no answer about claims: the exit code is 2."""
+    owner = site.owner_of(0)
+    answer = act(capsys, "revoke", GROUP, TOPIC[:-1], "--instance", owner.member.instance, "--yes")
+    text = f"group {GROUP!r} has no partition of topic {TOPIC[:-1]!r}; it has {TOPIC!r}. There is nothing to revoke"
+    assert (answer.code, text in answer.err) == (2, True)
+
+
+def test_the_beginning_of_an_id_has_four_characters(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shorter one could name another owner by a slip, so the message shows what is needed."""
+    owner = site.owner_of(0)
+    answer = act(capsys, *REVOKE, owner.member.instance[:3], "--yes")
+    text = f"'run' is too short for the beginning of an id: give 4 characters. Owners: {owner.member.instance!r}"
+    assert (answer.code, text in answer.err, site.owner(0)) == (1, True, owner.member.instance)
+
+
 @pytest.mark.parametrize("more", [(), ("--partitions", "1"), ("--json", "--yes")], ids=str)
 def test_who_holds_nothing_is_told_with_who_does(
     site: Site, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,7 @@ from marshal_dagster.protocol.world import ACCEPTED, Verdict, VerdictKind, World
 from marshal_dagster.testing import MemoryBroker, MemoryLog
 from tests.cli import call
 from tests.log_generator import generate
+from tests.members import raiser
 
 RECORDS = 2_000
 
@@ -106,6 +108,34 @@ def test_without_verdicts_the_same_records_come(
     assert {(each.partition, each.offset): (each.timestamp_ms, each.value) for each in parse_lines(lines)} == {
         (partition, offset): (at_ms, value) for partition, offset, at_ms, value in records
     }
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize(
+    ("wanted", "note"),
+    [
+        (RecordFilter(group="shop"), "the log has no group 'shop'; it has 'shops', 'audit'"),
+        (RecordFilter(topic="order"), "no record is about topic 'order'; `marshal-dagster lag` lists the topics"),
+        (RecordFilter(group="audit", topic="orders"), "no record of group 'audit' is about topic 'orders'"),
+        (RecordFilter(group="shops", topic="orders"), ""),
+    ],
+)
+def test_a_name_that_no_record_has_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wanted: RecordFilter, note: str, follow: bool
+) -> None:
+    """It may be misspelt. With `--follow` the note is shown before the wait for new records."""
+    broker = MemoryBroker(1)
+    for value in (b"ClaimingPartition/1/1/run.1/c/shops/orders/0", b"ReleaseGroup/1/1/op.1/c/audit//0/9"):
+        broker.append(0, value, 1)
+    opened = Reader(MemoryLog(broker), judge=True, timeout_s=1, wanted=wanted)
+    monkeypatch.setattr(output, "wait", lambda _: raiser(KeyboardInterrupt())())
+
+    with pytest.raises(KeyboardInterrupt) if follow else nullcontext():
+        list(shown(opened, lines=None, follow=follow))
+
+    shown_note = capsys.readouterr().err
+    assert shown_note.startswith(note)
+    assert bool(shown_note) == bool(note)
 
 
 def test_the_last_lines_alone_are_not_read_from_the_start(broker: MemoryBroker) -> None:
