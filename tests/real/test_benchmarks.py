@@ -23,6 +23,7 @@ SHORT = {
     "batch": ["--records=4000", "--alternations=1", "--warm-up=0", "--long-batches=1"],
     "alternatives": ["--fewest=400", "--most=400", "--alternations=1", "--warm-up=0"],
     "growth": ["--partitions=8", "--runs=1", "--alternations=1"],
+    "queued_runs": ["--runs=2", "--partitions=8", "--partitions-of-a-run=3", "--hold-s=1", "--alone=1"],
     "scale": ["--runs=200", "--alternations=2", "--readings=1"],
     "connect": ["--alternations=1", "--warm-up=0"],
     "postgres_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=0"],
@@ -67,6 +68,10 @@ CASES = {
         "batch of 1 partitions",
         "batch of 8 partitions",
         "1 run(s) at once, 4 partitions each",
+    ],
+    "queued_runs": [
+        "2 runs on 8 partitions: most claims of a run",
+        "2 runs on 8 partitions: until a run has its claim, beside alone",
     ],
     "scale": [
         "claim 10 partitions, 200 runs at once",
