@@ -49,9 +49,9 @@ def test_a_session_without_dagster_claims_and_commits(scene: Scene) -> None:
     assert "/host/plain/" in claim
 
 
-def test_a_session_without_dagster_reports_to_an_observer(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("scene")
+def test_a_session_without_dagster_reports_to_an_observer(caplog: pytest.LogCaptureFixture) -> None:
     """`telemetry_observer` writes the log lines of claims and commits, as it does for Dagster's batches."""
-    assert scene
     with (
         caplog.at_level(logging.INFO, "marshal_dagster"),
         telemetry_observer("plain") as observer,
