@@ -13,6 +13,8 @@ FOLDER: Final = Path(__file__).parents[1] / "observability" / "dashboards"
 _SCHEMA: Final = 39
 """The version of the dashboard's form, that of Grafana 11; newer versions migrate it."""
 _COLUMNS: Final = 24
+_WIDTHS: Final = {"group": 140, "topic": 140, "partition": 90}
+"""The widths of a table's columns in pixels; the last column has the rest."""
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 GREEN, YELLOW, ORANGE, RED, BLUE, GREY = "green", "yellow", "orange", "red", "blue", "text"
 
@@ -40,8 +42,8 @@ class Panel:
     is_stacked: bool = False
     colours: Mapping[str, str] = field(default_factory=dict)
     """The colours of series by their names, where a colour has a meaning."""
-    hidden: Sequence[str] = ()
-    """The columns of a table that are not shown."""
+    value_column: str | None = None
+    """The heading of a table's values; None if they are not shown."""
     least: float | None = 0
 
 
@@ -83,7 +85,9 @@ def _by_topic(metric: str, function: str = "max") -> Query:
 
 
 def _greatest_partitions(metric: str) -> Query:
-    return Query(f"topk(10, max by (group, topic, partition) ({metric}{_OF}))", _PLACE)
+    # The limit is applied at the end of the time range. At each step, it would choose other series and show them all.
+    most, last = (f"max by (group, topic, partition) ({metric}{_OF}{at})" for at in ("", " @ end()"))
+    return Query(f"{most} and topk(10, {last})", _PLACE)
 
 
 def _rate(metric: str, label: str, legend: str = "", *, of: str = _OF) -> Query:
@@ -163,7 +167,7 @@ GROUPS: Final = Dashboard(
                     title="Progress",
                     about="Offsets that the group's positions move in a second. Negative after a reset.",
                     queries=[Query(f"max by (group, topic) (deriv(marshal_topic_position_offsets{_OF}[5m]))", _TOPIC)],
-                    unit="cps",
+                    unit="recps",
                     least=None,
                 ),
                 Panel(
@@ -221,16 +225,22 @@ GROUPS: Final = Dashboard(
                 Panel(
                     title="Owners of stale claims",
                     about="The run or instance that held the partition last.",
-                    queries=[Query(f"max by (group, topic, partition, owner) (marshal_partition_owner_info{_OF})")],
+                    queries=[
+                        Query(
+                            f"max by (group, topic, partition, owner) (marshal_partition_owner_info{_OF}) "
+                            "and on (group, topic, partition) (max by (group, topic, partition) "
+                            f"(marshal_partition_heartbeat_age_seconds{_OF}) > on (group) group_left () max by (group) "
+                            "(marshal_group_stale_after_seconds))"
+                        )
+                    ],
                     type="table",
-                    hidden=("Time", "Value"),
                 ),
                 Panel(
                     title="Attempts of open plans",
                     about="How often a member took an open plan over. At the limit members no longer retry it.",
                     queries=[Query(f"max by (group, topic, partition) (marshal_partition_plan_attempts{_OF}) > 0")],
                     type="table",
-                    hidden=("Time",),
+                    value_column="attempts",
                     limits=((GREEN, None), (ORANGE, 2), (RED, 5)),
                 ),
             ],
@@ -248,7 +258,7 @@ GROUPS: Final = Dashboard(
                             "{{reason}}",
                         )
                     ],
-                    unit="cps",
+                    unit="recps",
                 ),
                 Panel(
                     title="Time of a refresh",
@@ -317,7 +327,7 @@ OUTBOX: Final = Dashboard(
                     title="Published rows",
                     about="Rows in a second.",
                     queries=[_rate("marshal_outbox_published_total", "outbox", of=_OF_OUTBOX)],
-                    unit="cps",
+                    unit="rowsps",
                 ),
                 Panel(
                     title="Age of the oldest waiting row",
@@ -338,7 +348,7 @@ OUTBOX: Final = Dashboard(
                         _rate("marshal_outbox_refused_total", "outbox", "{{outbox}}: refused", of=_OF_OUTBOX),
                         _rate("marshal_outbox_sessions_total", "outbox", "{{outbox}}: sessions", of=_OF_OUTBOX),
                     ],
-                    unit="cps",
+                    unit="eps",
                 ),
             ],
         ),
@@ -432,9 +442,15 @@ BATCHES: Final = Dashboard(
                     title="Offsets by state",
                     about="Offsets of batches in a second, by their state at the end of the batch.",
                     queries=[_rate("marshal_offsets_total", "state")],
-                    unit="cps",
+                    unit="recps",
                     is_stacked=True,
-                    colours={"committed": GREEN, "not_committed": RED, "dropped": RED, "possibly_dropped": ORANGE},
+                    colours={
+                        "committed": GREEN,
+                        "skipped": BLUE,
+                        "not_committed": RED,
+                        "dropped": RED,
+                        "possibly_dropped": ORANGE,
+                    },
                 ),
                 Panel(
                     title="Duration of phases",
@@ -454,7 +470,7 @@ BATCHES: Final = Dashboard(
                     about="In five minutes. A lost claim is work that is done again.",
                     queries=[_increase("marshal_claims_total", "outcome")],
                     is_stacked=True,
-                    colours={"won": GREEN, "lost": RED, "unacknowledged": ORANGE},
+                    colours={"won": GREEN, "refused": YELLOW, "lost": RED, "unacknowledged": ORANGE},
                 ),
                 Panel(
                     title="Unread after a batch",
@@ -552,8 +568,8 @@ def _panel(panel: Panel, number: int, place: Mapping[str, int]) -> dict[str, Any
         "options": _options(panel),
     }
     if panel.type == "table":
-        hidden = {"excludeByName": dict.fromkeys(panel.hidden, True)}
-        found["transformations"] = [{"id": "organize", "options": hidden}]
+        found["fieldConfig"]["overrides"] += [_width(*item) for item in _WIDTHS.items()]
+        found["transformations"] = [{"id": "organize", "options": _columns(panel)}]
     return found
 
 
@@ -595,6 +611,18 @@ def _defaults(panel: Panel) -> dict[str, Any]:
         defaults["custom"] = {"cellOptions": {"type": "color-text"}}
         defaults["color"] = {"mode": "thresholds"}
     return defaults
+
+
+def _columns(panel: Panel) -> dict[str, Any]:
+    """Return the order and the headings of a table's columns; Grafana sorts them by name."""
+    order = {name: index for index, name in enumerate(("group", "topic", "partition", "owner", "Value"))}
+    if panel.value_column is None:
+        return {"indexByName": order, "excludeByName": {"Time": True, "Value": True}}
+    return {"indexByName": order, "excludeByName": {"Time": True}, "renameByName": {"Value": panel.value_column}}
+
+
+def _width(name: str, pixels: int) -> dict[str, Any]:
+    return {"matcher": {"id": "byName", "options": name}, "properties": [{"id": "custom.width", "value": pixels}]}
 
 
 def _coloured(name: str, colour: str) -> dict[str, Any]:

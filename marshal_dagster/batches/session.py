@@ -124,6 +124,7 @@ class BatchSession:
         announce: Announce = announce_to_log,
         reasons_to_stop: Sequence[ReasonToStop] = (),
         allow_unsafe_topic: bool = False,
+        observer: BatchObserver | None = None,
     ) -> Self:
         """Connect to Kafka and check the coordination topic, for processes without Dagster.
 
@@ -142,6 +143,7 @@ class BatchSession:
             reasons_to_stop: functions that return why the work must stop, or None. They are called four times per
                 heartbeat interval.
             allow_unsafe_topic: claim even if the coordination topic has dangerous settings.
+            observer: callbacks for the results of records and batches, such as a `telemetry_observer`.
 
         Returns:
             The session. Close it at the end, or use it in a `with` block.
@@ -184,6 +186,7 @@ class BatchSession:
             reasons_to_stop=reasons_to_stop,
             timeout_s=coordination.timeout_s,
             snapshots=kafka_snapshots(coordination, coordination_topic),
+            observer=observer,
             group=group,
             client=names["client"],
             run_id=names["run_id"],

@@ -101,7 +101,7 @@ def telemetry_observer(group: str) -> "Iterator[Telemetry]":
     Example:
         ```python
         with telemetry_observer("shops") as observer:
-            session = BatchSession(..., group="shops", observer=observer)
+            session = BatchSession.open(connection, "shops", observer=observer)
         ```
     """
     telemetry = Telemetry(group)

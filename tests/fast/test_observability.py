@@ -63,7 +63,6 @@ def test_dashboards_and_alerts_use_most_of_the_exporter() -> None:
         "marshal_exporter_failed_reads_total",
         "marshal_exporter_read_records_total",
         "marshal_group_paused_until_timestamp_seconds",
-        "marshal_group_stale_after_seconds",
         "marshal_log_invalid_records_total",
         "marshal_log_timestamp_seconds",
         "marshal_partition_claimed",

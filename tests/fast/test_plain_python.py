@@ -1,5 +1,6 @@
 """Check claimed batches without Dagster: `BatchSession.open`, and its example, with Kafka and Spark in memory."""
 
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import marshal_dagster as marshal
 from marshal_dagster import BatchRequest, BatchSession, ConfigurationError, KafkaConnection, UnsafeTopicError
 from marshal_dagster.coordination import topic_settings
 from marshal_dagster.coordination.topic_settings import settings_for, usable_topic_id
+from marshal_dagster.telemetry.observer import telemetry_observer
 from tests.batch_fixtures import TOPIC, DataTopics, MemorySink, Scene
 from tests.fast.test_dagster_ops import do_without_spark
 
@@ -45,6 +47,19 @@ def test_a_session_without_dagster_claims_and_commits(scene: Scene) -> None:
     (claim, *_) = [value for value in scene.values() if value.startswith("ClaimingPartition")]
     assert "/cron 7." in claim
     assert "/host/plain/" in claim
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_session_without_dagster_reports_to_an_observer(caplog: pytest.LogCaptureFixture) -> None:
+    """`telemetry_observer` writes the log lines of claims and commits, as it does for Dagster's batches."""
+    with (
+        caplog.at_level(logging.INFO, "marshal_dagster"),
+        telemetry_observer("plain") as observer,
+        BatchSession.open(CONNECTION, "plain", observer=observer) as session,
+        session.claimed_batch(BatchRequest(topic=TOPIC)) as batch,
+    ):
+        batch.read(None)  # type: ignore[arg-type] # there is no Spark
+    assert {record.__dict__.get("event") for record in caplog.records} >= {"claim", "commit"}
 
 
 @pytest.mark.parametrize("names", [{"group": "a/b"}, {"client": "a\nb"}, {"run_id": "x" * 256}])

@@ -1,5 +1,6 @@
 """Pause, reposition and resume a group on a real broker, from the shell and from Dagster, while a member works."""
 
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 import pytest
 
+from marshal_dagster.cli.connections import operator_name
 from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.claims import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
@@ -259,7 +261,7 @@ def test_a_window_of_time_is_done_again_in_all_partitions(call: Call, worker: Wo
 def test_what_a_dead_member_holds_is_revoked(
     call: Call, connection: KafkaConnection, coordination_topic: str, topics: Topics, data: str
 ) -> None:
-    """After the revocation other members can claim the partitions at once."""
+    """After the revocation its error names the operator, and other members can claim the partitions at once."""
     log = KafkaLog(connection, coordination_topic, SETTINGS.heartbeat_interval_ms)
     rationalizer = Rationalizer(log, topics=[data])
     dead = Claimer(rationalizer, Member(GROUP, "dead", new_instance_id("dead")), data, SETTINGS)
@@ -269,6 +271,8 @@ def test_what_a_dead_member_holds_is_revoked(
     dead.beat(dict.fromkeys(range(PARTITIONS), 4))
     answer = call("revoke", GROUP, data, "--instance", "dead", "--yes", "--json")
     assert (answer.code, [row["revoked"] for row in answer.json["claims"]]) == (0, [True] * PARTITIONS)
+    with pytest.raises(ClaimLostError, match=rf"because an operator \({re.escape(operator_name())}\) revoked it"):
+        dead.beat()
     other = Claimer(rationalizer, Member(GROUP, "other", new_instance_id("other")), data, SETTINGS)
     other.ensure_group_settings()
     assert len(other.claim(range(PARTITIONS))) == PARTITIONS
