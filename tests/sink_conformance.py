@@ -709,6 +709,7 @@ class AnyOrderConformance:
         with pytest.raises(SinkRejectedError, match="which overlaps this range"):
             output.sink().verdicts([ahead(last, 2**62 + 5, 2**63 - 1, generation=2**61)])
 
+    @pytest.mark.slow
     def test_many_ranges_of_one_partition(self, output: Output) -> None:
         """Each of several dozen ranges is known by itself, also after the gaps between them are filled."""
         order = [*range(0, 60, 2), *range(59, 0, -2)]

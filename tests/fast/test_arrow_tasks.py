@@ -55,6 +55,7 @@ def test_limits_are_those_of_the_block(before: dict[str, str], is_size_known: bo
     assert session.settings == before
 
 
+@pytest.mark.slow
 def test_garbage_collections_of_a_worker_leave_out_its_modules() -> None:
     """Objects that come later are still collected, also after the next task."""
     gc.unfreeze()

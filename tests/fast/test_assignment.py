@@ -52,6 +52,7 @@ def spread(found: Assignment, of: AssignmentInput) -> list[Fraction]:
     return [Fraction(counts[member.id], member.capacity) for member in of.members]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 @given(of=boards())
 @settings(max_examples=60)
@@ -74,6 +75,7 @@ NOTHING_AT_FIRST = AssignmentInput(
 """The member with most partitions cannot hand one over until another member has done so."""
 
 
+@pytest.mark.slow
 @given(of=boards())
 @example(of=NOTHING_AT_FIRST)
 @settings(max_examples=60)

@@ -242,6 +242,7 @@ def claims_of(scene: Scene, batch: ClaimedBatch) -> int:
     return sum(value.startswith("ClaimingPartition/") and f"/{batch.batch_id}/" in value for value in scene.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lags", ["alike", "all different"])
 def test_runs_that_start_together_find_partitions_at_the_first_or_second_try(
     scene: Scene, lags: str, monkeypatch: pytest.MonkeyPatch
@@ -369,6 +370,7 @@ def rival_batch(scene: Scene) -> ClaimedBatch:
     return scene.batch(scene.delivery(), partitions=(0, 1))
 
 
+@pytest.mark.slow
 def test_a_run_has_its_own_order_among_partitions_with_similar_lags(scene: Scene) -> None:
     """Lags of the same number of binary digits count as equal; a larger lag comes first for every run."""
     scene.data.make(partitions=12, messages=1, topic=TOPIC)

@@ -561,6 +561,7 @@ def test_a_topic_made_anew_just_after_the_claim_is_noticed(scene: Scene) -> None
     assert scene.key().offset == 5
 
 
+@pytest.mark.slow
 def test_a_position_gets_its_data_topic_before_the_first_heartbeat(scene: Scene) -> None:
     """If a key has an offset but no topic id, no heartbeat precedes the id, however slow the cluster is."""
     scene.data.make(partitions=2, messages=5)

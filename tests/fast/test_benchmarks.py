@@ -306,6 +306,7 @@ def test_importing_is_timed_in_one_process_and_heavy_modules_are_told() -> None:
     assert found.loaded == ("psycopg",)
 
 
+@pytest.mark.slow
 def test_fresh_interpreters_find_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second process finds the compiled byte code, even if the environment forbids Python to write it."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")

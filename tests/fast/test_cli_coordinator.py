@@ -49,6 +49,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     return Fake
 
 
+@pytest.mark.slow
 def test_health_is_off_unless_asked_for(fake: type[Fake], capsys: pytest.CaptureFixture[str]) -> None:
     """The health address is printed."""
     del fake

@@ -29,6 +29,7 @@ def test_each_command_with_json_has_a_schema() -> None:
     assert set(schemas()["$defs"]) == commands_with_json() - OF_THEIR_OWN_FORM - EVENTS
 
 
+@pytest.mark.slow
 def test_the_schema_is_a_schema() -> None:
     """It follows the draft that it names."""
     Draft202012Validator.check_schema(schemas())

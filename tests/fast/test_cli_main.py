@@ -64,6 +64,7 @@ def test_the_list_of_commands_imports_nothing_heavy(arguments: list[str]) -> Non
     assert imported_by(*arguments) & heavy == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["kafka", "--help"], ["status", "--help"], ["outbox", "--help"]])
 def test_the_help_of_a_command_imports_neither_dagster_nor_spark(arguments: list[str]) -> None:
     """The help imports only what the command itself needs."""
@@ -76,6 +77,7 @@ def test_the_list_of_commands_has_the_first_sentence_of_each_help(name: str) -> 
     assert LOADED[name].help.partition(". ")[0].rstrip(".") + "." == COMMAND_LIST[name]
 
 
+@pytest.mark.slow
 def test_replay_imports_no_client() -> None:
     """A stored log is replayed without a Kafka client, Dagster or Spark."""
     heavy = {"dagster", "pyspark", "confluent_kafka", "dagster_pyspark"}
@@ -335,6 +337,7 @@ def test_a_mistake_of_ours_is_told_as_one(capsys: pytest.CaptureFixture[str], mo
     assert "unexpected KeyError: 'lost'; this is a bug in marshal-dagster: run it again with --debug" in answer.error
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_quiet() -> None:
     """Ctrl-C ends with exit code 130 and without a message."""
     command = [*COMMAND, "replay", "-", "--at-each", "--coordination-partitions", "1"]
@@ -353,6 +356,7 @@ def test_an_interrupt_is_quiet() -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--at-each"], []])
 def test_a_closed_pipe_is_quiet(tmp_path: Path, options: list[str]) -> None:
     """If the reader closes the pipe, as `head` does, there is no error message."""
@@ -369,6 +373,7 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path, options: list[str]) -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_what_is_piped_has_no_colour_and_no_folded_line() -> None:
     """Without a terminal each row of a table is one line, without escape sequences."""
     answer = start("replay", VECTOR, environment={"COLUMNS": "20", "FORCE_COLOR": "1"})
@@ -384,6 +389,7 @@ def parts_read(terminal: int) -> Iterator[bytes]:
             yield part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("environment", "has_colour"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_a_terminal_has_colour_unless_it_wants_none(
     tmp_path: Path, environment: dict[str, str], has_colour: bool

@@ -371,6 +371,7 @@ def test_a_signal_has_the_harvester_hand_over(
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.slow
 def test_changes_of_role_are_lines_of_json(
     worker: Worker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_the_fields_are_exactly_those_that_are_promised(capsys: pytest.CaptureFi
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rules", "profile"), [("native", "mixed"), ("native", "hostile"), ("go", "go")])
 def test_state_and_verdicts_are_those_of_the_reference_reader(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, rules: str, profile: str
@@ -103,6 +104,7 @@ def test_state_and_verdicts_are_those_of_the_reference_reader(
     assert call(capsys, "replay", path, *options, "--at-each", "--json").lines == [*verdicts, plain.summary()]
 
 
+@pytest.mark.slow
 def test_standard_input_is_replayed_like_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     """`-` reads a pipe to the same state, although the number of coordination partitions is not known in advance."""
     answer = start("replay", "-", "--json", given=VECTOR.read_bytes())
@@ -218,6 +220,7 @@ def test_a_malformed_line_is_named(capsys: pytest.CaptureFixture[str], tmp_path:
     assert says in answer.error
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A file that is not UTF-8, or has no line breaks, is malformed; it causes no crash."""
     path = tmp_path / "log.jsonl"
@@ -262,6 +265,7 @@ def test_a_file_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str],
     assert str(tmp_path) in answer.error
 
 
+@pytest.mark.slow
 def test_a_verdict_is_written_before_the_next_record_is_there() -> None:
     """With `--at-each`, each verdict is written as soon as its record arrives in the pipe."""
     command = [*COMMAND, "replay", "-", "--at-each", "--coordination-partitions", "8"]

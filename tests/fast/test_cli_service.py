@@ -31,6 +31,7 @@ def test_work_that_ends_by_itself_is_not_stopped() -> None:
         run_until_signal(lambda: 1 / 0, lambda: None)
 
 
+@pytest.mark.slow
 def test_work_that_does_not_end_holds_up_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is reported as hung and left running."""
     monkeypatch.setattr(service, "_END_WITHIN_S", 0.2)

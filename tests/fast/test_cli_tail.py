@@ -201,6 +201,7 @@ def test_retention_that_overtakes_is_told_and_passed(broker: MemoryBroker, capsy
     assert len(found) == others + 2
 
 
+@pytest.mark.slow
 def test_a_log_that_was_truncated_is_an_error(broker: MemoryBroker) -> None:
     """A log that is shorter than what was read of it is not the same log."""
     opened = reader(broker)
@@ -319,6 +320,7 @@ def test_a_filter_shows_a_part_of_all_with_the_same_verdicts(
     assert judged_with(broker, wanted, judge=judge) == expected
 
 
+@pytest.mark.slow
 def test_without_heartbeats_those_that_moved_a_position_stay(broker: MemoryBroker) -> None:
     """A heartbeat that commits, is refused or has a note is shown; marks are not."""
     everything = judged_with(broker)

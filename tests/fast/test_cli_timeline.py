@@ -72,6 +72,7 @@ def test_a_log_without_its_first_records_is_only_observed(broker: MemoryBroker) 
     assert f"coordination partition {home} begins at offset 3" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_a_stored_log_becomes_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The line on stdout shows where it is, what it has and how large it is."""
     page = tmp_path / "log.html"
@@ -81,6 +82,7 @@ def test_a_stored_log_becomes_a_page(capsys: pytest.CaptureFixture[str], tmp_pat
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.slow
 def test_json_has_the_page_and_what_it_shows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The size is in bytes, the times in unix ms."""
     page = tmp_path / "log.html"
@@ -90,6 +92,7 @@ def test_json_has_the_page_and_what_it_shows(capsys: pytest.CaptureFixture[str],
     assert found["start"] < found["end"]
 
 
+@pytest.mark.slow
 def test_since_is_counted_back_from_the_last_record_of_a_stored_log(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -99,6 +102,7 @@ def test_since_is_counted_back_from_the_last_record_of_a_stored_log(
     assert (found["claims"], found["end"] - found["start"]) == (72, 600_000)
 
 
+@pytest.mark.slow
 def test_a_log_of_one_coordination_partition_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The number of coordination partitions follows from the topics, not only from the largest number in the log."""
     log, page = tmp_path / "log.jsonl", tmp_path / "log.html"

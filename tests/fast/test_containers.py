@@ -51,6 +51,7 @@ def listens_at(command: list[str]) -> tuple[str, str]:
     return host, port
 
 
+@pytest.mark.slow
 def test_the_compose_file_follows_the_schema() -> None:
     """The schema is that of the Compose Specification, which check-jsonschema contains."""
     schema = json.loads((files("check_jsonschema.builtin_schemas") / "vendor" / "compose-spec.json").read_text())

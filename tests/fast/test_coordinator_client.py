@@ -205,6 +205,7 @@ def test_one_that_stops_slowly_answers_pings_meanwhile(hub: Hub) -> None:
             assert GroupEventKind.FAILED not in hub.happened
 
 
+@pytest.mark.slow
 def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
     """The member continues with a new client and keeps its partitions."""
     work = Work()
@@ -264,6 +265,7 @@ def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest
     assert "no offsets are reported to the coordinator" in caplog.text
 
 
+@pytest.mark.slow
 def test_whatever_goes_wrong_in_its_thread_a_member_goes_on(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     """After any error in its thread the member continues with a new client, and logs the error."""
     work = Work()

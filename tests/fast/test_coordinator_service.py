@@ -451,6 +451,7 @@ def turns(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, count: i
         clock.now_ms += 500
 
 
+@pytest.mark.slow
 def test_a_group_that_goes_wrong_disturbs_no_other(
     coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -748,6 +749,7 @@ class BusyReader:
         return [ReceivedRecord(1, offset, b"", None, 0)]
 
 
+@pytest.mark.slow
 def test_reading_up_to_an_end_does_not_wait_for_ever_beside_a_busy_partition() -> None:
     """Records of a partition after its end are no progress, so the reading times out."""
     with pytest.raises(UnavailableError, match=r"not read to their ends: nothing arrived within 0.2 s"):

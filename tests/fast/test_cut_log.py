@@ -142,6 +142,9 @@ CUTS: dict[str, Cut] = {
     "gone": lambda site: site.broker.delete(),
 }
 
+QUICK_CUTS = ("1 lost, 1 in its place", "overtaken", "re-created")
+"""Those that are part of `make test-fast`; all others are slow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -240,7 +243,9 @@ def from_a_snapshot(settings: GroupSettings) -> Site:
     return site
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    "cut", [pytest.param(cut, marks=[] if cut in QUICK_CUTS else pytest.mark.slow) for cut in CUTS]
+)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("begin", [from_the_start, pytest.param(from_a_snapshot, marks=pytest.mark.thorough)])
 def test_a_log_that_is_cut_at_any_moment_of_a_step(

@@ -177,6 +177,7 @@ def failure(result: dg.ExecuteInProcessResult) -> dg.DagsterEvent:
     return event
 
 
+@pytest.mark.slow
 def test_a_group_is_paused_and_resumed_from_the_launchpad(stand: Stand) -> None:
     """The metadata show the state before and after, for each coordination partition."""
     before_s = int(time.time())
@@ -467,6 +468,7 @@ def test_offsets_that_kafka_does_not_take_are_a_warning(stand: Stand) -> None:
     assert "READ is missing" in stand.lines(result)
 
 
+@pytest.mark.slow
 def test_first_positions_are_adopted_from_the_launchpad(stand: Stand) -> None:
     """Positions are imported where the group has none.
 
@@ -614,6 +616,7 @@ def test_a_range_that_is_not_done_in_time_fails_the_run(stand: Stand) -> None:
     assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
 
 
+@pytest.mark.slow
 def test_exhausted_plans_are_tried_again_from_the_launchpad(stand: Stand) -> None:
     """The plans end and the positions do not change; a run without an exhausted plan fails."""
     owner = stand.site.owner_of(0, 1, at=50)
@@ -649,6 +652,7 @@ def test_what_the_dead_hold_is_revoked_from_the_launchpad(stand: Stand) -> None:
     assert stand.intervals[-1] == HI_MS
 
 
+@pytest.mark.slow
 def test_a_dry_run_without_an_owner_shows_all_claims(stand: Stand) -> None:
     """The launchpad of a revocation opens with such a dry run, so that the operator finds the owner."""
     owners = [stand.site.owner_of(number, at=50).member.instance for number in (0, 1)]
@@ -724,6 +728,7 @@ def test_a_topic_that_cannot_be_is_refused(stand: Stand, name: str, config: dict
     assert stand.intervals == []
 
 
+@pytest.mark.slow
 def test_only_what_writes_needs_the_right_to(stand: Stand) -> None:
     """A dry run needs no authorization; the same job checks it first if it writes."""
     assert stand.run("pause_group", duration="1h", dry_run=True).success
@@ -753,6 +758,7 @@ def test_a_group_without_settings_gets_the_claimers_before_its_positions_are_set
     assert {world.groups[GROUP].settings for world in empty.site.world().partitions.values()} == {SETTINGS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config"),
     [
@@ -783,6 +789,7 @@ def test_positions_of_a_go_group_are_set_by_records_that_go_knows(empty: Stand, 
     assert empty.topics.committed == {0: 30}
 
 
+@pytest.mark.slow
 def test_a_group_is_given_its_claimers_settings(stand: Stand) -> None:
     """The settings change during a pause.
 

@@ -71,6 +71,7 @@ def test_after_good_runs_all_pass(shop: Shop) -> None:
     assert failed(shop) == {}
 
 
+@pytest.mark.slow
 def test_what_a_dead_member_left_is_told(shop: Shop) -> None:
     """Claims of a dead member are listed by partition; a live claim is no problem."""
     shop.run()
@@ -91,6 +92,7 @@ def _exhaust(scene: Scene, stand: Stand) -> None:
             _ = 1 / 0
 
 
+@pytest.mark.slow
 def test_exhausted_plans_fail_their_check_by_the_run_itself_and_by_hand(shop: Shop) -> None:
     """A run that finds only exhausted plans fails before its checks start.
 
@@ -159,6 +161,7 @@ def test_the_checks_of_an_op_belong_to_the_asset_of_its_batches() -> None:
         assert build_claim_checks(op).check_keys == {dg.AssetCheckKey(dg.AssetKey(key), name) for name in names}
 
 
+@pytest.mark.slow
 def test_too_much_lag_is_told(shop: Shop) -> None:
     """The check fails above the limit, not at the limit."""
     shop.run(partitions="0")
@@ -166,6 +169,7 @@ def test_too_much_lag_is_told(shop: Shop) -> None:
     assert failed(shop, max_lag=19) == {"lag": "20 offsets are unread; 19 are allowed"}
 
 
+@pytest.mark.slow
 def test_what_nobody_recorded_is_told(shop: Shop) -> None:
     """Another member processed offsets between two runs, and no run recorded them."""
     scene = shop.stand.scene
@@ -182,6 +186,7 @@ def test_what_nobody_recorded_is_told(shop: Shop) -> None:
     assert found["gaps"].severity is dg.AssetCheckSeverity.WARN
 
 
+@pytest.mark.slow
 def test_what_others_still_work_on_is_no_gap(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a group with range claims, later ranges may be done first.
 
@@ -212,6 +217,7 @@ def test_what_others_still_work_on_is_no_gap(shop: Shop, monkeypatch: pytest.Mon
     assert failed(shop, max_lag=100) == {"gaps": "4 offsets in 1 ranges: no recorded batch has these offsets"}
 
 
+@pytest.mark.slow
 def test_what_retention_deleted_unread_is_told(shop: Shop) -> None:
     """The check reports the deleted offsets at once, before the next run."""
     shop.run(max_records=6, max_batches=1)
@@ -219,6 +225,7 @@ def test_what_retention_deleted_unread_is_told(shop: Shop) -> None:
     assert failed(shop, max_lag=100) == {"gaps": "6 offsets in 1 ranges: retention deleted them before they were read"}
 
 
+@pytest.mark.slow
 def test_a_position_set_back_is_told(shop: Shop) -> None:
     """A position that was set back is a new generation, so nothing is a double commit; one set forward leaves a gap."""
     scene = shop.stand.scene
@@ -245,6 +252,7 @@ def _record(shop: Shop, generation: int, start: int, end: int) -> None:
     shop.instance.report_runless_asset_event(dg.AssetMaterialization(shop.key, metadata=metadata))
 
 
+@pytest.mark.slow
 def test_a_log_that_knows_the_group_no_more_is_no_rewind(shop: Shop) -> None:
     """In a new log the generation starts at a lower number; only offsets that are read again are reported."""
     _record(shop, 57, 0, 6)
@@ -274,6 +282,7 @@ def test_a_double_commit_is_an_error(shop: Shop) -> None:
     assert failed(shop, max_lag=100, last=3) == {}
 
 
+@pytest.mark.slow
 def test_what_was_done_of_another_topic_before_is_passed_over(stand: Stand, own_instance: dg.DagsterInstance) -> None:
     """Records of a topic that the asset used before are ignored."""
     stand.mode, stand.process, stand.instance = AT_LEAST_ONCE, lambda *_: None, own_instance
@@ -284,6 +293,7 @@ def test_what_was_done_of_another_topic_before_is_passed_over(stand: Stand, own_
     assert failed(now) == {}
 
 
+@pytest.mark.slow
 def test_what_was_perhaps_committed_may_be_committed_by_another(shop: Shop) -> None:
     """An at-most-once run reports a range as possibly dropped if it cannot learn whether its commit was written.
 
@@ -305,6 +315,7 @@ def test_what_was_perhaps_committed_may_be_committed_by_another(shop: Shop) -> N
     assert failed(shop, max_lag=100) == {}
 
 
+@pytest.mark.slow
 def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
     """A failed check that only warns does not stop downstream assets."""
     shop.run(partitions="0", max_records=3, max_batches=1)
@@ -326,6 +337,7 @@ def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
     assert not ran(blocking=["gaps"])
 
 
+@pytest.mark.slow
 def test_checks_go_with_a_prefix_that_dagster_adds_to_keys(shop: Shop) -> None:
     """The prefix applies to the asset and its checks."""
     module = ModuleType("sales")
@@ -384,6 +396,7 @@ def test_ranges_that_follow_on_one_another_are_well_in_any_order(ends: list[int]
     assert gaps(ranges) == rewinds(ranges) == double_commits(ranges) == []
 
 
+@pytest.mark.slow
 @given(cuts.filter(lambda ends: len(ends) > 2), st.data())
 def test_one_left_out_is_a_gap_and_one_twice_is_double(ends: list[int], data: Any) -> None:  # noqa: ANN401 - a type of hypothesis
     """The checks report exactly the range that is missing or recorded twice."""

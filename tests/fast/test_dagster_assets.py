@@ -167,6 +167,7 @@ def test_each_batch_is_one_materialization(shop: Shop) -> None:
     assert sorted(shop.stand.scene.sink.counts().values()) == [1] * 30
 
 
+@pytest.mark.slow
 def test_with_nothing_to_do_nothing_is_materialized(shop: Shop) -> None:
     """The run succeeds and downstream assets are skipped; an observation of the asset shows why."""
     assert shop.run().success
@@ -225,6 +226,7 @@ def test_a_batch_is_recorded_also_when_the_next_cannot_be_claimed(shop: Shop, mo
     assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [12]
 
 
+@pytest.mark.slow
 def test_a_batch_is_recorded_also_when_the_run_cannot_be_tagged_behind_it(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +301,7 @@ def test_an_interrupt_stays_one_though_dagsters_storage_fails(
     assert (failure.error_source.value, failure.error.cls_name) == ("INTERRUPT", "KeyboardInterrupt")
 
 
+@pytest.mark.slow
 def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterInstance) -> None:
     """The translator sets keys, group and owners, and the key of the topic on which the asset depends."""
     stand.instance = own_instance
@@ -312,6 +315,7 @@ def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterIn
     assert shop.observe()[None]["lag"] == 0
 
 
+@pytest.mark.slow
 def test_a_prefix_that_dagster_adds_to_keys_is_kept_to(shop: Shop) -> None:
     """Both assets are recorded under the keys that they have in the deployment."""
     module = ModuleType("sales")
@@ -332,6 +336,7 @@ def test_a_prefix_that_dagster_adds_to_keys_is_kept_to(shop: Shop) -> None:
     assert record.asset_observation is not None
 
 
+@pytest.mark.slow
 def test_each_kafka_partition_may_be_a_dagster_partition(stand: Stand, own_instance: dg.DagsterInstance) -> None:
     """A run claims only its own partition, and materializes that one."""
     stand.instance = own_instance
@@ -432,6 +437,7 @@ def test_a_function_needs_no_docstring() -> None:
 # The topic
 
 
+@pytest.mark.slow
 def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
     """An observation has the lag, the end offsets, and how fast the topic grew since the last observation."""
     first = shop.observe()[None]
@@ -444,6 +450,7 @@ def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
     assert second["offsets_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_a_topic_made_anew_is_unread_wherever_the_group_stood_before(shop: Shop) -> None:
     """Members claim nothing in the new topic until an operator sets the position."""
     shop.run()
@@ -552,6 +559,7 @@ def test_new_messages_start_the_partitions_that_have_them(
     assert "3" in automation.asked()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_partition", [False, True])
 def test_a_tick_that_finds_nothing_new_tells_nothing(
     stand: Stand, own_instance: dg.DagsterInstance, *, per_partition: bool
@@ -571,6 +579,7 @@ def test_a_tick_that_finds_nothing_new_tells_nothing(
     assert event.metadata["lag"].value == 0
 
 
+@pytest.mark.slow
 def test_a_run_of_one_partition_observes_that_one(stand: Stand, own_instance: dg.DagsterInstance) -> None:
     """Otherwise a backfill of a thousand partitions would make a million observations.
 

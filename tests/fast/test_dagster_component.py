@@ -118,6 +118,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_each_option_reaches_the_asset(executed: Executed) -> None:
     """What is set in YAML is what the run of the asset, its resources and Dagster get."""
     found = built(
@@ -231,6 +232,7 @@ def test_the_translation_changes_how_assets_appear() -> None:
     assert node.kinds == {"kafka", "spark"}
 
 
+@pytest.mark.slow
 def test_each_topic_of_a_list_has_an_asset(executed: Executed, tmp_path: Path) -> None:
     """They share function and resources; each has its own job, sensors and output."""
     found = built(

@@ -31,6 +31,7 @@ def test_importing_the_package_alone_brings_nothing_heavy() -> None:
     assert _loaded_by("import marshal_dagster") == set()
 
 
+@pytest.mark.slow
 def test_a_process_that_only_claims_never_imports_dagster() -> None:
     """Code that only claims batches needs no Dagster, and no Spark until it uses a session."""
     assert _loaded_by("from marshal_dagster import BatchSession, BatchRequest, FileSink") == set()

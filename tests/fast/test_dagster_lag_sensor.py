@@ -476,6 +476,7 @@ def test_ranges_that_are_done_ahead_or_worn_out_are_not_unread(watch: Watch) -> 
     assert (first.start, first.records) == (0, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deleted", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
 def test_deleted_runs_bring_no_key_back(watch: Watch, deleted: list[int]) -> None:
     """Dagster deletes old runs, and never starts a run with the run key of a run that it still has."""

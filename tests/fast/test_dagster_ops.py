@@ -299,6 +299,7 @@ def test_a_limit_in_bytes_is_one_in_offsets(
     assert [each.metadata["offsets"].value for each in stand.materializations(result)] == offsets
 
 
+@pytest.mark.slow
 def test_what_retention_deleted_is_told_with_its_range(stand: Stand) -> None:
     """An at-least-once run continues after deleted offsets, and reports which offsets were not read."""
     stand.mode, stand.process = AT_LEAST_ONCE, lambda *_: None
@@ -359,6 +360,7 @@ def test_run_config_limits_what_is_taken(stand: Stand) -> None:
     assert [stand.scene.key(n).offset for n in range(3)] == [0, 3, 0]
 
 
+@pytest.mark.slow
 def test_partitions_in_the_run_config_have_the_form_of_the_admin_jobs(stand: Stand) -> None:
     """Numbers and ranges of numbers are accepted; what names no partitions fails the run with that text."""
     stand.run(ClaimedBatchConfig(partitions="0,2-2", max_batches=2))
@@ -383,6 +385,7 @@ def test_an_op_reads_in_as_many_tasks_as_it_is_told(stand: Stand, monkeypatch: p
         stand.job(min_partitions=0)
 
 
+@pytest.mark.slow
 def test_progress_is_logged_while_spark_works(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the function works, the run logs Spark's progress; an unchanged state is not logged again."""
     told = threading.Event()
@@ -673,6 +676,7 @@ def _range_attempts(stand: Stand, partitions: int = 4) -> list[list[int]]:
     return [[range_.attempts for range_ in key.ranges if range_.phase is Phase.PLANNED] for key in keys]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(DeliveryMode))
 def test_the_record_that_fails_is_in_the_runs_error(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, mode: DeliveryMode
@@ -698,6 +702,7 @@ def test_the_record_that_fails_is_in_the_runs_error(
         assert "FailingRecordError: offset 0 fails: division by zero" in errors[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_one_message_is_skipped_by_the_steps_of_the_docs(stand: Stand, mode: DeliveryMode) -> None:
     """The steps of docs/operate/reprocess.md: end the plan, process what precedes the message, and pass over it."""
@@ -719,6 +724,7 @@ def test_one_message_is_skipped_by_the_steps_of_the_docs(stand: Stand, mode: Del
         assert stand.scene.sink.counts() == rows
 
 
+@pytest.mark.slow
 def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:
     """With `retry_exhausted`, the run carries out the exhausted plan exactly as it was."""
     _given_up(stand)
@@ -804,6 +810,7 @@ def _fail_at(stand: Stand, *calls: int, error: type[BaseException] = ZeroDivisio
     stand.process = process
 
 
+@pytest.mark.slow
 def test_a_step_that_is_tried_again_gives_what_all_of_its_attempts_did(stand: Stand) -> None:
     """The first attempt processes one batch and fails in the second; the step's output covers all three."""
     _fail_at(stand, 2)
@@ -823,6 +830,7 @@ def test_a_step_that_is_tried_again_gives_what_all_of_its_attempts_did(stand: St
     assert len(cast("dg.TableMetadataValue", metadata["ranges"]).records) == 9
 
 
+@pytest.mark.slow
 def test_what_earlier_attempts_in_a_run_did_counts_for_its_number_of_batches(stand: Stand) -> None:
     """A retry processes only the remaining batches."""
     _fail_at(stand, 2)
@@ -830,6 +838,7 @@ def test_what_earlier_attempts_in_a_run_did_counts_for_its_number_of_batches(sta
     assert len(result.output_for_node("after").batch_ids) == len(stand.materializations(result)) == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_behind_its_last_batch_is_not_given_another(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -862,6 +871,7 @@ def _fail_behind_the_work(stand: Stand, times: int) -> None:
     stand.instance.add_run_tags = fail  # type: ignore[method-assign,assignment]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_idle", ["skip", "fail"])
 def test_a_step_that_failed_behind_its_work_hands_it_on_when_tried_again(
     stand: Stand,
@@ -881,6 +891,7 @@ def test_a_step_that_failed_behind_its_work_hands_it_on_when_tried_again(
     assert len(stand.materializations(result)) == 1
 
 
+@pytest.mark.slow
 def test_a_retry_that_finds_nothing_done_before_says_that_there_is_nothing(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -893,6 +904,7 @@ def test_a_retry_that_finds_nothing_done_before_says_that_there_is_nothing(
     assert stand.tags(result)["marshal/outcome"] == "drained"
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_is_started_anew_gives_what_its_first_one_did(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -968,6 +980,7 @@ def _status(stand: Stand, result: dg.ExecuteInProcessResult) -> dg.DagsterRunSta
 # Failures
 
 
+@pytest.mark.slow
 def test_a_run_that_repeats_a_plan_is_linked_with_the_run_that_left_it(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1060,6 +1073,7 @@ def test_a_pyspark_resource_starts_spark_after_the_claim_if_it_is_lazy(
     assert claimed == [has_claimed]
 
 
+@pytest.mark.slow
 def test_a_lazy_resource_never_starts_spark_if_there_is_nothing_to_read(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1264,6 +1278,7 @@ def test_at_most_once_announces_before_it_commits(stand: Stand) -> None:
     assert rows == [(n, 0, 10) for n in range(3)]
 
 
+@pytest.mark.slow
 def test_a_failing_at_most_once_run_says_what_it_dropped(stand: Stand) -> None:
     """Nothing is repeated after the commit: the run's log names the offsets that were possibly not processed."""
 
@@ -1337,6 +1352,7 @@ def test_a_drop_is_told_when_the_run_goes_on(stand: Stand) -> None:
     assert states == ["committed", "committed", "dropped"]
 
 
+@pytest.mark.slow
 def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
     """A successful at-most-once run reports no drops, nor does one whose session fails to start."""
     stand.mode = AT_MOST_ONCE
@@ -1435,6 +1451,7 @@ def test_a_resource_of_another_kind_is_an_error_that_names_it(stand: Stand) -> N
     assert "resource 'spark' is of type Session; it must be ClaimerResource" in _error(result)
 
 
+@pytest.mark.slow
 def test_what_a_reader_of_the_output_should_know_is_recorded(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink's note about a batch is part of the metadata; a sink without a note adds nothing."""
     assert "output" not in stand.materializations(stand.run(max_records=12, max_batches=1))[0].metadata
@@ -1458,6 +1475,7 @@ def test_a_sink_may_be_made_for_each_run(stand: Stand) -> None:
     assert len(stand.scene.sink.rows) == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "tried"),
     [
@@ -1485,6 +1503,7 @@ def test_an_outage_or_a_mistake_ends_the_run_before_other_parts_lose_an_attempt(
     assert _attempts(stand, 3) == tried
 
 
+@pytest.mark.slow
 def test_parts_count_as_one_batch_and_keep_to_the_time_budget(stand: Stand) -> None:
     """Together, the parts of a batch count as one batch; no part starts after the time budget."""
     good = stand.process
@@ -1523,6 +1542,7 @@ def test_a_partition_that_the_sink_refuses_keeps_no_other_from_being_done(
     assert f"{TOPIC}/2 [0, 10) of group '{GROUP}' was tried 6 times" in _error(stand.run())
 
 
+@pytest.mark.slow
 def test_parts_that_are_not_tried_count_as_no_batch(stand: Stand) -> None:
     """In a paused group, a run for one batch ends as paused, not as if it had processed a batch."""
     stand.process = _fail

@@ -261,6 +261,7 @@ def defaults_of_launchpad(job: dg.JobDefinition) -> Any:  # noqa: ANN401 - any Y
     return yaml.safe_load(default_values_yaml_from_type_snap(schema, root))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("connection", "password"),
     [(_connection(), None), (_connection(**SASL, password=dg.EnvVar("KAFKA_PASSWORD")), CANARY)],
@@ -297,6 +298,7 @@ class _Session(dg.ConfigurableResource):  # type: ignore[type-arg] # it is its o
     path: str = "/"
 
 
+@pytest.mark.slow
 def test_any_resource_can_stay_out_of_the_launchpad() -> None:
     """The settings of the code apply, and the page of the resource shows them."""
     seen = []
@@ -466,6 +468,7 @@ def test_an_announcement_that_is_not_stored_stops_the_batch(monkeypatch: pytest.
         work.execute_in_process()
 
 
+@pytest.mark.slow
 def test_an_announcement_is_read_back_without_all_that_were_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last batch of a run with thousands takes no longer than the first; events of other steps are skipped."""
     read = 0

@@ -487,6 +487,7 @@ def test_a_run_that_did_not_take_it_is_followed_by_another(watch: Watch, outcome
     assert "no more runs after 3 runs" in watch.skipped()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outcome", ["paused", "held"])
 def test_a_run_that_could_not_try_wears_nothing_out(watch: Watch, outcome: str) -> None:
     """A run that found the group paused, or the owner live, has not failed: the sensor's clock may be wrong."""
@@ -582,6 +583,7 @@ def test_the_pause_has_a_limit() -> None:
     assert [retry_backoff_s(30, times) for times in (1, 2, 3, 8, 5_000)] == [30, 60, 120, 3_600, 3_600]
 
 
+@pytest.mark.slow
 def test_what_is_given_up_fails_a_check_once_and_passes_it_when_it_is_mended(watch: Watch) -> None:
     """The check is evaluated when its state changes, not at every tick; it shows partition, offset and last run."""
     (first,) = _checks(watch.tick())
@@ -627,6 +629,7 @@ def _run_check(
     return evaluation
 
 
+@pytest.mark.slow
 def test_planned_checks_do_not_hide_what_the_sensor_said(watch: Watch) -> None:
     """Dagster plans a check in each run that selects it, also if a step before it fails or is skipped."""
     _wear_out(watch)
@@ -640,6 +643,7 @@ def test_planned_checks_do_not_hide_what_the_sensor_said(watch: Watch) -> None:
     assert not _run_check(watch.instance).passed
 
 
+@pytest.mark.slow
 def test_the_check_that_a_user_defines_repeats_what_the_sensor_said(watch: Watch) -> None:
     """A check that is run by hand has the sensor's last result, so that Dagster shows it."""
     assert _run_check(watch.instance).passed, "the sensor has not evaluated the check yet"
@@ -668,6 +672,7 @@ class Renamed(DagsterMarshalTranslator):
         return super().get_topic_spec(topic).replace_attributes(key=["events", topic])
 
 
+@pytest.mark.slow
 def test_the_check_belongs_to_the_asset_that_a_translator_makes_of_the_topic(watch: Watch) -> None:
     """A result that was reported under another key is reported again under the new one."""
     _wear_out(watch)
@@ -689,6 +694,7 @@ def test_groups_whose_names_differ_in_dots_and_dashes_have_checks_of_their_own()
     dg.Definitions.validate_loadable(dg.Definitions(asset_checks=checks))
 
 
+@pytest.mark.slow
 def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> None:
     """The hook gets new places with the runs that failed; places of earlier calls count only in the total."""
     report: list[ExhaustedPlans] = []
@@ -1022,6 +1028,7 @@ def test_what_the_other_sensor_told_is_not_told_again(watch: Watch, dead_runs: D
     assert isinstance(again, dg.SkipReason)
 
 
+@pytest.mark.slow
 def test_what_announced_runs_there_are_is_read_bit_by_bit(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick reads and evaluates a limited number; the cursor has the place, so no run is missed."""
     monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.OBSERVATIONS_A_TICK", 4)
@@ -1185,6 +1192,7 @@ def test_all_runs_that_are_over_are_freed_at_once(watch: Watch, dead_runs: DeadR
     assert RefusingLog.appended == 1
 
 
+@pytest.mark.slow
 def test_what_others_held_that_cannot_be_revoked_does_not_hide_the_rest(
     watch: Watch, dead_runs: DeadRunWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

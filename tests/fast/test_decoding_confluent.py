@@ -29,6 +29,7 @@ def schemas(registry: Registry, **settings: Any) -> ConfluentSchemas:  # noqa: A
     return ConfluentSchemas(SchemaRegistryClient({"url": registry.url, "max.retries": 0, **settings}))
 
 
+@pytest.mark.slow
 def test_schemas_are_those_of_our_own_client(registry: Registry) -> None:
     """Both clients give the same schemas of each language, with references. A schema is requested once."""
     part = registry.register("part", AVRO)

@@ -135,6 +135,7 @@ def test_an_answer_that_is_cut_or_no_http_is_an_error(answered: bytes) -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_byte_by_byte_is_not_waited_for() -> None:
     """The timeout applies to the whole request."""
     with socket.create_server(("127.0.0.1", 0)) as server:

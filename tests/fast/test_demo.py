@@ -11,6 +11,7 @@ from demo import deployment
 from marshal_dagster.kafka.connection import KafkaConnection
 
 
+@pytest.mark.slow
 def test_dagsters_databases_are_there_before_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one process creates a database, it has one version; several at the same time may create two or none."""
     monkeypatch.setattr(deployment, "Topics", lambda _: nullcontext(MagicMock()))

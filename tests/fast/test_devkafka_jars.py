@@ -206,12 +206,14 @@ def test_a_jar_cut_short_is_not_whole(ivy: FakeIvy) -> None:
     assert not kafka_folder().exists()
 
 
+@pytest.mark.slow
 def test_a_fetch_that_hangs_ends_at_its_time_out(ivy: FakeIvy) -> None:
     """A download that does not end is stopped, and the message shows the timeout."""
     ivy.does("exec sleep 60")
     assert "took more than 0.3 s" in failure(ivy, timeout_s=0.3)
 
 
+@pytest.mark.slow
 def test_many_at_once_fetch_once(ivy: FakeIvy) -> None:
     """Simultaneous calls wait for the one that downloads, in this process and in others."""
     ivy.does("sleep 0.3" + ivy.fetching())
@@ -248,6 +250,7 @@ def test_without_pyspark_the_missing_ivy_is_said(ivy: FakeIvy, monkeypatch: pyte
         ensure_jars(ivy.java)
 
 
+@pytest.mark.slow
 def test_looking_for_ivy_does_not_import_pyspark() -> None:
     """PySpark's folder is found without an import."""
     program = (

@@ -124,6 +124,7 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_what_is_in_the_results_is_not_run_again(tmp_path: Path) -> None:
     """Only rows of the same commit count; rows of other commits are kept."""
     results, world = tmp_path / "folder" / "results.jsonl", World()

@@ -647,6 +647,7 @@ async def _link_states() -> None:
         server.close()
 
 
+@pytest.mark.slow
 def test_a_link_fails_in_each_way() -> None:
     """A link passes bytes, holds them in one direction, delivers them late, or loses them with their connection.
 

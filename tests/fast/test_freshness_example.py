@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 import dagster as dg
+import pytest
 
 from tests.conditions import WITHIN_S
 from tests.fast.test_dagster_assets import Shop, own_instance, shop
@@ -27,6 +28,7 @@ def is_up_to_date(shop: Shop, within_s: float) -> tuple[bool, str]:
     return found.passed, str(found.metadata["newest"].value)
 
 
+@pytest.mark.slow
 def test_a_drained_topic_is_fresh(shop: Shop) -> None:
     """A batch counts, and so does a run that finds nothing new, even if there is no recent batch."""
     assert is_up_to_date(shop, WITHIN_S) == (False, "no run")
@@ -38,6 +40,7 @@ def test_a_drained_topic_is_fresh(shop: Shop) -> None:
         assert is_up_to_date(shop, WITHIN_S) == (True, "drained")
 
 
+@pytest.mark.slow
 def test_a_paused_group_is_not_fresh(shop: Shop) -> None:
     """Runs that may not process anything do not count."""
     shop.stand.scene.pause()

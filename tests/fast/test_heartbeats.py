@@ -278,6 +278,7 @@ def running() -> Running:
     return Running()
 
 
+@pytest.mark.slow
 def test_threads_keep_a_claim_alive(running: Running) -> None:
     """The claim outlives its lease many times while the block runs."""
     with Heartbeats(running.member, ignore) as heartbeats:
@@ -359,6 +360,7 @@ def test_the_work_ends_before_a_line_is_logged(running: Running, how: str) -> No
     assert all(reported_first)
 
 
+@pytest.mark.slow
 def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat(running: Running) -> None:
     """Dagster's storage may hang longer than the lease; as the broker works, the claim is kept."""
     answered = threading.Event()

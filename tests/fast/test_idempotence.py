@@ -35,12 +35,14 @@ def lags_left(offered: dict[int, tuple[int, int]], ends: dict[int, int]) -> dict
 # Plans
 
 
+@pytest.mark.slow
 @given(available)
 def test_without_a_limit_plans_go_to_the_end(offered: dict[int, tuple[int, int]]) -> None:
     """Every partition with unread offsets has a plan to its end; the others have no plan."""
     assert plan_ends(offered, None) == {n: end for n, (start, end) in offered.items() if end > start}
 
 
+@pytest.mark.slow
 @given(available, st.integers(0, 4_000))
 @example({0: (0, 5), 1: (0, 5)}, 0)
 @example({0: (0, 5), 1: (0, 5), 2: (0, 5)}, 1)
@@ -52,6 +54,7 @@ def test_the_limit_is_used_up_and_never_passed(offered: dict[int, tuple[int, int
     assert all(offered[n][0] < end <= offered[n][1] for n, end in ends.items())
 
 
+@pytest.mark.slow
 @given(available, st.integers(0, 4_000))
 def test_the_largest_lags_are_levelled(offered: dict[int, tuple[int, int]], most: int) -> None:
     """A partition gets no offset while another one has at least two unread offsets more."""
@@ -61,6 +64,7 @@ def test_the_largest_lags_are_levelled(offered: dict[int, tuple[int, int]], most
     assert all(left[n] >= max(left.values()) - 1 for n in ends)
 
 
+@pytest.mark.slow
 @given(available, st.integers(0, 4_000))
 def test_plans_do_not_depend_on_the_order(offered: dict[int, tuple[int, int]], most: int) -> None:
     """The order of the partitions does not change their plans."""
@@ -303,6 +307,7 @@ some_ranges = st.tuples(st.integers(0, 30), st.integers(0, 6), st.integers(20, 2
 )
 
 
+@pytest.mark.slow
 @given(st.integers(0, 12), st.lists(some_ranges, max_size=40))
 def test_ranges_in_any_order_are_judged_as_by_a_set_of_offsets(in_order: int, wanted: list[ClaimedRange]) -> None:
     """Any ranges, with replays and new generations, after a prefix that may have been written in order."""
@@ -320,6 +325,7 @@ def test_ranges_in_any_order_are_judged_as_by_a_set_of_offsets(in_order: int, wa
             held.add(each)
 
 
+@pytest.mark.slow
 @given(st.sets(st.integers(1, 60), max_size=12), st.randoms(use_true_random=False), st.data())
 def test_planned_ranges_are_taken_once_in_any_order(cuts: set[int], dice: Any, data: st.DataObject) -> None:  # noqa: ANN401
     """Adjacent plans, delivered several times by any owners, are each taken once; none is refused."""

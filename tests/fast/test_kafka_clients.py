@@ -265,6 +265,7 @@ class Counting(ElectingClient):
         return [TopicPartition(place.topic, place.partition, place.partition) for place in wanted]
 
 
+@pytest.mark.slow
 def test_many_partitions_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries for many partitions are split. The client library needs quadratic time: 10,000 at once took seconds."""
     client = Counting()
@@ -294,6 +295,7 @@ def test_offsets_that_are_not_known_yet_are_asked_for_again(
         assert asked.offsets("orders", [0]) == {0: OffsetBounds(3, 68)}
 
 
+@pytest.mark.slow
 def test_offsets_that_are_never_known_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """An offset that stays unknown raises an error, so the caller does not see an empty or truncated log."""
     with (

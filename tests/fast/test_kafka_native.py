@@ -125,6 +125,7 @@ def test_leaders_that_come_and_go_end_no_process() -> None:
     assert lines == ["over"]
 
 
+@pytest.mark.slow
 def test_a_leader_that_knows_no_topic_does_not_make_it_missing() -> None:
     """If a leader does not know the topic, the metadata decides. Leaders also report this while a broker stops."""
     (line,) = run("""

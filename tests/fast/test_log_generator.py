@@ -200,6 +200,7 @@ def shows(module: dict[str, Any], read: list[tuple[Case, Trace]]) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_key_may_be_full() -> None:
     """The log fills a key with 256 ranges, and the library's reader agrees with it."""
     assert agrees(LibraryReader(1, 60_000, "native"), crowd())
@@ -261,6 +262,7 @@ def test_every_verdict_of_every_range_record_comes_up() -> None:
         assert seen[kind, "refused"] >= 40, kind
 
 
+@pytest.mark.slow
 def test_edges_of_a_lease_are_hit() -> None:
     """Many claims are written in the last millisecond of another lease, or one millisecond before or after it."""
     seen: Counter[int] = Counter()

@@ -722,6 +722,7 @@ def test_a_topic_that_goes_while_a_batch_is_published_is_left_out_of_it() -> Non
     assert ports.calls[2:] == [("publish", [1, 2]), ("publisher begins",), ("turn", [], [], 0), ("publish", [2])]
 
 
+@pytest.mark.slow
 def test_nothing_is_published_twice_however_two_sessions_meet_that_begin_anew() -> None:
     """Two sessions, interleaved in all ways, publish no row twice, although the older one is refused and restarts."""
     published = {meeting(places) for places in combinations_with_replacement(range(10), 4)}

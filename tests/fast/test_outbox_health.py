@@ -122,6 +122,7 @@ def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester, monkey
             server.__exit__(None, None, None)
 
 
+@pytest.mark.slow
 def test_an_address_in_use_is_an_error_that_names_it(harvester: Harvester) -> None:
     """An address that another process uses raises an error that names it. It is free again after the server ends."""
     with HealthServer(harvester.health) as first:
@@ -263,6 +264,7 @@ def test_one_failure_is_one_warning(harvester: Harvester, caplog: pytest.LogCapt
     assert (caplog.text.count("away"), harvester.failing_s >= 7) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_pause_ends_when_a_signal_stops_the_harvester(harvester: Harvester) -> None:
     """A signal handler runs in the thread that pauses, and must still be able to end the pause."""
     before = signal.signal(signal.SIGUSR1, lambda *_: harvester.stop())

@@ -83,6 +83,7 @@ def test_what_is_broken_is_caught_shrunk_and_shown(
     assert str(result.violations[0]) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that hangs is aborted and reported with its seed."""
 

@@ -88,6 +88,7 @@ def test_a_value_that_would_become_another_one_is_refused(form: BinaryForm, valu
         rendered(form, [value], kind)
 
 
+@pytest.mark.slow
 def test_large_rows_are_rendered_in_several_parts() -> None:
     """Each part has at least one row."""
     text = "x" * (40 * 1024 * 1024)

@@ -80,6 +80,7 @@ def test_stop_ends_in_order_first(spawn: Callable[[str], ProcessMark], tmp_path:
     assert console.read_text(encoding="utf-8").endswith("bye\n")
 
 
+@pytest.mark.slow
 def test_stop_kills_what_does_not_heed(spawn: Callable[[str], ProcessMark], tmp_path: Path) -> None:
     """A process that ignores SIGTERM is killed at the deadline."""
     mark = spawn("trap '' TERM; echo ready; while :; do sleep 0.02; done")

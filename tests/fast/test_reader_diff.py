@@ -220,6 +220,7 @@ def test_a_known_owners_heartbeats_are_still_looked_at() -> None:
     assert by_many.summary() == plain.summary()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", ["5", "05"], ids=["refused", "invalid"])
 def test_refused_and_invalid_records_do_not_grow_a_reader(tail: str) -> None:
     """The reader's memory stays bounded, however many different records there are."""

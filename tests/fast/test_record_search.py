@@ -44,6 +44,7 @@ OFFSETS = st.dictionaries(st.integers(0, 6), st.tuples(st.integers(0, 50), st.in
 )
 
 
+@pytest.mark.slow
 @given(OFFSETS, st.data())
 def test_a_record_that_fails_is_found(offsets: Offsets, data: st.DataObject) -> None:
     """One of the failing records is found. The number of tries is logarithmic in the number of records."""
@@ -56,6 +57,7 @@ def test_a_record_that_fails_is_found(offsets: Offsets, data: st.DataObject) -> 
     assert len(asked) <= 2 + 3 + 6 + 2
 
 
+@pytest.mark.slow
 @given(OFFSETS, st.data())
 def test_what_fails_together_only_is_narrowed_down(offsets: Offsets, data: st.DataObject) -> None:
     """If records fail only together, all of the found part fails and neither of its halves does."""

@@ -103,6 +103,7 @@ def test_rows_ranges_and_positions(instance: dg.DagsterInstance) -> None:
     assert attempt.result.run_id == attempt.run_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", CrashPoint)
 def test_effectively_once_loses_and_repeats_nothing(instance: dg.DagsterInstance, point: CrashPoint) -> None:
     """After a crash at each point, the next run completes the work, and each row is in the sink once."""
@@ -120,6 +121,7 @@ def test_effectively_once_loses_and_repeats_nothing(instance: dg.DagsterInstance
     assert all(message.instance.startswith(second.run_id) for message in records_of(result, ReleasingPartition))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [point for point in CrashPoint if point not in OF_A_SINK])
 def test_at_least_once_repeats(instance: dg.DagsterInstance, point: CrashPoint) -> None:
     """Orders are sent again after a crash between the function and the commit, and never lost."""
@@ -161,6 +163,7 @@ def test_a_crash_in_the_function(instance: dg.DagsterInstance) -> None:
         crash()
 
 
+@pytest.mark.slow
 def test_several_crashes_and_attempts(instance: dg.DagsterInstance) -> None:
     """Each of the first attempts has its crash point; a run after the work is done is idle."""
     points = [CrashPoint.DURING_WRITE, "after_write"]
@@ -178,6 +181,7 @@ def test_a_later_call_continues(instance: dg.DagsterInstance) -> None:
     assert shops_of(later) == [*ORDERS["orders"], "east"]
 
 
+@pytest.mark.slow
 def test_a_crashed_run_of_another_dagster(instance: dg.DagsterInstance) -> None:
     """Claims of a dead run that Dagster does not know are free when the clock has made them stale."""
     kafka = MemoryKafka(ManualClock())
@@ -262,6 +266,7 @@ class FakeSession:
         return LocalFrame(schema.names, tuple(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [None, *CrashPoint])
 def test_a_frame_of_spark(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, point: CrashPoint) -> None:
     """With a session the function gets a frame, although it would take rows, and crashes at the same points."""
@@ -291,6 +296,7 @@ def test_an_annotation_without_spark() -> None:
         run_in_memory(op, ORDERS)
 
 
+@pytest.mark.slow
 def test_a_function_without_a_frame(instance: dg.DagsterInstance) -> None:
     """A function that reads its batch itself can read the topics in memory, and write rows to the sink."""
     kafka = MemoryKafka()
@@ -326,6 +332,7 @@ def test_a_job_with_further_ops(instance: dg.DagsterInstance) -> None:
     assert outcomes[0].offsets == 4
 
 
+@pytest.mark.slow
 def test_ranges_are_claimed(instance: dg.DagsterInstance) -> None:
     """A group that claims ranges crashes and continues, too."""
     asset = shops.replace(ranges=marshal.RangeOptions(size=2))
@@ -335,6 +342,7 @@ def test_ranges_are_claimed(instance: dg.DagsterInstance) -> None:
         assert Counter(shops_of(result)) == Counter(ORDERS["orders"])
 
 
+@pytest.mark.slow
 def test_run_config_and_partitions(instance: dg.DagsterInstance) -> None:
     """Limits of the run config apply, also that of bytes. An asset may have a Dagster partition for each of Kafka's."""
     config = marshal.ClaimedBatchConfig(max_records=1, max_batches=2)
@@ -351,6 +359,7 @@ def test_run_config_and_partitions(instance: dg.DagsterInstance) -> None:
     assert {row["partition"] for row in result.rows} == {1}
 
 
+@pytest.mark.slow
 def test_an_error_of_the_function(instance: dg.DagsterInstance) -> None:
     """The error of a function is raised, or is in Dagster's result."""
     failing = shops.replace(_fails)
@@ -408,6 +417,7 @@ def test_what_cannot_run() -> None:
         run_in_memory(of_others, ORDERS)
 
 
+@pytest.mark.slow
 def test_the_job_of_an_asset(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of a code location runs with its run config, its claimer's group, and the assets that depend on it."""
     seen: list[str] = []
@@ -538,6 +548,7 @@ def test_a_record_without_a_list(records: Any) -> None:  # noqa: ANN401 - a mist
         run_in_memory(shops, {"orders": records})
 
 
+@pytest.mark.slow
 def test_results_are_checked_as_in_production(instance: dg.DagsterInstance) -> None:
     """A function that returns nothing for its sink, or rows without a sink, fails as it would with Spark."""
 
@@ -597,6 +608,7 @@ def test_the_partition_key_is_checked() -> None:
         run_in_memory(shops, ORDERS, partition_key="0")
 
 
+@pytest.mark.slow
 def test_an_asset_with_a_prefix(instance: dg.DagsterInstance) -> None:
     """An asset that Dagster has prefixed keeps its key, so dependent assets wait for it and are skipped with it."""
     below_runs: list[str] = []

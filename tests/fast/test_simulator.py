@@ -174,6 +174,7 @@ def test_every_fault_of_a_scenario_can_be_left_out() -> None:
     assert [one.failing_part for one in alone] == [0.0] * (of.faults - 1) + [of.failing_part]
 
 
+@pytest.mark.slow
 def test_what_is_broken_is_caught_shrunk_and_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch
     assert hanging.run_one(scenario(3)).violations[0].promise == "every seed ends"
 
 
+@pytest.mark.slow
 def test_a_seed_that_was_stopped_for_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only CPU time of the process counts, not time in which it waits."""
     result = SIMULATOR.run_one(scenario(3))

@@ -190,6 +190,7 @@ def everything(output: FileOutput) -> set[str]:
     return {str(path.relative_to(attempts)) for path in attempts.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_nothing_is_ever_overwritten(output: FileOutput) -> None:
     """Over many batches and generations no file is changed: one that is still there is the same as it was."""
     seen: dict[Path, tuple[int, bytes]] = {}
@@ -204,6 +205,7 @@ def test_nothing_is_ever_overwritten(output: FileOutput) -> None:
     assert len(commit_files(output)) == 12
 
 
+@pytest.mark.slow
 def test_checkpoints_stand_for_the_commits_before_them(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new process that reads the newest checkpoint and the later commits has the same view as from all commits."""
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 4)
@@ -483,6 +485,7 @@ def fails_at(here: str, step: str) -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_a_file_system_that_hangs_keeps_no_process_alive() -> None:
     """A call that the JVM never answers does not keep the process alive."""
     script = (

@@ -37,12 +37,14 @@ def target(tmp_path: Path) -> IcebergTarget:
     return IcebergTarget(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ALL_CASES)
 def test_the_sink_conforms(case: Case, target: IcebergTarget) -> None:
     """Each case of the kit passes, also if a writer dies or stalls at any line of the sink."""
     case.check(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", GROUP_CHECKS)
 def test_another_group(check: Callable[[Target], None], target: IcebergTarget) -> None:
     """An output belongs to one group and to those that continue it."""
@@ -172,6 +174,7 @@ def test_a_writer_that_lost_a_part_commits_the_rest(target: IcebergTarget) -> No
     assert {str(path) for path in target.folder.glob("**/*.parquet")} == named
 
 
+@pytest.mark.slow
 def test_positions_outlive_the_snapshots(target: IcebergTarget) -> None:
     """Other commits and an expiry of all snapshots of the sink leave the positions."""
     deliver(target, "a", part(0, 0, 3), part(1, 0, 3))
@@ -185,6 +188,7 @@ def test_positions_outlive_the_snapshots(target: IcebergTarget) -> None:
     assert len(target.found()) == 9
 
 
+@pytest.mark.slow
 def test_after_a_rollback_the_positions_of_its_rows_count(target: IcebergTarget) -> None:
     """The next range does not follow the rows that are left, which is an error. They can be delivered again."""
     deliver(target, "a", part(0, 0, 3))
@@ -199,6 +203,7 @@ def test_after_a_rollback_the_positions_of_its_rows_count(target: IcebergTarget)
     assert target.found() == rows_of("a", part(0, 0, 3)) + rows_of("b", part(0, 3, 9))
 
 
+@pytest.mark.slow
 def test_a_rollback_before_the_first_commit_is_refused(target: IcebergTarget) -> None:
     """Without positions any range would be taken, and rows would be missing without an error."""
     table = target.table()
@@ -250,6 +255,7 @@ def test_tables_that_cannot_be_written_are_refused(target: IcebergTarget, tmp_pa
         target.sink().verdicts([part(0, 3, 6)])
 
 
+@pytest.mark.slow
 def test_a_branch_has_its_own_positions(target: IcebergTarget) -> None:
     """A branch continues after the rows that it began with, and `main` does not see its rows."""
     deliver(target, "a", part(0, 0, 3))

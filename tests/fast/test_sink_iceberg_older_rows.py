@@ -71,6 +71,7 @@ def test_the_sink_conforms(case: Case, target: IcebergTarget) -> None:
     case.check(target)
 
 
+@pytest.mark.slow
 def test_a_file_of_older_rows_only_is_removed_as_a_whole(target: IcebergTarget) -> None:
     """Its statistics show that, so it is not read, and no other file changes."""
     deliver(target, "old", part(0, 0, 4), part(1, 0, 4))
@@ -100,6 +101,7 @@ def test_a_file_with_other_rows_is_written_again(target: IcebergTarget) -> None:
     assert snapshots[-1].summary.operation.value == "overwrite"
 
 
+@pytest.mark.slow
 def test_rows_are_found_after_a_compaction(target: IcebergTarget) -> None:
     """Another engine has written all rows to one file, with rows of other writers."""
     deliver(target, "old", part(0, 0, 6), part(1, 0, 6))
@@ -116,6 +118,7 @@ def test_rows_are_found_after_a_compaction(target: IcebergTarget) -> None:
     assert target.found() == sorted(found + rows_of("new", part(0, 0, 6), part(1, 3, 6)))
 
 
+@pytest.mark.slow
 def test_a_commit_that_was_overtaken_plans_the_replacement_again(target: IcebergTarget) -> None:
     """A compaction before the commit has moved the older rows to another file."""
     deliver(target, "old", part(0, 0, 6))
@@ -157,6 +160,7 @@ def test_a_table_with_equality_deletes_is_refused(target: IcebergTarget, monkeyp
     assert target.found() == rows_of("old", part(0, 0, 8))
 
 
+@pytest.mark.slow
 def test_a_partitioned_and_sorted_table_stays_so(tmp_path: Path) -> None:
     """Rows that are written again are in their partitions and in order."""
     spec = PartitionSpec(PartitionField(2, 1000, parse_transform("bucket[3]"), "bucket"))
@@ -170,6 +174,7 @@ def test_a_partitioned_and_sorted_table_stays_so(tmp_path: Path) -> None:
     assert target.table().scan(row_filter="offset = 17").to_arrow().num_rows == 1
 
 
+@pytest.mark.slow
 def test_rows_without_a_source_are_not_replaced(tmp_path: Path) -> None:
     """They were written before the option was set, so the table does not show whose they are."""
     create_table(tmp_path, SCHEMA)
@@ -185,6 +190,7 @@ def test_rows_without_a_source_are_not_replaced(tmp_path: Path) -> None:
     assert IcebergTarget(tmp_path).sink().can_replace([newer(1, 0, 4)]) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["marshal_source", "offset"])
 def test_rows_of_a_column_that_was_created_again_are_not_replaced(column: str, target: IcebergTarget) -> None:
     """They are null in the new column, so they would not be found."""

@@ -83,6 +83,7 @@ def one_column(folder: Path, kind: i.IcebergType, *, required: bool = False, nam
     return IcebergTarget(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "wanted", "values"), [case[1:] for case in VALUES], ids=[case[0] for case in VALUES])
 def test_values_are_stored_exactly(
     given: t.DataType, wanted: i.IcebergType, values: Sequence[Any], tmp_path: Path
@@ -285,6 +286,7 @@ def partitions(target: IcebergTarget, condition: Any = "true") -> set[tuple[Any,
     return {tuple(file.partition) for file in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transform", "given", "wanted", "values"),
     PARTITIONED,
@@ -411,6 +413,7 @@ def renamed(table: Table) -> None:
         update.update_column("number", i.LongType())
 
 
+@pytest.mark.slow
 def test_a_schema_that_changes_during_a_write(tmp_path: Path) -> None:
     """Files are read by field id, so a renamed column keeps its values, and a new one of that name is null."""
     schema = Schema(i.NestedField(1, "value", i.StringType()), i.NestedField(2, "number", i.IntegerType()))
@@ -443,6 +446,7 @@ def test_a_specification_that_changes_during_a_write(tmp_path: Path) -> None:
     assert partitions(target) == {("a", None), (None, None)}
 
 
+@pytest.mark.slow
 def test_many_files_within_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task closes files if many are open, writes a row group if it holds many rows, and closes a large file."""
     monkeypatch.setattr("marshal_dagster.sinks.iceberg.parquet_files._MOST_OPEN", 2)

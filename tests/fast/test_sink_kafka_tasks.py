@@ -199,6 +199,7 @@ def outcomes(sink: Any, counts: Mapping[Any, int], *tasks: Sequence[pa.RecordBat
 A, B = part(0, 0, 9), part(1, 0, 9)
 
 
+@pytest.mark.slow
 def test_more_rows_than_were_counted_are_refused() -> None:
     """They come after those of another range, or in another task. They would be missing in the output."""
     first, second, late = batch((0, 3, b"")), batch((1, 0, b"")), batch((0, 4, b""))
@@ -274,6 +275,7 @@ def _run_all_of(sink: FencedSink, records: Records, before_commit: Any) -> Any: 
     return _run_all(task, records, 1, before_commit)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_range_that_a_leftover_copy_fences_is_written_once_more() -> None:
     """The rows are out of order, and a copy of the first pass fences the second one. The claims are checked again."""
     records, checks = Records(batch((0, 4, b"")), batch((0, 3, b""))), list[int]()
@@ -284,6 +286,7 @@ def test_a_range_that_a_leftover_copy_fences_is_written_once_more() -> None:
         _run_all_of(FencedSink(2), Records(batch((0, 4, b"")), batch((0, 3, b""))), lambda: None)
 
 
+@pytest.mark.slow
 def test_a_fenced_range_is_not_written_again_without_its_claim_or_after_its_time() -> None:
     """Another run owns it, or it would take as long again."""
 
@@ -315,6 +318,7 @@ def test_a_few_large_rows_make_no_batch_small(largest: int, larger: dict[int, in
     assert records.batch_rows(10_000_000) == rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("is_own", "end"), [(True, 9), (False, 9), (False, 5)])
 def test_a_fenced_task_has_written_its_range_only_if_its_copy_has(is_own: bool, end: int) -> None:
     """A note of another run does not count, whether it has the range or an earlier one."""

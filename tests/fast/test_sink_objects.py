@@ -63,6 +63,7 @@ def test_the_sink_conforms(case: Case, output: ObjectOutput) -> None:
     case.check(OutputTarget(output))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("uri", "header"),
     [
@@ -171,6 +172,7 @@ def test_a_refusal_after_a_request_without_an_answer_proves_nothing(output: Obje
     assert output.rows() == rows_of("a", part(0, 0, 3))
 
 
+@pytest.mark.slow
 def test_of_writers_at_once_one_makes_the_commit(objects: Objects) -> None:
     """All others are informed, also if the store answers some of them with a conflict."""
     uri = f"s3://{BUCKET}/{FOLDER}"
@@ -353,6 +355,7 @@ def test_a_committed_object_that_is_missing(output: ObjectOutput) -> None:
     assert output.sink().check() == [f"commit 1, t/0 [0, 3): file {uri} is missing"]
 
 
+@pytest.mark.slow
 def test_checkpoints(output: ObjectOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints replace the commits before them."""
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 2)

@@ -47,6 +47,7 @@ def table(tmp_path: Path) -> SqliteUpserts:
     return SqliteUpserts(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_any_order", [False, True], ids=["in order", "in any order"])
 @pytest.mark.parametrize("has_versions", [False, True], ids=["by offset", "by version"])
 @pytest.mark.parametrize("seed", range(5))

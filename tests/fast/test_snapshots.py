@@ -74,6 +74,7 @@ def by_partition(log: Iterable[LogRecord]) -> dict[int, LogPart]:
     return parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", [*PROFILES, "steady"])
 @pytest.mark.parametrize("many", [False, True])
 def test_a_snapshot_and_the_rest_of_the_log_are_the_whole_log(profile: Profile, many: bool) -> None:
@@ -527,6 +528,7 @@ WRITTEN = [render(world, TOPIC_ID, f"writer{number}", 400) for number, world in 
 assert min(map(len, WRITTEN)) > 5
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False), st.lists(st.booleans(), min_size=len(WRITTEN), max_size=len(WRITTEN)))
 def test_interleaved_writers_do_not_break_each_other(rng: Random, breaks_off: list[bool]) -> None:
     """However writers interleave, and wherever some stop, the newest complete snapshot is read."""

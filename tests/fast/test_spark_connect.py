@@ -172,6 +172,7 @@ def test_a_client_that_is_too_old_is_one_line(monkeypatch: pytest.MonkeyPatch, t
             call()
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts the connection and never responds, as a stopped one, causes an error with advice."""
     answer, left = threading.Event(), threading.Event()
@@ -306,6 +307,7 @@ class KilledError(BaseException):
     """A stand-in for the end of a process."""
 
 
+@pytest.mark.slow
 def test_another_that_listens_there_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If another process took the port, it receives no token, and the server ends."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -317,6 +319,7 @@ def test_another_that_listens_there_is_no_server(tmp_path: Path, monkeypatch: py
             ConnectServer(tmp_path).start()
 
 
+@pytest.mark.slow
 def test_what_a_server_printed_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next run starts a new server, so the old output is kept. Only this user may read it."""
     monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)

@@ -225,6 +225,7 @@ def test_a_download_that_fails_is_one_line(
     assert not failed.exists()
 
 
+@pytest.mark.slow
 def test_a_download_takes_only_so_long(
     ivy_runs: Callable[[], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

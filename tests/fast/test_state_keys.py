@@ -74,6 +74,7 @@ def records_of_runs() -> Iterator[tuple[int, int, bytes]]:
                 offset += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most_beats", "most_bytes"), [(0, 300), (KEYS, 500)], ids=["without heartbeats", "with them"])
 def test_a_key_needs_little_memory(monkeypatch: pytest.MonkeyPatch, most_beats: int, most_bytes: int) -> None:
     """A million keys need less than 300 MB; only for a limited number of them a heartbeat is remembered too."""
@@ -101,6 +102,7 @@ def test_a_key_needs_little_memory(monkeypatch: pytest.MonkeyPatch, most_beats: 
     assert held_bytes < KEYS * most_bytes
 
 
+@pytest.mark.slow
 def test_keys_without_a_remembered_heartbeat_are_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit changes no state."""
     states = []

@@ -262,6 +262,7 @@ def test_a_claim_that_another_got_first_is_counted(stand: Stand, measured: Measu
     assert measured.values("marshal.records.refused") == {("live_owner", "ClaimingPartition"): 1}
 
 
+@pytest.mark.slow
 def test_a_lease_that_ended_is_counted_as_lost(stand: Stand, measured: Measured) -> None:
     """Work that takes longer than the lease loses all its claims."""
     stand.mode = AT_LEAST_ONCE
@@ -313,6 +314,7 @@ def test_a_flush_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, cap
     assert "could not be exported within 0.05 s" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_opentelemetry_raises_stops_no_run(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -352,6 +354,7 @@ def test_without_opentelemetry_nothing_is_imported(stand: Stand, monkeypatch: py
     assert not any(name.split(".")[0] == "opentelemetry" for name in sys.modules)
 
 
+@pytest.mark.slow
 def test_no_attribute_is_unbounded_or_secret(stand: Stand, measured: Measured) -> None:
     """Except for group and topic, attributes are from a small set. No setting of a connection is among them."""
     stand.run(max_records=12)
@@ -460,6 +463,7 @@ def test_a_record_that_was_not_acknowledged_has_a_line(stand: Stand, caplog: pyt
     assert [(each["outcome"], each["partition"], each["epoch"]) for each in told] == [("unacknowledged", 1, None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("managed", [False, True])
 def test_the_fields_reach_dagsters_json_logger(
     stand: Stand, managed: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -142,6 +142,7 @@ def check_seed(seed: int) -> int:
     return check_against_the_world_state(simulated(seed), World(partitions), TimelineBuilder(World(partitions)))
 
 
+@pytest.mark.slow
 def test_bars_are_what_the_world_state_has_at_every_record_of_simulated_logs() -> None:
     """Each claim's bar begins, ends and is stale where the world state has it so."""
     assert sum(check_seed(seed) for seed in range(8)) > 50
@@ -153,6 +154,7 @@ def test_bars_are_what_the_world_state_has_in_hundreds_of_simulated_logs() -> No
     assert sum(check_seed(seed) for seed in range(8, 308)) > 3_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["mixed", "go", "ranges"])
 @pytest.mark.parametrize("start", [0, 3], ids=["from the beginning", "observed"])
 def test_bars_are_what_the_world_state_has_in_logs_of_all_kinds_of_records(profile: Profile, start: int) -> None:

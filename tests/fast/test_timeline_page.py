@@ -69,6 +69,7 @@ def page() -> str:
     return render_page(timeline(STORY), empty=EMPTY)
 
 
+@pytest.mark.slow
 def test_a_page_names_no_address_from_which_it_would_load_anything(page: str) -> None:
     """Scripts and styles are in the page itself."""
     loads = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)\s*=|@import|url\(\s*['"]?https?:""")
@@ -106,6 +107,7 @@ def test_each_bar_mark_and_pause_has_its_text(page: str) -> None:
     assert set(columns(page)) == set(shown) | {"stale", "labels"}
 
 
+@pytest.mark.slow
 def test_a_line_leads_from_a_lost_range_to_the_claim_that_continues_it() -> None:
     """Without such a range there is no line."""
     first, heir = bar_of("a.1", 0, 5, row=0), bar_of("b.1", 7, 9, row=1)
@@ -149,6 +151,7 @@ def test_the_heading_has_the_group_and_the_time_in_utc(page: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_only_marks_that_the_picture_has_are_in_the_legend() -> None:
     """A picture without pauses explains none."""
     found = render_page(timeline(log((1, f"{CLAIM} a"), (2, f"{BEAT} a 0"))), empty=EMPTY)
@@ -184,12 +187,14 @@ def test_an_empty_picture_is_explained_in_words(records: list[Any], says: str) -
     assert "<script" not in found
 
 
+@pytest.mark.slow
 def test_what_the_reader_of_a_picture_must_know_is_below_it() -> None:
     """A log that lost its beginning."""
     found = render_page(timeline([record(7, 0, spelled(f"{BEAT} a 3"))]), empty=EMPTY)
     assert "<p>The log of coordination partition 0 begins at offset 7." in found
 
 
+@pytest.mark.slow
 def test_a_picture_of_many_lanes_begins_with_the_first_ones() -> None:
     """The others can be reached."""
     builder = TimelineBuilder(World(1), Wanted())

@@ -31,6 +31,7 @@ def test_seconds_are_summed_by_part_file_and_test(tmp_path: Path, capsys: pytest
     assert by_test.splitlines()[3] == "| fast/test_claimer: test_a[1] | 2 | 1 | 15 |"
 
 
+@pytest.mark.slow
 def test_processor_seconds_contain_those_of_processes() -> None:
     """A process counts in the tree while it runs, and afterwards as a child that has ended."""
     tree_before_s, before_s = tree_s(), own_s()

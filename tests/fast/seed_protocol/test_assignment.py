@@ -217,6 +217,7 @@ def step(site: Site, member: Claimer, chosen: random.Random) -> None:
         chosen.choice(acts)()
 
 
+@pytest.mark.slow
 @sentence(NEW, "sentence 2", "If Kafka loses no records, no partition has two consumers")
 def test_consuming_a_new_partition_sentence_2_no_two_believe_that_they_hold_it() -> None:
     """Members come, send heartbeats, are silent and meet failures; two never hold a lease on the same partition."""

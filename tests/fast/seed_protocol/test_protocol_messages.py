@@ -217,6 +217,7 @@ def test_protocol_messages_constant_1b_a_heartbeat_for_each_interval_and_few_mor
     assert 70 <= len(beats_ms(site)) - before <= 100
 
 
+@pytest.mark.slow
 @sentence(SECTION, "constant 1c", "A shorter interval needs more records and finds dead consumers sooner")
 def test_protocol_messages_constant_1c_a_shorter_interval_is_busier_and_recovers_sooner() -> None:
     """Half the interval means twice the heartbeats, and half the time until a silent member is replaced."""
