@@ -1,9 +1,11 @@
 """Settings with which the Spark sessions of tests are quick, and changes of settings for the duration of a test."""
 
+import importlib
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +52,17 @@ def fetched_delta_settings() -> dict[str, str]:
 
     fetch_connector(delta_package())
     return delta_settings()
+
+
+def frames_module() -> Any:  # noqa: ANN401 - a module, which Spark 3.5 and 4 name differently
+    """Return the module with the DataFrame that has a JVM."""
+    name = "pyspark.sql.classic.dataframe" if find_spec("pyspark.sql.classic") else "pyspark.sql.dataframe"
+    return importlib.import_module(name)
+
+
+def show_frames_without_jvm() -> None:
+    """Let a failure report show a DataFrame without its columns, because a blocked JVM never returns them."""
+    frames_module().DataFrame.__repr__ = object.__repr__
 
 
 @contextmanager

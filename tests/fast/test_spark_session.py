@@ -27,6 +27,7 @@ from marshal_dagster.spark.session import (
     spark_settings,
 )
 from marshal_dagster.spark.task_attempts import AttemptSource
+from tests.session_settings import frames_module, show_frames_without_jvm
 
 
 def test_settings_for_one_machine(tmp_path: Path) -> None:
@@ -446,3 +447,14 @@ def test_settings_that_threads_change_at_once_get_their_old_values() -> None:
     with changed_settings(session, {"a": "z"}):
         assert session.settings == {"a": "z", "b": "2"}
     assert session.settings == {"a": "1", "b": "2"}
+
+
+def test_a_report_shows_a_frame_without_its_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pytest's report of a failed test asks nothing of a JVM, which may be blocked."""
+    frames = frames_module()
+    frame = object.__new__(frames.DataFrame)  # it has no JVM
+    with pytest.raises((AttributeError, pyspark.errors.PySparkException)):
+        repr(frame)
+    monkeypatch.setattr(frames.DataFrame, "__repr__", frames.DataFrame.__repr__)  # restores it
+    show_frames_without_jvm()
+    assert "DataFrame object" in repr(frame)

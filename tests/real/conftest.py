@@ -19,7 +19,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import WITHIN_S
 from tests.real.services import ended_services, watched
 from tests.real.spark_fixtures import compiled, database, driver, filled, hdfs, mariadb, postgres, spark  # noqa: F401 - fixtures
-from tests.session_settings import QUICK_PLANS, submit_environment
+from tests.session_settings import QUICK_PLANS, show_frames_without_jvm, submit_environment
 from tests.spark_archive import start_spark_quickly
 
 FOLDER = Path(__file__).parent
@@ -35,13 +35,14 @@ WITH_HDFS = {"test_sink_hadoop.py", "test_takeover_sinks.py"}
 
 
 def pytest_configure() -> None:
-    """Let Spark's JVMs start quickly and interpret plans, and assign each worker its own ports.
+    """Let Spark's JVMs start quickly and interpret plans, reports not ask them, and each worker have its own ports.
 
     The ports of a broker that a worker killed must stay free until it restarts the broker.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         start_spark_quickly()  # workers inherit the environment
         os.environ.update(submit_environment(QUICK_PLANS))
+    show_frames_without_jvm()
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     lowest, highest = ports._LOWEST, ports._highest()
