@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MOST_LANES: Final = 300
 """How many lanes the page shows at first; one can drag to the others."""
+_MOST_LARGE_NAMES: Final = 40
+"""With more lanes their names are smaller, because they would cover each other on a screen of usual height."""
 _BAR_PART: Final = 0.74
 """The part of a lane's height that its bars take."""
 _OUTLINED_PART: Final = 500
@@ -138,6 +140,8 @@ def _set_axes(plot: "Figure", lanes: Sequence[Lane], rows: _Rows) -> None:
         axis.axis_label_text_font_style = "normal"
         axis.axis_line_color = axis.minor_tick_line_color = None
         axis.major_tick_line_color = "#afb8c1"
+    if len(lanes) > _MOST_LARGE_NAMES:
+        plot.yaxis.major_label_text_font_size = "10px"
     plot.xgrid.grid_line_color = "#e4e8ec"
     plot.ygrid.grid_line_color = None
 

@@ -12,6 +12,7 @@ import pytest
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.protocol.world import World
 from marshal_dagster.timeline.builder import TimelineBuilder, Wanted
+from marshal_dagster.timeline.figure import draw
 from marshal_dagster.timeline.members import Members
 from marshal_dagster.timeline.model import Bar, BarEnd, Lane, Span, Timeline
 from marshal_dagster.timeline.page import render_page
@@ -207,6 +208,13 @@ def test_a_picture_of_many_lanes_begins_with_the_first_ones() -> None:
 def claims(*instances: str) -> Timeline:
     """Return a timeline in which each instance claims a partition of its own."""
     return timeline([record(n, n, f"{CLAIM}/1/1/{name}/c/g/ev/{n}") for n, name in enumerate(instances)])
+
+
+@pytest.mark.parametrize(("lanes", "size"), [(40, "13px"), (41, "10px")])
+def test_the_names_of_many_lanes_are_smaller(lanes: int, size: str) -> None:
+    """On a screen of usual height they would cover each other."""
+    found = claims(*(f"r{number}.1" for number in range(lanes)))
+    assert draw(found, Members(found)).yaxis.major_label_text_font_size == size
 
 
 def test_only_the_instances_of_one_run_share_a_fill() -> None:
