@@ -195,15 +195,15 @@ def _write(dsn: str, sizes: Sizes, total: int) -> "tuple[int, array[float]]":
 def _harvest(dsn: str, servers: str, stop: "Event") -> None:
     harvester = Harvester(OutboxTables(Database(dsn)), KafkaConnection(bootstrap_servers=servers))
 
-    def stop_when_told() -> None:
+    def stop_when_reported() -> None:
         stop.wait()
         harvester.stop()
 
-    threading.Thread(target=stop_when_told, daemon=True).start()
+    threading.Thread(target=stop_when_reported, daemon=True).start()
     harvester.run()
 
 
-def _read(servers: str, total: int, told: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
+def _read(servers: str, total: int, reported: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
     """Read new committed records, and put the lowest id and the arrival times, sorted by id, into the queue."""
     consumer = Consumer(
         {
@@ -219,7 +219,7 @@ def _read(servers: str, total: int, told: Any) -> None:  # noqa: ANN401 - a queu
     while not assigned.is_set():
         consumer.poll(0.1)
     consumer.poll(2)
-    told.put("ready")
+    reported.put("ready")
     numbers, came = array("q"), array("d")
     last_s = time.monotonic()
     while len(came) < total and time.monotonic() - last_s < _PATIENCE_S:
@@ -232,7 +232,7 @@ def _read(servers: str, total: int, told: Any) -> None:  # noqa: ANN401 - a queu
             came.append(last_s)
     consumer.close()
     in_order = [came[each] for each in sorted(range(len(came)), key=numbers.__getitem__)]
-    told.put((min(numbers), array("d", in_order)))
+    reported.put((min(numbers), array("d", in_order)))
 
 
 def _wait(condition: Callable[[], bool]) -> None:

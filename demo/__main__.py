@@ -203,7 +203,7 @@ def wait_for_takeover(runs: Runs, logbook: Logbook, kill: Kill) -> dict[str, obj
     last_ms = logbook.last_heartbeat_ms(kill.run_id)
     claimed_ms = max(claim.log_time_ms for claim in claims)
     successor = runs.get(claims[-1].run_id)
-    asked_ms, began_ms = successor.create_timestamp.timestamp() * 1_000, (successor.start_time or 0) * 1_000
+    requested_ms, began_ms = successor.create_timestamp.timestamp() * 1_000, (successor.start_time or 0) * 1_000
     seconds = round((claimed_ms - last_ms) / 1_000, 2)
     found = runs.found_by(successor.dagster_run, last_ms, HEARTBEAT_INTERVAL_S)
     job = successor.dagster_run.job_name
@@ -213,8 +213,8 @@ def wait_for_takeover(runs: Runs, logbook: Logbook, kill: Kill) -> dict[str, obj
         "found": found,
         "by_run": claims[-1].run_id,
         "by_job": job,
-        "heartbeat_to_request_s": round((asked_ms - last_ms) / 1_000, 2),
-        "request_to_start_s": round((began_ms - asked_ms) / 1_000, 2),
+        "heartbeat_to_request_s": round((requested_ms - last_ms) / 1_000, 2),
+        "request_to_start_s": round((began_ms - requested_ms) / 1_000, 2),
         "start_to_claim_s": round((claimed_ms - began_ms) / 1_000, 2),
     }
 

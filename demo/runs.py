@@ -45,6 +45,6 @@ class Runs:
         """Return how the dead run was found: its claims were stale, or Dagster reported it before that."""
         sensor = successor.tags.get("dagster/sensor_name")
         how = f"sensor {sensor!r}" if sensor else "the schedule"
-        asked_s = self.get(successor.run_id).create_timestamp.timestamp() - last_heartbeat_ms / 1_000
-        was_stale = asked_s > 2 * heartbeat_interval_s
+        requested_s = self.get(successor.run_id).create_timestamp.timestamp() - last_heartbeat_ms / 1_000
+        was_stale = requested_s > 2 * heartbeat_interval_s
         return f"{'stale' if was_stale else 'reported by Dagster'}, by {how}"

@@ -39,7 +39,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
     def _prepare(self) -> None:
         self.holders: dict[int, Holder] = {}
         self.revoked: set[Holder] = set()
-        self.asked: set[tuple[str, int]] = set()
+        self.requested: set[tuple[str, int]] = set()
         self.left: set[tuple[str, int]] = set()
 
     def _new_member(self) -> Claimer:
@@ -52,7 +52,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
         instance = member.member.instance
         if looks:
             member.rationalizer.catch_up()
-        new = {n for n in wanted if (instance, n) not in self.asked}
+        new = {n for n in wanted if (instance, n) not in self.requested}
         free = set() if self._is_paused else {n for n in new if not self._is_live(n)}
         try:
             won = member.claim(sorted(wanted))
@@ -62,7 +62,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
             return
         assert not (self._is_paused and looks)
         assert {claim.partition for claim in won} == free
-        self.asked |= {(instance, number) for number in new}
+        self.requested |= {(instance, number) for number in new}
         for claim in won:
             former = self.holders.get(claim.partition)
             self._see("takeover" if former else "claim")

@@ -37,7 +37,7 @@ def main() -> None:
         os.write(file, json.dumps(line).encode() + b"\n")
 
     def listen(partition: int, event: Event) -> None:
-        write(at_ms=boot_ms(), event=type(event).__name__, partition=partition, told=event.term.fence)
+        write(at_ms=boot_ms(), event=type(event).__name__, partition=partition, reported=event.term.fence)
 
     with Elector(KafkaConnection(bootstrap_servers=servers), topic, group, listener=listen) as elector:
         while not over.is_set():

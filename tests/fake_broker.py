@@ -93,14 +93,14 @@ class FakeBroker:
 
     `brokers` are the numbers of the brokers in its responses, all of them at its own port. `topics` holds the leader of
     each partition of each topic. `error` is the error code of each partition in responses about offsets. A test may
-    change all of them while the broker runs. `asked` holds the requests that it received.
+    change all of them while the broker runs. `requested` holds the requests that it received.
     """
 
     def __init__(self, brokers: Sequence[int] = (), topics: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self.brokers = brokers
         self.topics = topics or {}
         self.error = 0
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._held: list[socket.socket] = []
@@ -143,7 +143,7 @@ class FakeBroker:
                 (size,) = struct.unpack(">i", requests.read(4))
                 request = requests.read(size)
                 api, version, correlation = struct.unpack_from(">hhi", request)
-                self.asked.append(api)
+                self.requested.append(api)
                 answer = self.answer(api, version, request[8:])
                 if answer is not None:
                     answer = struct.pack(">i", correlation) + answer

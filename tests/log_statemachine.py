@@ -108,9 +108,9 @@ class LogMachine(RuleBasedStateMachine):
         ends = {number: self._between(number, part) for number, part in at.items() if number in opened.positions}
         at_start = opened.positions.copy()
         lost = [n for n, end in ends.items() if at_start[n] < end and self._is_outside(at_start[n], n)]
-        told = self._read(opened, ends)
-        if told is not None:
-            assert self._is_outside(opened.positions[told], told)
+        reported = self._read(opened, ends)
+        if reported is not None:
+            assert self._is_outside(opened.positions[reported], reported)
             self._begin(opened)
             return
         # Kafka's client still returns records that it fetched before they were deleted.

@@ -146,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> Iterable[Path]:
     parser = argparse.ArgumentParser(prog="python -m tests.parts", description="Prints the files of a part.")
     parser.add_argument("part", choices=PARTS, metavar="PART", help=f"one of {', '.join(PARTS)}")
     parser.add_argument("folder", choices=("fast", "real"))
-    asked = parser.parse_args(arguments)
-    return files_of(asked.part, asked.folder)
+    requested = parser.parse_args(arguments)
+    return files_of(requested.part, requested.folder)
 
 
 if __name__ == "__main__":

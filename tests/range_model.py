@@ -124,7 +124,7 @@ class Walk:
         self.instances = 0
         self.calm = False
         self.seen: Counter[str] = Counter()
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.ranges_on = GroupSettings(HI_MS, RuleSet.NATIVE, self.mode, ("ranges",))
         self.ranges_off = replace(self.ranges_on, features=())
 
@@ -153,7 +153,7 @@ class Walk:
         self.accepted.append(is_accepted)
         self.views.append(self.look())
         self.seen[f"{type_name(message)} {verdict.kind}"] += 1
-        self.told.append(f"{offset} at {self.now_ms}: {value.decode()} {verdict.kind} {verdict.reason or ''}")
+        self.reported.append(f"{offset} at {self.now_ms}: {value.decode()} {verdict.kind} {verdict.reason or ''}")
         if is_accepted:
             self.record(before, self.views[-1], message)
         self.check_state(self.views[-1])
@@ -766,7 +766,7 @@ def run(seeds: Sequence[int], steps: int, *, shows: int = 25) -> Outcome:
         try:
             walk.walk(steps)
         except ViolationError as violation:
-            lines = "\n  ".join(walk.told[-shows:])
+            lines = "\n  ".join(walk.reported[-shows:])
             return Outcome(seen, f"seed {seed}, {walk.mode}: {violation}\n  {lines}")
         seen.update(walk.seen)
         seen["records"] += len(walk.accepted)

@@ -24,7 +24,7 @@ class Registry:
     """The status with which it answers every request, if set."""
     redirect: str | None = None
     """The address to which it redirects every request, if set."""
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
 
     def register(
         self,
@@ -52,7 +52,7 @@ class Registry:
 
     def answer(self, path: str, login: str | None) -> tuple[int, dict[str, Any]]:
         """Answer a GET."""
-        self.asked.append(path)
+        self.requested.append(path)
         if self.status is not None:
             return self.status, {"error_code": self.status, "message": "configured"}
         if self.login is not None and login != f"Basic {base64.b64encode(self.login.encode()).decode()}":

@@ -258,7 +258,7 @@ class ReplacingConformance:
         assert output.rows() == sorted(rows_of("old", part(0, 0, 4), part(0, 6, 10)) + written)
 
     @pytest.mark.parametrize("is_replacing", [False, True])
-    def test_the_batch_is_asked_after_kafka_was_read_for_the_last_time(
+    def test_the_batch_is_requested_after_kafka_was_read_for_the_last_time(
         self, output: Output, is_replacing: bool
     ) -> None:
         """If the batch finds a change after its rows or the replaced offsets were read, the output does not change."""
@@ -487,11 +487,11 @@ class CrashConformance:
         """Rows that an older generation adds during the work of a new one are replaced at the offsets that it read."""
         deliver(output, "old", part(0, 0, 5))
         newer = part(0, 8, 12, generation=20, epoch=21)
-        asked: list[str] = []
+        requested: list[str] = []
 
         def reached(step: str) -> None:
-            if step == output.racing_step and not asked:
-                asked.append(step)
+            if step == output.racing_step and not requested:
+                requested.append(step)
                 deliver(output, "old", part(0, 5, 10), sink=output.sink())
 
         read = rows_of("new", newer)
@@ -834,11 +834,11 @@ class AnyOrderConformance:
         """Rows that an older generation adds during the work of a new one are replaced at the offsets that it read."""
         deliver(output, "old", ahead(0, 20, 25))
         newer = ahead(0, 8, 12, generation=20)
-        asked: list[str] = []
+        requested: list[str] = []
 
         def reached(step: str) -> None:
-            if step == output.racing_step and not asked:
-                asked.append(step)
+            if step == output.racing_step and not requested:
+                requested.append(step)
                 deliver(output, "old", ahead(0, 5, 10), sink=output.sink())
 
         read = rows_of("new", newer)

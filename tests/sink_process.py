@@ -47,9 +47,9 @@ def write_and_die(
         kind, place = "mariadb", f"{output.server}\n{output.schema}"
     else:
         kind, place = "postgres", f"{output.dsn}\n{output.schema}"
-    told = json.dumps([range_to(range_) for range_ in ranges])
+    reported = json.dumps([range_to(range_) for range_ in ranges])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sink_process", kind, place, step, value, told],
+        [sys.executable, "-m", "tests.sink_process", kind, place, step, value, reported],
         check=False,
         timeout=WITHIN_S,
         capture_output=True,
@@ -76,7 +76,7 @@ def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
     return write_and_die  # type: ignore[return-value] # its outputs are these
 
 
-def main(kind: str, place: str, step: str, value: str, told: str) -> None:
+def main(kind: str, place: str, step: str, value: str, reported: str) -> None:
     """Write, and die at the given step."""
     output: ObjectOutput | PostgresOutput | MariaDBOutput
     if kind == "objects":
@@ -86,7 +86,7 @@ def main(kind: str, place: str, step: str, value: str, told: str) -> None:
         dsn, schema = place.split("\n")
         database = MariaDBOutput if kind == "mariadb" else PostgresOutput
         output = database(dsn, schema, create=False)
-    ranges = [range_from(each) for each in json.loads(told)]
+    ranges = [range_from(each) for each in json.loads(reported)]
     _write(output, step, value, ranges)
 
 

@@ -52,20 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--busy", type=int, default=BUSY, metavar="N", help="number of busy processes beside the tests")
     parser.add_argument("--freeze", action="store_true", help="stop each test for a while (tests/freezing.py)")
     parser.add_argument("--results", type=Path, default=TOP / "tests/results/stress.jsonl", metavar="FILE")
-    asked = parser.parse_args(arguments)
-    suite = "/".join(filter(None, (asked.folder, asked.part, "frozen" if asked.freeze else None)))
-    options = [*WORKERS[asked.folder], *(("-p", "tests.freezing") if asked.freeze else ())]
-    tests = [FOLDER / asked.folder] if asked.part is None else files_of(asked.part, asked.folder)
+    requested = parser.parse_args(arguments)
+    suite = "/".join(filter(None, (requested.folder, requested.part, "frozen" if requested.freeze else None)))
+    options = [*WORKERS[requested.folder], *(("-p", "tests.freezing") if requested.freeze else ())]
+    tests = [FOLDER / requested.folder] if requested.part is None else files_of(requested.part, requested.folder)
     code, commit = code_digest(ALL_CODE), code_version(ALL_CODE)
-    for number in range(asked.rounds):
-        if number in {row.round for row in rounds(asked.results, suite, code)}:
+    for number in range(requested.rounds):
+        if number in {row.round for row in rounds(requested.results, suite, code)}:
             continue
         start_s = time.monotonic()
-        with busy_processes(asked.busy):
+        with busy_processes(requested.busy):
             count, failed = run(tests, options)
         seconds = round(time.monotonic() - start_s)
-        add_row(asked.results, asdict(Round(commit, code, suite, number, asked.busy, count, seconds, failed)))
-    done = rounds(asked.results, suite, code)
+        add_row(requested.results, asdict(Round(commit, code, suite, number, requested.busy, count, seconds, failed)))
+    done = rounds(requested.results, suite, code)
     sys.stdout.write(table(done))
     return int(any(row.failed for row in done))
 

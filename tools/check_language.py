@@ -176,12 +176,6 @@ ALLOWED_USES: Final = (
     AllowedUse("tests/mutant_readers.py", _phrase(r"[\s\S]+"), "names of mutants, and code of readers", _STRINGS),
     AllowedUse("tests/fast/test_range_model.py", _phrase(r"\A[\w ]+\Z"), "names of mutants", _STRINGS),
     AllowedUse(
-        "tests/fast/test_kafka_native.py", _phrase(r"\btold\("), "a function in the scripts that it runs", _STRINGS
-    ),
-    AllowedUse(
-        "tests/fast/test_spark_session.py", _phrase(r"\btold\b"), "a variable in the script that it runs", _STRINGS
-    ),
-    AllowedUse(
         "tests/fast/test_kafka_clients.py", _phrase(r"\Acertificate of nobody\Z"), "a made-up log line", _STRINGS
     ),
     AllowedUse("tests/fast/test_repository_checks.py", _phrase(r"/simple-words\b"), "a part of a URL", _STRINGS),

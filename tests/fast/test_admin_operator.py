@@ -201,7 +201,7 @@ def test_the_end_of_another_setting_ends_no_pause(site: Site) -> None:
     assert site.world().group_of(GROUP, TOPIC).paused_until_s == until_s
 
 
-def test_what_was_set_before_the_wait_was_over_is_told(site: Site) -> None:
+def test_what_was_set_before_the_wait_was_over_is_reported(site: Site) -> None:
     """If a later try waits for a member in vain, the error names the partitions that an earlier try has set."""
     site.owner_of(0, at=50).release()
     site.owner_of(1, at=50).release()

@@ -103,9 +103,9 @@ def test_an_operator_that_ends_a_plan_does_not_repeat_it() -> None:
     story.own()
     story.write("ClaimingMessages", 200)
     story.wait(123)
-    told = story.write("ClaimingPartition", by="setting-positions.0f1e2d3c4b5a", client="jane@host")
-    assert told.startswith("jane@host claimed flights/3 in group etl, taking it over from run 5b1c0d3e (flights)")
-    assert "repeats" not in told
+    reported = story.write("ClaimingPartition", by="setting-positions.0f1e2d3c4b5a", client="jane@host")
+    assert reported.startswith("jane@host claimed flights/3 in group etl, taking it over from run 5b1c0d3e (flights)")
+    assert "repeats" not in reported
 
 
 def test_each_refusal_has_its_reason_and_what_caused_it() -> None:

@@ -305,23 +305,23 @@ def test_a_mark_that_is_lost_again_is_an_error(site: Site, topic: MemorySnapshot
         begun.recover(CONFIRMED)
 
 
-def test_retention_that_goes_on_is_told(site: Site, topic: MemorySnapshotTopic) -> None:
+def test_retention_that_goes_on_is_reported(site: Site, topic: MemorySnapshotTopic) -> None:
     """If retention deletes more of the log during the wait, recovery fails."""
     clock = Waiting(site, lambda: site.broker.retain_from(site.home, site.broker.bounds(site.home).end + 3))
     with pytest.raises(RecoveryFailedError, match="retention"):
         recovery(site, topic, clock).recover(CONFIRMED)
 
 
-def test_a_log_truncated_meanwhile_is_told(site: Site, topic: MemorySnapshotTopic) -> None:
+def test_a_log_truncated_meanwhile_is_reported(site: Site, topic: MemorySnapshotTopic) -> None:
     """If the log is truncated during the wait, the error reports that, not retention."""
     log = site.log()
 
-    def tell() -> None:
+    def report() -> None:
         raise PositionLostError(site.home)
 
     def truncate() -> None:
         site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
-        log.before_read = tell
+        log.before_read = report
 
     begun = recovery(site, topic, Waiting(site, truncate), log)
     with pytest.raises(CoordinationLogChangedError, match="ends before what was read of it"):
@@ -342,7 +342,7 @@ def test_the_mark_of_another_is_not_ones_own(site: Site, topic: MemorySnapshotTo
         begun.recover(CONFIRMED)
 
 
-def test_a_log_made_anew_while_it_is_looked_at_is_told(site: Site) -> None:
+def test_a_log_re_created_while_it_is_looked_at_is_reported(site: Site) -> None:
     """A log that is deleted and re-created while it is read is detected, even if it has fewer partitions."""
 
     class Repartitioning(MemorySnapshotTopic):
@@ -384,7 +384,7 @@ def unavailable(partition: int, records: Sequence[Record]) -> None:
     raise UnavailableError(f"partition {partition} does not take {len(records)} records")
 
 
-def test_a_log_that_grew_again_since_it_was_shown_is_told(site: Site, topic: MemorySnapshotTopic) -> None:
+def test_a_log_that_grew_again_since_it_was_shown_is_reported(site: Site, topic: MemorySnapshotTopic) -> None:
     """If records that the operator was shown were lost and replaced, nothing is written.
 
     The operator confirmed offsets for the lost records.
@@ -413,7 +413,7 @@ def test_somebody_who_begins_after_the_last_mark_is_noticed(site: Site, topic: M
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_snapshot_that_does_not_fit_any_more_is_told(site: Site, topic: MemorySnapshotTopic, lost: int) -> None:
+def test_a_snapshot_that_does_not_fit_any_more_is_reported(site: Site, topic: MemorySnapshotTopic, lost: int) -> None:
     """If the log loses its last record or more of its start while the snapshot is written, recovery fails."""
     begun = recovery(site, topic)
     append = topic.append

@@ -118,7 +118,7 @@ def test_a_paused_group_is_idle(scene: Scene, mode: DeliveryMode) -> None:
     assert scene.counts(mode) == dict.fromkeys(scene.data.all_messages(), 1)
 
 
-def test_a_pause_that_comes_with_the_claim_is_told_as_such(scene: Scene) -> None:
+def test_a_pause_that_comes_with_the_claim_is_reported_as_such(scene: Scene) -> None:
     """Claims that a pause refused are reported as paused, not as lost to another member."""
     log = scene.meddled(Side.BEFORE, "ClaimingPartition", scene.pause)
 
@@ -164,7 +164,7 @@ def test_a_batch_in_hand_is_finished_in_a_pause(scene: Scene, mode: DeliveryMode
 # Rivals
 
 
-def test_what_others_hold_is_told_with_who_holds_it(scene: Scene) -> None:
+def test_what_others_hold_is_reported_with_who_holds_it(scene: Scene) -> None:
     """If other members hold all partitions, the batch reports them."""
     with scene.batch(scene.delivery()) as other:
         other.begin_processing()
@@ -216,7 +216,7 @@ def test_some_that_are_held_are_not_all(scene: Scene) -> None:
     assert "some are held by client2" in text
 
 
-def test_what_the_own_run_holds_is_told_as_such(scene: Scene) -> None:
+def test_what_the_own_run_holds_is_reported_as_such(scene: Scene) -> None:
     """If a dead process of the same run holds the claims, the batch reports it and when they become stale."""
     dead = scene.delivery(log=KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages")))
     with pytest.raises(KilledError):
@@ -367,7 +367,7 @@ def test_a_plan_whose_owners_all_died_is_left_alone(scene: Scene) -> None:
     assert why_idle(scene.work(scene.delivery(), partitions=(1,), max_attempts=2))[0] == "given_up"
 
 
-def test_one_more_attempt_can_be_asked_for(scene: Scene) -> None:
+def test_one_more_attempt_can_be_requested(scene: Scene) -> None:
     """`retry_exhausted` repeats the plan once as it is; if that fails, the next run skips it again."""
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
@@ -394,7 +394,7 @@ def test_a_worn_out_plan_is_found_at_the_claim_too(scene: Scene) -> None:
     assert scene.key(1).owner is None
 
 
-def test_a_worn_out_plan_is_told_of_though_the_rest_is_drained(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worn_out_plan_is_reported_though_the_rest_is_drained(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """Other partitions are processed, but the run does not report the topic as drained."""
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
@@ -408,7 +408,7 @@ def test_a_worn_out_plan_is_told_of_though_the_rest_is_drained(scene: Scene, cap
     assert set(scene.processed) == {place for place in scene.data.all_messages() if place[0] != 1}
 
 
-def test_a_worn_out_plan_is_told_of_beside_what_others_hold(scene: Scene) -> None:
+def test_a_worn_out_plan_is_reported_beside_what_others_hold(scene: Scene) -> None:
     """The text has both reasons."""
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
@@ -637,11 +637,11 @@ def test_commits_show_in_kafkas_group_offsets(scene: Scene, mode: DeliveryMode) 
 def test_kafkas_group_offsets_are_set_while_the_partitions_are_held(scene: Scene, mode: DeliveryMode) -> None:
     """If they were set after the release, they could overwrite the later offsets of a successor."""
     holders: list[str] = []
-    tell = scene.data.commit_group_offsets
+    report = scene.data.commit_group_offsets
 
     def noted(group: str, topic: str, offsets: Mapping[int, int], metadata: str = "") -> str | None:  # noqa: ARG001
         holders.extend(owner.instance for n in range(3) if (owner := scene.key(n).owner) is not None)
-        return tell(group, topic, offsets)
+        return report(group, topic, offsets)
 
     delivery = scene.delivery(mode)
     delivery.data.commit_group_offsets = noted  # type: ignore[method-assign]
@@ -652,17 +652,17 @@ def test_kafkas_group_offsets_are_set_while_the_partitions_are_held(scene: Scene
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(ValueError("x"), {0: 5, 1: 5, 2: 5}), (KeyboardInterrupt(), {})], ids=repr
+    ("error", "reported"), [(ValueError("x"), {0: 5, 1: 5, 2: 5}), (KeyboardInterrupt(), {})], ids=repr
 )
 def test_an_interrupted_batch_waits_for_no_group_offsets(
-    scene: Scene, error: BaseException, told: dict[int, int]
+    scene: Scene, error: BaseException, reported: dict[int, int]
 ) -> None:
     """At most once has committed when the work fails: Kafka's offsets are set, except after an interrupt."""
     with pytest.raises(type(error)), scene.batch(scene.delivery(AT_MOST_ONCE)) as batch:
         batch.begin_processing()
         raise error
 
-    assert scene.data.committed.get((GROUP, TOPIC), {}) == told
+    assert scene.data.committed.get((GROUP, TOPIC), {}) == reported
 
 
 def test_kafkas_group_offsets_are_not_set_by_who_lost_the_claim(scene: Scene) -> None:
@@ -695,14 +695,15 @@ def test_a_reason_to_stop_ends_the_batch(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_lost_claims_are_told_in_every_mode(scene: Scene, mode: DeliveryMode) -> None:
+def test_lost_claims_are_reported_in_every_mode(scene: Scene, mode: DeliveryMode) -> None:
     """Work that fails because the claim was lost raises that loss, even after an early commit."""
     over = threading.Event()
     delivery = scene.delivery(
-        settings=GroupSettings(50, RuleSet.NATIVE, mode), reasons_to_stop=[lambda: "told" if over.is_set() else None]
+        settings=GroupSettings(50, RuleSet.NATIVE, mode),
+        reasons_to_stop=[lambda: "reported" if over.is_set() else None],
     )
     batch = scene.batch(delivery)
-    with pytest.raises(BatchAbortedError, match="told"), batch:
+    with pytest.raises(BatchAbortedError, match="reported"), batch:
         batch.begin_processing()
         over.set()
         wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim")
@@ -714,10 +715,11 @@ def test_a_batch_whose_heartbeats_ended_does_nothing_more(scene: Scene, mode: De
     """It can neither start to process nor write nor commit, and the error is the reason itself."""
     over = threading.Event()
     delivery = scene.delivery(
-        settings=GroupSettings(50, RuleSet.NATIVE, mode), reasons_to_stop=[lambda: "told" if over.is_set() else None]
+        settings=GroupSettings(50, RuleSet.NATIVE, mode),
+        reasons_to_stop=[lambda: "reported" if over.is_set() else None],
     )
     batch = scene.batch(delivery)
-    with pytest.raises(BatchAbortedError, match="told") as raised, batch:
+    with pytest.raises(BatchAbortedError, match="reported") as raised, batch:
         over.set()
         wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim")
         with pytest.raises(BatchAbortedError):
@@ -893,8 +895,8 @@ def test_what_a_batch_came_to(scene: Scene) -> None:
     die_planned(scene, partitions=(1,), max_records=2)
     batch = scene.work(scene.delivery(), max_records=8)
 
-    told = {report.range.partition: report for report in batch.report()}
-    assert {n: (r.lag_before, r.lag_after, r.is_replay, r.state) for n, r in told.items()} == {
+    reported = {report.range.partition: report for report in batch.report()}
+    assert {n: (r.lag_before, r.lag_after, r.is_replay, r.state) for n, r in reported.items()} == {
         0: (5, 2, False, "committed"),
         1: (5, 3, True, "committed"),
         2: (5, 2, False, "committed"),

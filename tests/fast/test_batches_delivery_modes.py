@@ -222,7 +222,7 @@ def test_at_most_once_never_takes_another_record_for_its_own(scene: Scene) -> No
     assert [range_.partition for range_ in batch.ranges] == [0, 2, 3]
 
 
-def test_at_most_once_tells_the_ranges_before_it_commits(scene: Scene) -> None:
+def test_at_most_once_reports_the_ranges_before_it_commits(scene: Scene) -> None:
     """The ranges that a crash would lose are logged before the commit."""
     log = KillableLog(scene.log(), KillPoint(Side.BEFORE, "Heartbeat", 3))
     with pytest.raises(KilledError):
@@ -264,7 +264,7 @@ def interrupt() -> None:
 
 
 @pytest.mark.parametrize("is_interrupt", [False, True])
-def test_an_at_most_once_commit_that_ends_in_an_error_is_told_as_dropped(
+def test_an_at_most_once_commit_that_ends_in_an_error_is_reported_as_dropped(
     scene: Scene, caplog: pytest.LogCaptureFixture, is_interrupt: bool
 ) -> None:
     """The commit was sent before the log failed or an interrupt came, so no member will process these ranges."""
@@ -336,7 +336,7 @@ def test_at_most_once_whose_claim_was_lost_meanwhile_is_possibly_dropped(scene: 
     with pytest.raises(BatchAbortedError), batch:
         scene.process(batch)
         assert batch._guard.heartbeats is not None
-        batch._guard.heartbeats.error = BatchAbortedError("told")
+        batch._guard.heartbeats.error = BatchAbortedError("reported")
 
     assert states(batch) == {"possibly dropped"}
 
@@ -387,11 +387,11 @@ def test_at_most_once_that_could_not_be_read_is_dropped(
 
 def test_a_batch_is_read_as_of_the_incarnation_it_claimed(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:
     """The reader gets the topic id, so that Spark does not reuse data cached from a topic since re-created."""
-    asked: list[object] = []
-    no_spark.setattr(reader, "read_ranges", lambda *_, topic_id, **__: asked.append(topic_id))
+    requested: list[object] = []
+    no_spark.setattr(reader, "read_ranges", lambda *_, topic_id, **__: requested.append(topic_id))
     with scene.batch(scene.delivery(AT_LEAST_ONCE)) as batch:
         read(batch)
-    assert asked == [batch.ranges[0].data_topic_id]
+    assert requested == [batch.ranges[0].data_topic_id]
 
 
 def test_at_least_once_that_could_not_be_read_commits_nothing(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:

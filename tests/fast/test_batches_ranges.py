@@ -310,7 +310,7 @@ def test_retention_has_taken_part_of_a_range(scene: Scene) -> None:
         pytest.fail("entered")
 
 
-def test_a_topic_made_anew_is_not_read(scene: Scene) -> None:
+def test_a_topic_re_created_is_not_read(scene: Scene) -> None:
     """The topic's id differs from the one in the state."""
     scene.work(member(scene), ranges=TEN)
     scene.data.make(partitions=1, messages=35)
@@ -326,7 +326,7 @@ def test_a_lost_range_is_noticed_before_the_output_is_touched(scene: Scene) -> N
     assert scene.sink.rows == []
 
 
-def test_kafka_is_told_the_offset_and_not_what_is_done_ahead(scene: Scene) -> None:
+def test_kafka_is_reported_the_offset_and_not_what_is_done_ahead(scene: Scene) -> None:
     """Lag tools need the offset before which nothing is missing."""
     first, second = (scene.batch(member(scene), ranges=TEN) for _ in range(2))
     with first:

@@ -212,12 +212,12 @@ def test_what_is_refused_and_looks_the_same_is_left(scene: Scene) -> None:
     with ranged_batch(scene, partitions=(0,)) as owner:
         before = len(scene.values())
         idle = scene.work(fast, ranges=TEN, partitions=(0,)).idle
-        asked = [value for value in scene.values()[before:] if value.startswith("ClaimingRange")]
+        requested = [value for value in scene.values()[before:] if value.startswith("ClaimingRange")]
         scene.process(owner)
 
     assert idle is not None
     assert idle.reason is IdleReason.HELD
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 def test_what_is_refused_is_passed_over(scene: Scene) -> None:
@@ -234,7 +234,7 @@ def test_what_is_refused_is_passed_over(scene: Scene) -> None:
     assert [range_.partition for range_ in batch.all_ranges] == [1]
 
 
-def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_whole_plan_that_is_left_alone_is_reported_as_such(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """A plan of a whole partition that was tried too often is reported with its range and what to do."""
     scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,))
     scene.about(ClaimingPartition, "a.1")
@@ -349,7 +349,7 @@ def revoke(scene: Scene, partition: int) -> None:
 # Ranges of future offsets
 
 
-def test_a_lease_that_ends_while_the_unused_is_released_is_told_as_lost(scene: Scene) -> None:
+def test_a_lease_that_ends_while_the_unused_is_released_is_reported_as_lost(scene: Scene) -> None:
     """Two ranges of future offsets are claimed and one gets messages; releasing the other may outlast the lease."""
     scene.drain(scene.delivery(ranges=True), ranges=TEN)
     it = ranged_batch(scene, ranges=AHEAD)
@@ -365,7 +365,7 @@ def test_a_lease_that_ends_while_the_unused_is_released_is_told_as_lost(scene: S
         pytest.fail("entered")
 
 
-def test_nothing_is_planned_of_a_topic_made_anew_while_it_was_waited_for(scene: Scene) -> None:
+def test_nothing_is_planned_of_a_topic_re_created_while_it_was_waited_for(scene: Scene) -> None:
     """The new topic has as many messages, so only its id differs."""
     scene.drain(scene.delivery(ranges=True), ranges=TEN)
     after_looks(scene, 3, lambda: scene.data.make(partitions=2, messages=60))

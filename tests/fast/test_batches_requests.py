@@ -39,16 +39,16 @@ class CountingLog(MemoryLog):
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene.broker)
-        self.asked = Counter[str]()
+        self.requested = Counter[str]()
 
     def identity(self) -> LogIdentity:
         """Count, then return the identity."""
-        self.asked["identity"] += 1
+        self.requested["identity"] += 1
         return super().identity()
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Count, then return the bounds."""
-        self.asked["bounds"] += 1
+        self.requested["bounds"] += 1
         return super().bounds(partitions)
 
 
@@ -210,7 +210,7 @@ def test_a_drained_topic_is_looked_at_once(scene: Scene) -> None:
     log = CountingLog(scene)
     delivery = scene.delivery(log=log)
     scene.work(delivery)
-    log.asked.clear()
+    log.requested.clear()
     requests = count_offset_requests(scene)
 
     batch = scene.work(delivery)
@@ -218,7 +218,7 @@ def test_a_drained_topic_is_looked_at_once(scene: Scene) -> None:
     assert batch.idle is not None
     assert batch.idle.reason is IdleReason.DRAINED
     assert len(requests) == 1
-    assert log.asked["bounds"] == 1
+    assert log.requested["bounds"] == 1
 
 
 # Runs that start together
@@ -285,7 +285,7 @@ def test_a_run_that_wins_a_part_claims_more(scene: Scene) -> None:
     rival.__exit__(None, None, None)
 
 
-def test_while_claims_are_held_no_other_owner_is_asked_about(scene: Scene) -> None:
+def test_while_claims_are_held_no_other_owner_is_requested_about(scene: Scene) -> None:
     """Asking Dagster takes time, and claims get no heartbeats before the batch has all of them."""
     scene.data.make(partitions=8, messages=1)
     scene.drain(scene.delivery())

@@ -283,7 +283,7 @@ def test_at_least_once_reads_what_retention_has_left(
     assert [fields[-1] for fields in heartbeats] == ["2", "9"], "a heartbeat has another offset"
 
 
-def test_at_least_once_can_be_told_to_fail_on_loss(scene: Scene) -> None:
+def test_at_least_once_can_be_reported_to_fail_on_loss(scene: Scene) -> None:
     """With `allow_data_loss=False` a loss is an error, and nothing is processed."""
     cut(scene, DeliveryMode.AT_LEAST_ONCE)
 
@@ -307,7 +307,7 @@ def test_the_strict_modes_fail_on_loss(scene: Scene, mode: DeliveryMode) -> None
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_a_loss_that_was_accepted_is_told_exactly(scene: Scene, mode: DeliveryMode) -> None:
+def test_a_loss_that_was_accepted_is_reported_exactly(scene: Scene, mode: DeliveryMode) -> None:
     """In every mode the range starts at the group's offset and reports what was lost."""
     cut(scene, mode)
 
@@ -463,7 +463,7 @@ def empty(scene: Scene) -> None:
 
 @pytest.mark.parametrize("anew", [shorter, as_long, longer, empty])
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_a_topic_made_anew_is_an_error_in_every_mode(
+def test_a_topic_re_created_is_an_error_in_every_mode(
     scene: Scene, mode: DeliveryMode, anew: Callable[[Scene], None]
 ) -> None:
     """Nothing is processed until an operator sets the position, and no batch is reported as drained."""
@@ -480,7 +480,7 @@ def test_a_topic_made_anew_is_an_error_in_every_mode(
     assert [scene.key(n).owner for n in range(3)] == [None, None, None]
 
 
-def test_a_topic_made_anew_with_an_open_plan_is_an_error(scene: Scene) -> None:
+def test_a_topic_re_created_with_an_open_plan_is_an_error(scene: Scene) -> None:
     """The plan belongs to the old topic and is not replayed."""
     scene.data.make(partitions=1, messages=5)
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
@@ -509,7 +509,7 @@ def test_a_position_beyond_the_end_is_another_topic(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_a_topic_made_anew_while_a_batch_reads_fails_the_check(scene: Scene, mode: DeliveryMode) -> None:
+def test_a_topic_re_created_while_a_batch_reads_fails_the_check(scene: Scene, mode: DeliveryMode) -> None:
     """The messages may be of either topic: `check` fails before the sink is called, and nothing is committed."""
     scene.data.make(partitions=1, messages=5)
 
@@ -526,7 +526,7 @@ def test_a_topic_made_anew_while_a_batch_reads_fails_the_check(scene: Scene, mod
     assert not batch.committed
 
 
-def test_a_topic_made_anew_while_the_sink_reads_is_noticed(scene: Scene) -> None:
+def test_a_topic_re_created_while_the_sink_reads_is_noticed(scene: Scene) -> None:
     """Spark reads when the sink writes, so the topic id is checked again after that and before the write."""
     scene.data.make(partitions=1, messages=5)
     scene.sink.while_reading = lambda: scene.data.make(partitions=1, messages=5)
@@ -548,7 +548,7 @@ def test_a_claim_that_is_lost_while_the_sink_reads_is_noticed(scene: Scene) -> N
     assert (scene.sink.rows, scene.sink.stored) == ([], {})
 
 
-def test_a_topic_made_anew_just_after_the_claim_is_noticed(scene: Scene) -> None:
+def test_a_topic_re_created_just_after_the_claim_is_noticed(scene: Scene) -> None:
     """The topic id is looked up after the claim is won; an earlier look-up does not count."""
     scene.data.make(partitions=1, messages=5)
     scene.drain(scene.delivery())

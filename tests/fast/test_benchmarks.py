@@ -78,7 +78,7 @@ def test_a_target_is_met_up_to_the_target_itself(
     assert case(ours, beside, goal, target).is_met is met
 
 
-def test_a_case_tells_medians_and_their_ratio() -> None:
+def test_a_case_reports_medians_and_their_ratio() -> None:
     """A case shows the median of its samples on each side, and their ratio."""
     figures = Case("it", [9.0, 1.0, 3.0], [1.0, 2.0, 400.0], "ms", Goal.RATIO_AT_MOST, 1.4).figures()
     assert figures == {
@@ -258,10 +258,10 @@ def test_each_measured_claim_is_a_tenure_of_its_own(broker: MemoryBroker) -> Non
     claims = claim.Claims(CONNECTION, 3)
     assert min(claims.claim_s(), claims.claim_s()) > 0
     values = [value or b"" for number in range(8) for _, _, value in broker.records(number)]
-    asked = [value.split(b"/")[3] for value in values if value.startswith(b"ClaimingPartition")]
+    requested = [value.split(b"/")[3] for value in values if value.startswith(b"ClaimingPartition")]
     left = [value.split(b"/")[3] for value in values if value.startswith(b"ReleasingPartition")]
-    assert asked == left
-    assert sorted(asked.count(instance) for instance in set(asked)) == [3, 3, 3]
+    assert requested == left
+    assert sorted(requested.count(instance) for instance in set(requested)) == [3, 3, 3]
 
 
 def test_a_claim_that_was_not_won_is_no_measurement(broker: MemoryBroker) -> None:
@@ -298,7 +298,7 @@ def test_a_log_that_was_not_written_whole_is_an_error(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.thorough
-def test_importing_is_timed_in_one_process_and_heavy_modules_are_told() -> None:
+def test_importing_is_timed_in_one_process_and_heavy_modules_are_reported() -> None:
     """The time of both imports includes that of Dagster alone, and a module imported too early is named."""
     found = start_up.import_once("import psycopg", os.environ)
     assert 0 < found.dagster_s < found.all_s
@@ -362,8 +362,8 @@ def test_the_documentation_explains_every_benchmark() -> None:
 def check_form(found: Mapping[str, Any]) -> None:
     """Check that a result has the format of issue 3."""
     assert set(found) == {"benchmark", "conditions", "cases"}
-    asked = {"date", "commit", "cores", "memory_gib", "load_average_at_start", "versions", "sizes", "spread"}
-    assert asked <= set(found["conditions"])
+    requested = {"date", "commit", "cores", "memory_gib", "load_average_at_start", "versions", "sizes", "spread"}
+    assert requested <= set(found["conditions"])
     assert {"python", "confluent-kafka", "broker", "spark", "java"} <= set(found["conditions"]["versions"])
     assert found["cases"]
     for one in found["cases"]:

@@ -148,11 +148,11 @@ def test_an_outage_is_waited_for_as_long_as_heartbeats_may_have_come(watched: Wa
     watched.log.is_down = False
     watched.watch.require_held()
 
-    asked: list[int] = []
+    requested: list[int] = []
 
     def seldom() -> str:
-        asked.append(1)
-        if len(asked) < 3:
+        requested.append(1)
+        if len(requested) < 3:
             raise UnavailableError("no broker")
         return "answer"
 

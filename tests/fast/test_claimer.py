@@ -176,7 +176,7 @@ def test_settings_in_the_log_without_acknowledgement_count(site: Site) -> None:
     assert member.group.settings_accepted
 
 
-def test_settings_that_did_not_reach_the_log_are_told_as_that(site: Site) -> None:
+def test_settings_that_did_not_reach_the_log_are_reported_as_that(site: Site) -> None:
     """If the settings could not be written, the error reports that, not a difference in settings."""
     member = site.claimer()
     faulty(member).fail(Fault.FAILED)
@@ -275,7 +275,7 @@ def test_a_twin_with_the_same_instance_id_is_not_mistaken_for_oneself(site: Site
     assert member.claim([0]) == []
 
 
-def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
+def test_a_partition_is_requested_once_in_a_tenure(site: Site) -> None:
     """An instance appends one ClaimingPartition for each partition, even after a release."""
     site.owner_of(1)
     member = site.member()
@@ -397,7 +397,7 @@ def test_a_claim_that_cannot_be_read_back_leaves_nothing_behind(site: Site) -> N
     assert site.owner(0) is None
 
 
-def test_unacknowledged_records_are_told_in_one_line(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_unacknowledged_records_are_reported_in_one_line(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """A thousand records without an acknowledgement cause one log line, not a thousand."""
     member = site.member()
     faulty(member).fail(Fault.FAILED)
@@ -448,10 +448,10 @@ def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> No
     """Whether an owner is dead is determined once for all its claims, while other threads continue to read."""
     site.owner_of(*range(50))
     member = site.member()
-    asked: list[Owner] = []
+    requested: list[Owner] = []
 
     def is_dead(owner: Owner) -> bool:
-        asked.append(owner)
+        requested.append(owner)
         free = threading.Thread(target=member.rationalizer.catch_up)
         free.start()
         free.join(WITHIN_S)
@@ -459,9 +459,9 @@ def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> No
         return True
 
     assert len(member.claimable(range(50), is_dead=is_dead)) == 50
-    assert len(asked) == 1
+    assert len(requested) == 1
     member.claim(range(50), is_dead=is_dead)
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 def test_a_claim_made_after_the_look_is_not_revoked(site: Site) -> None:
@@ -495,7 +495,7 @@ def test_claimable_leaves_out_what_is_held_and_what_failed_too_often(site: Site)
     assert member.claimable([0, 1, 2], max_attempts=2) == [0, 1, 2]
 
 
-def test_revoke_tells_what_it_took(site: Site) -> None:
+def test_revoke_reports_what_it_took(site: Site) -> None:
     """Only claims that still have the given epoch are revoked and returned."""
     owner = site.owner_of(0, 1)
     epochs = {number: claim.epoch for number, claim in owner.claims.items()}

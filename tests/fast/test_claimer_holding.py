@@ -106,7 +106,7 @@ def test_no_heartbeat_for_what_is_not_held(site: Site) -> None:
     assert site.values() == before
 
 
-def test_a_lost_lease_is_not_told_as_held_by_oneself(site: Site) -> None:
+def test_a_lost_lease_is_not_reported_as_held_by_oneself(site: Site) -> None:
     """After its lease a member holds nothing, even while the log still shows it as owner."""
     member = site.owner_of(0)
     site.clock.advance(2 * HI_MS)
@@ -191,7 +191,7 @@ def test_a_member_fences_itself_while_the_broker_is_down(site: Site) -> None:
         member.check([0])
 
 
-def test_who_lost_a_claim_is_told_who_holds_it(site: Site) -> None:
+def test_who_lost_a_claim_is_reported_who_holds_it(site: Site) -> None:
     """The heartbeat of a member that was replaced is refused, and the error names the new owner."""
     member = site.owner_of(0)
     successor = site.member()
@@ -206,7 +206,9 @@ def test_who_lost_a_claim_is_told_who_holds_it(site: Site) -> None:
     assert site.owner(0) == successor.member.instance
 
 
-def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_is_reported_before_the_broker_is_requested_anything_else(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A member that knows its claim is lost stops before any further request, which could take long."""
     member = site.owner_of(0)
     site.member().claim([0], is_dead=lambda _: True)
@@ -325,7 +327,7 @@ def test_check_waits_for_nobody_that_waits_for_it(site: Site) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_the_lease_is_told_without_waiting(site: Site) -> None:
+def test_the_lease_is_reported_without_waiting(site: Site) -> None:
     """The rest of the lease can be read while another thread waits for the broker."""
     member = site.owner_of(0)
     waiting, done = threading.Event(), threading.Event()
@@ -393,7 +395,7 @@ def test_a_plan_that_is_not_in_the_log_is_an_error(site: Site) -> None:
         member.plan({0: 10})
 
 
-def test_planning_what_was_lost_tells_the_loss(site: Site) -> None:
+def test_planning_what_was_lost_reports_the_loss(site: Site) -> None:
     """A plan for a partition that another member has claimed raises the loss of the claim."""
     member = site.owner_of(0)
     site.member().claim([0], is_dead=lambda _: True)
@@ -726,7 +728,7 @@ def test_an_open_plan_keeps_its_end_for_the_next_owner(site: Site) -> None:
     assert site.key().plan_end is None
 
 
-def test_claims_are_told_apart_by_group_and_topic(site: Site) -> None:
+def test_claims_are_distinguished_by_group_and_topic(site: Site) -> None:
     """A claimer of another topic or group neither sees nor affects these claims."""
     member = site.owner_of(0)
     rationalizer = Rationalizer(site.log(), clock=site.clock)

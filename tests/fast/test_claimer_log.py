@@ -343,7 +343,7 @@ def test_what_may_have_been_given_up_at_a_new_position_is_held_no_more(site: Sit
     assert site.key().offset == 9
 
 
-def test_the_key_to_a_topic_may_be_lost_while_the_others_are_asked_for(site: Site) -> None:
+def test_the_key_to_a_topic_may_be_lost_while_the_others_are_requested(site: Site) -> None:
     """A heartbeat in another thread detects the loss while dead owners are looked up."""
     site.owner_of(1)
     member = site.owner_of(0)
@@ -384,7 +384,7 @@ def begun(site: Site) -> tuple[Claimer, FaultyLog, int]:
     return claimer, log, end
 
 
-def test_an_acknowledgement_where_something_was_read_before_tells_of_a_truncated_log(
+def test_an_acknowledgement_where_something_was_read_before_reports_a_truncated_log(
     site: Site, begun: tuple[Claimer, FaultyLog, int]
 ) -> None:
     """Retention deletes from the start, so records missing just before the snapshot's end were lost, not deleted."""

@@ -50,15 +50,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
 
 
 @pytest.mark.slow
-def test_health_is_off_unless_asked_for(fake: type[Fake], capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_is_off_unless_requested(fake: type[Fake], capsys: pytest.CaptureFixture[str]) -> None:
     """The health address is printed."""
     del fake
     started, stopped = call(capsys, "coordinator", "run", "--json", *BROKERS).lines
     assert (started["event"], started["health"], stopped["event"]) == ("started", None, "stopped")
     started, _ = call(capsys, "coordinator", "run", "--json", "--health", "0", *BROKERS).lines
     assert started["health"].startswith("127.0.0.1:")
-    told = call(capsys, "coordinator", "run", "--health", "0", *BROKERS).err
-    assert "its health is at http://127.0.0.1:" in told
+    reported = call(capsys, "coordinator", "run", "--health", "0", *BROKERS).err
+    assert "its health is at http://127.0.0.1:" in reported
 
 
 @pytest.mark.parametrize(("healthy", "status"), [(True, 200), (False, 503)])

@@ -141,7 +141,7 @@ def test_a_process_without_spark_has_no_problem(monkeypatch: pytest.MonkeyPatch)
     assert "pip install 'marshal-dagster[spark]'" in findings["spark"].found
 
 
-def test_versions_are_told_and_missing_packages_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_reported_and_missing_packages_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """All versions are in one line; a package that is not installed is named."""
     assert "confluent-kafka" in on_machine("versions", {}).found
     monkeypatch.setattr(machine, "_PACKAGES", ("marshal-dagster", "not-there-at-all"))
@@ -196,7 +196,7 @@ def test_log_time_ahead_of_the_clock_is_a_problem(
     assert ("(coordination partitions 0)" in finding.found) == (state is CheckState.PROBLEM)
 
 
-def test_records_that_lie_elsewhere_are_told(broker: MemoryBroker, clock: ManualClock) -> None:
+def test_records_that_lie_elsewhere_are_reported(broker: MemoryBroker, clock: ManualClock) -> None:
     """Records in the wrong partition show that partitions were added, or that a writer uses a different count."""
     broker.append((HOME + 1) % 4, CLAIM)
     finding = in_log(broker, clock)["partition count"]
@@ -244,7 +244,7 @@ def of_snapshots(broker: MemoryBroker, snapshots: Snapshots, retention: Retentio
     return finding
 
 
-def test_without_a_snapshot_topic_it_is_told_what_makes_one(broker: MemoryBroker) -> None:
+def test_without_a_snapshot_topic_it_is_reported_what_makes_one(broker: MemoryBroker) -> None:
     """A deployment created before snapshots existed gets a warning."""
     finding = of_snapshots(broker, Snapshots(MemorySnapshotTopic(0)), Retention())
     assert finding.state is CheckState.WARNING

@@ -34,7 +34,7 @@ def is_complete(finding: Finding) -> bool:
     return finding.state in {CheckState.PROBLEM, CheckState.WARNING} and all((finding.found, finding.why, finding.fix))
 
 
-def test_a_reader_is_told_what_it_can_do() -> None:
+def test_a_reader_is_reported_what_it_can_do() -> None:
     """A missing WRITE is not a problem: the rights are listed with what they allow."""
     finding = acls.of_coordination_topic(topic_info(READER), ASKER)
     assert (finding.state, finding.fix) == (CheckState.OK, "")
@@ -42,7 +42,7 @@ def test_a_reader_is_told_what_it_can_do() -> None:
     assert "not claim" in finding.found
 
 
-def test_a_member_is_told_that_it_is_one() -> None:
+def test_a_member_is_reported_that_it_is_one() -> None:
     """With WRITE the principal can claim, and it controls every group in the log."""
     finding = acls.of_coordination_topic(topic_info(MEMBER), ASKER)
     assert finding.state is CheckState.OK
@@ -79,7 +79,7 @@ def test_a_member_should_write_snapshots(held: frozenset[Right], missing: list[s
     assert [right for right in ("Read", "Write") if f"--operation {right}" in finding.fix] == missing
 
 
-def test_a_data_topic_that_cannot_be_read_is_told() -> None:
+def test_a_data_topic_that_cannot_be_read_is_reported() -> None:
     """A batch would be claimed and then fail. A principal that cannot claim needs no right to read it."""
     finding = acls.of_data_topic(topic_info(frozenset({Right.DESCRIBE})), ASKER, is_member=True)
     assert finding is not None
@@ -88,7 +88,7 @@ def test_a_data_topic_that_cannot_be_read_is_told() -> None:
     assert acls.of_data_topic(topic_info(frozenset({Right.DESCRIBE})), ASKER, is_member=False) is None
 
 
-def test_a_topic_that_may_not_be_seen_is_told() -> None:
+def test_a_topic_that_may_not_be_seen_is_reported() -> None:
     """Without DESCRIBE on the coordination topic nothing works; on another topic it is only a warning."""
     needed = acls.missing_describe("__marshal", ASKER, is_needed=True)
     assert (needed.state, "--operation Describe" in needed.fix) == (CheckState.PROBLEM, True)
@@ -96,14 +96,14 @@ def test_a_topic_that_may_not_be_seen_is_told() -> None:
     assert (other.state, is_complete(other)) == (CheckState.WARNING, True)
 
 
-def test_rights_that_brokers_do_not_tell_are_not_checked() -> None:
+def test_rights_that_brokers_do_not_report_are_not_checked() -> None:
     """Old brokers do not report the rights, so none is called missing."""
     assert acls.of_coordination_topic(topic_info(None), ASKER).state is CheckState.NOT_CHECKED
     assert acls.of_snapshot_topic(topic_info(None), ASKER, is_member=True).state is CheckState.NOT_CHECKED
     assert acls.of_data_topic(topic_info(None), ASKER, is_member=True) is None
 
 
-def test_the_brokers_versions_are_told() -> None:
+def test_the_brokers_versions_are_reported() -> None:
     """Each version is listed once; if it cannot be read, the right that it requires is named."""
     several = brokers.versions([Broker("3.9-IV0"), Broker(FROM_4), Broker(FROM_4)], "x")
     assert (several.state, several.found) == (CheckState.OK, "3 alive; Kafka 3.9-IV0 and Kafka 4.0 or newer")
@@ -125,13 +125,13 @@ def test_brokers_that_give_topics_no_ids_are_a_problem() -> None:
         ([Replicas(3, 3, has_leader=False)], CheckState.PROBLEM, "partitions 0 "),
     ],
 )
-def test_replicas_out_of_sync_are_told(replicas: list[Replicas], state: CheckState, where: str) -> None:
+def test_replicas_out_of_sync_are_reported(replicas: list[Replicas], state: CheckState, where: str) -> None:
     """Fewer in-sync replicas than min.insync.replicas are a problem; fewer than all are a warning."""
     finding = brokers.replicas(topic_info(MEMBER, *replicas), 2, "broker:9092")
     assert (finding.state, is_complete(finding), where in finding.found) == (state, state is not CheckState.OK, True)
 
 
-def test_an_answer_that_was_held_back_is_told() -> None:
+def test_an_answer_that_was_held_back_is_reported() -> None:
     """A quota that throttles doctor also throttles members.
 
     Without throttling the finding states that this is no proof.
@@ -207,8 +207,10 @@ class Forbidding:
 )
 def test_what_may_not_be_read_is_not_waited_for(held: frozenset[Right] | None, names: list[str]) -> None:
     """Without READ the log is not read, because the client would only reach its time-out."""
-    asked = CheckedCluster(KafkaConnection(bootstrap_servers="broker:9092"), cast("KafkaInspector", Forbidding(held)))
-    findings = list(check_deployment("__marshal", asked, asked))
+    requested = CheckedCluster(
+        KafkaConnection(bootstrap_servers="broker:9092"), cast("KafkaInspector", Forbidding(held))
+    )
+    findings = list(check_deployment("__marshal", requested, requested))
     assert [finding.name for finding in findings] == names
     assert CheckState.PROBLEM in {each.state for each in findings}
 
@@ -244,7 +246,9 @@ def test_rights_and_replicas_are_looked_up(cluster: KafkaInspector, monkeypatch:
     assert cluster.topic_info("orders").rights is None
 
 
-def test_a_brokers_version_is_told_by_its_settings(cluster: KafkaInspector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_brokers_version_is_reported_by_its_settings(
+    cluster: KafkaInspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Up to 3.9 a setting names the version; 4.0 no longer has that setting."""
     assert cluster.brokers() == [Broker(FROM_4)]
     monkeypatch.setattr(Cluster, "settings", {"inter.broker.protocol.version": SimpleNamespace(value="3.8-IV0")})

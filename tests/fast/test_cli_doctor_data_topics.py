@@ -75,7 +75,7 @@ def test_a_topic_without_an_id_is_a_warning() -> None:
     assert (finding.state, finding.found) == (CheckState.WARNING, "it has no id")
 
 
-def test_a_topic_made_anew_is_a_problem() -> None:
+def test_a_topic_re_created_is_a_problem() -> None:
     """An offset of a topic with another id is reported as such and not checked further."""
     (finding,) = judged(topic(), Position("g", 0, 5_000, OTHER_ID), Position("h", 0, 50, ID))
     assert finding.state is CheckState.PROBLEM
@@ -108,7 +108,7 @@ def test_records_that_were_deleted_unread_are_a_problem(offset: int, *, is_wrong
     ("offset", "young_from", "records"),
     [(50, 50, 0), (49, 50, 1), (20, None, 80), (100, None, 0), (30, 90, 60), (None, 90, 0)],
 )
-def test_unread_records_that_will_soon_be_deleted_are_told(
+def test_unread_records_that_will_soon_be_deleted_are_reported(
     offset: int | None, young_from: int | None, records: int
 ) -> None:
     """Unread records older than half of the retention are counted; without a younger record all of them are."""
@@ -127,18 +127,18 @@ def test_what_is_lost_is_not_counted_as_what_will_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "start", "is_told"), [(59, 20, True), (60, 20, False), (10, 0, False), (None, 20, False)]
+    ("offset", "start", "is_reported"), [(59, 20, True), (60, 20, False), (10, 0, False), (None, 20, False)]
 )
-def test_a_position_in_the_older_half_of_a_topic_of_limited_size_is_told(
-    offset: int | None, start: int, *, is_told: bool
+def test_a_position_in_the_older_half_of_a_topic_of_limited_size_is_reported(
+    offset: int | None, start: int, *, is_reported: bool
 ) -> None:
     """If size limits retention and records were deleted already, the older half is next."""
     findings = judged(topic({"retention.bytes": "1000"}, (start, 100)), Position("g", 0, offset, ID))
-    assert [finding.state for finding in findings] == [CheckState.WARNING] * is_told
+    assert [finding.state for finding in findings] == [CheckState.WARNING] * is_reported
     assert all("retention.bytes=2000" in each.fix for each in findings)
 
 
-def test_a_retention_that_does_not_count_is_not_told() -> None:
+def test_a_retention_that_does_not_count_is_not_reported() -> None:
     """A topic that is only compacted deletes nothing by age or size, whatever these settings are."""
     settings = {"cleanup.policy": "compact", "retention.ms": "1", "retention.bytes": "1"}
     (finding,) = judged(topic(settings, (20, 100), young_from={0: None}))
@@ -146,14 +146,14 @@ def test_a_retention_that_does_not_count_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("policy", ["compact", "compact,delete", "delete, compact"])
-def test_compaction_is_told(policy: str) -> None:
+def test_compaction_is_reported(policy: str) -> None:
     """Compaction can remove unread records."""
     (finding,) = judged(topic({"cleanup.policy": policy}))
     assert (finding.state, policy in finding.found) == (CheckState.WARNING, True)
     assert finding.fix.endswith("--entity-name orders --add-config cleanup.policy=delete")
 
 
-def test_unclean_elections_are_told() -> None:
+def test_unclean_elections_are_reported() -> None:
     """An unclean election can reuse offsets that were read for other records."""
     (finding,) = judged(topic({"unclean.leader.election.enable": "true"}))
     assert (finding.state, "unclean" in finding.found) == (CheckState.WARNING, True)
@@ -171,7 +171,7 @@ class Cluster:
         self.held = rights
         self.kept = settings
         self.raises: dict[str, MarshalError] = {}
-        self.asked_since_ms = 0
+        self.requested_since_ms = 0
         self.future: dict[int, int] = {}
 
     def topic_info(self, name: str) -> TopicInfo:
@@ -194,7 +194,7 @@ class Cluster:
         """Return offset 60 for any past time, and the offsets in `future` for a time in the future."""
         if time_ms > time.time() * 1_000:
             return {number: self.future[number] for number in partitions if number in self.future}
-        self.asked_since_ms = time_ms
+        self.requested_since_ms = time_ms
         return dict.fromkeys(partitions, 60)
 
 
@@ -287,7 +287,7 @@ def test_a_topic_is_looked_up_where_the_log_names_it() -> None:
     at = [Position("g", 1, 50, ID), Position("g", 9, 50, ID)]
     found = read_data_topic(cast("KafkaInspector", cluster), topic_info, cluster.kept, at, 10_000)
     assert (found.bounds, found.ends, found.young_from) == ({1: OffsetBounds(0, 93)}, {1: 100}, {1: 60})
-    assert cluster.asked_since_ms == 10_000 - 500
+    assert cluster.requested_since_ms == 10_000 - 500
     assert read_data_topic(cast("KafkaInspector", cluster), topic_info, DELETES, at, 10_000).young_from == {}
 
 
@@ -351,13 +351,13 @@ def test_settings_that_may_not_be_seen_are_counted() -> None:
     assert "the settings of 1 may not be read" in summary.found
 
 
-def test_a_data_topic_without_read_is_told() -> None:
+def test_a_data_topic_without_read_is_reported() -> None:
     """A principal that can describe but not read a topic cannot process it."""
     right, _ = check(Cluster(DELETES, frozenset({Right.DESCRIBE})), "orders")
     assert (right.name, right.state) == ("rights", CheckState.WARNING)
 
 
-def test_a_cluster_that_stops_answering_is_told_once() -> None:
+def test_a_cluster_that_stops_answering_is_reported_once() -> None:
     """The time-out of one request is not repeated for each topic."""
     cluster = Cluster(DELETES)
     cluster.raises = {"a": UnavailableError("gone")}

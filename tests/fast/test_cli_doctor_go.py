@@ -57,7 +57,7 @@ def test_a_topic_of_go_consumers_alone_is_in_order(site: Site) -> None:
 
 @pytest.mark.parametrize(("is_live", "state"), [(True, CheckState.PROBLEM), (False, CheckState.WARNING)])
 @pytest.mark.parametrize("is_by_record", [True, False])
-def test_native_groups_beside_go_consumers_are_told(
+def test_native_groups_beside_go_consumers_are_reported(
     site: Site, is_live: bool, state: CheckState, is_by_record: bool
 ) -> None:
     """A starting Go consumer may begin far before its offset. If none is live, its keys may be left over."""
@@ -85,7 +85,7 @@ def of_senders(site: Site) -> dict[str, Finding]:
     return {each.name: each for each in found}
 
 
-def test_records_with_their_senders_timestamps_are_told(site: Site) -> None:
+def test_records_with_their_senders_timestamps_are_reported(site: Site) -> None:
     """The finding names the last such record."""
     site.owner_of(0, at=50)
     assert of_senders(site)["timestamps"].state is CheckState.OK
@@ -99,9 +99,9 @@ def test_records_with_their_senders_timestamps_are_told(site: Site) -> None:
     assert "LogAppendTime" in found.fix
 
 
-@pytest.mark.parametrize(("behind_s", "is_go", "is_told"), [(7, True, False), (7, False, True), (10, True, True)])
+@pytest.mark.parametrize(("behind_s", "is_go", "is_reported"), [(7, True, False), (7, False, True), (10, True, True)])
 def test_members_of_go_groups_date_their_records_back_on_purpose(
-    site: Site, behind_s: int, is_go: bool, is_told: bool
+    site: Site, behind_s: int, is_go: bool, is_reported: bool
 ) -> None:
     """They set the time two seconds back, which is not a fault of their clocks."""
     if not is_go:
@@ -111,7 +111,7 @@ def test_members_of_go_groups_date_their_records_back_on_purpose(
         site.say(
             Heartbeat(instance="run1.0", client="c", group="etl", topic="orders", partition=0, time_s=time_s, offset=1)
         )
-    assert (of_senders(site)["clocks"].state is CheckState.WARNING) is is_told
+    assert (of_senders(site)["clocks"].state is CheckState.WARNING) is is_reported
 
 
 UNUSABLE: list[dict[str, Any]] = [

@@ -77,35 +77,35 @@ def states(broker: MemoryBroker, clock: ManualClock) -> tuple[CheckState, CheckS
     return found["clocks"].state, found["members"].state
 
 
-def test_an_empty_log_has_nothing_to_tell(broker: MemoryBroker, clock: ManualClock) -> None:
+def test_an_empty_log_has_nothing_to_report(broker: MemoryBroker, clock: ManualClock) -> None:
     """Without records there is no finding."""
     assert states(broker, clock) == (CheckState.OK, CheckState.OK)
 
 
-@pytest.mark.parametrize(("ahead_ms", "is_told"), [(0, False), (5_000, False), (6_000, True), (3_600_000, True)])
-def test_a_sender_whose_clock_is_ahead_is_told(
-    broker: MemoryBroker, clock: ManualClock, ahead_ms: int, *, is_told: bool
+@pytest.mark.parametrize(("ahead_ms", "is_reported"), [(0, False), (5_000, False), (6_000, True), (3_600_000, True)])
+def test_a_sender_whose_clock_is_ahead_is_reported(
+    broker: MemoryBroker, clock: ManualClock, ahead_ms: int, *, is_reported: bool
 ) -> None:
     """A record cannot be sent after the broker received it, so one record is enough."""
     send(broker, CLAIM, ahead_ms=ahead_ms)
     finding = findings(broker, clock)["clocks"]
-    assert (finding.state is CheckState.WARNING) == is_told
-    assert ("client c is" in finding.found and "ahead of the broker's" in finding.found) == is_told
-    assert (f"(coordination partitions {HOME})" in finding.found) == is_told
+    assert (finding.state is CheckState.WARNING) == is_reported
+    assert ("client c is" in finding.found and "ahead of the broker's" in finding.found) == is_reported
+    assert (f"(coordination partitions {HOME})" in finding.found) == is_reported
 
 
 @pytest.mark.parametrize(
-    ("behind_ms", "is_told"),
+    ("behind_ms", "is_reported"),
     [([9_000], False), ([9_000] * 3, True), ([9_000, 9_000, 2_000], False), ([5_000] * 3, False)],
 )
-def test_a_sender_whose_clock_is_behind_is_told(
-    broker: MemoryBroker, clock: ManualClock, behind_ms: list[int], *, is_told: bool
+def test_a_sender_whose_clock_is_behind_is_reported(
+    broker: MemoryBroker, clock: ManualClock, behind_ms: list[int], *, is_reported: bool
 ) -> None:
     """A record may wait before it is sent, so several are needed, and the smallest difference counts."""
     for each in behind_ms:
         send(broker, BEAT, ahead_ms=-each)
     finding = findings(broker, clock)["clocks"]
-    assert (finding.state is CheckState.WARNING, "behind the broker's" in finding.found) == (is_told, is_told)
+    assert (finding.state is CheckState.WARNING, "behind the broker's" in finding.found) == (is_reported, is_reported)
 
 
 def test_clocks_are_compared_for_each_client_and_coordination_partition(
@@ -120,7 +120,7 @@ def test_clocks_are_compared_for_each_client_and_coordination_partition(
     assert (f"(coordination partitions {HOME})" in found, "client d" in found) == (True, False)
 
 
-def test_what_was_long_ago_is_not_told(broker: MemoryBroker, clock: ManualClock) -> None:
+def test_what_was_long_ago_is_not_reported(broker: MemoryBroker, clock: ManualClock) -> None:
     """A clock that was wrong last week may have been corrected."""
     send(broker, CLAIM, ahead_ms=60_000)
     clock.advance(RECENT_MS)
@@ -146,7 +146,7 @@ def test_junk_is_passed_over(broker: MemoryBroker, clock: ManualClock) -> None:
     assert "0 records" in findings(broker, clock)["clocks"].found
 
 
-def test_settings_that_were_refused_are_told(broker: MemoryBroker, clock: ManualClock) -> None:
+def test_settings_that_were_refused_are_reported(broker: MemoryBroker, clock: ManualClock) -> None:
     """A request for different settings is reported with client id, settings and place."""
     ask(broker, FAST)
     ask(broker, GroupSettings(), client="d")
@@ -156,7 +156,7 @@ def test_settings_that_were_refused_are_told(broker: MemoryBroker, clock: Manual
     assert finding.found.endswith(f"in coordination partitions {HOME}")
 
 
-def test_settings_that_were_in_force_before_are_not_told(broker: MemoryBroker, clock: ManualClock) -> None:
+def test_settings_that_were_in_force_before_are_not_reported(broker: MemoryBroker, clock: ManualClock) -> None:
     """Settings that are repeated, or changed in a pause by the pausing instance, are fine in each partition."""
     ask(broker, FAST)
     ask(broker, FAST, partition=OTHER)
@@ -169,7 +169,7 @@ def test_settings_that_were_in_force_before_are_not_told(broker: MemoryBroker, c
 
 @pytest.mark.parametrize("beat", [BEAT, RANGE_BEAT])
 @pytest.mark.parametrize(
-    ("gaps_ms", "is_told"),
+    ("gaps_ms", "is_reported"),
     [
         ([60_000] * 2, True),
         ([12_501] * 2, True),
@@ -178,8 +178,8 @@ def test_settings_that_were_in_force_before_are_not_told(broker: MemoryBroker, c
         ([60_000, 60_000, 9_000], False),
     ],
 )
-def test_a_member_that_beats_too_seldom_is_told(
-    broker: MemoryBroker, clock: ManualClock, beat: Message, gaps_ms: list[int], *, is_told: bool
+def test_a_member_that_beats_too_seldom_is_reported(
+    broker: MemoryBroker, clock: ManualClock, beat: Message, gaps_ms: list[int], *, is_reported: bool
 ) -> None:
     """Several gaps between an instance's heartbeats are all longer than the group's interval."""
     ask(broker, FAST)
@@ -188,8 +188,8 @@ def test_a_member_that_beats_too_seldom_is_told(
         clock.advance(gap_ms)
         send(broker, beat)
     finding = findings(broker, clock)["members"]
-    assert (finding.state is CheckState.WARNING) == is_told
-    assert ("heartbeats of client c come every" in finding.found) == is_told
+    assert (finding.state is CheckState.WARNING) == is_reported
+    assert ("heartbeats of client c come every" in finding.found) == is_reported
 
 
 def test_beats_of_different_tenures_are_not_compared(broker: MemoryBroker, clock: ManualClock) -> None:
@@ -218,7 +218,7 @@ NAMED = DataTopic(instance="i", client="c", group="g", topic="orders", partition
 
 
 @pytest.mark.parametrize(
-    ("settings", "messages", "passed_ms", "is_told"),
+    ("settings", "messages", "passed_ms", "is_reported"),
     [
         (GroupSettings(), [CLAIM, BEAT], 0, True),
         (GroupSettings(), [CLAIM, BEAT], RECENT_MS, True),
@@ -229,14 +229,14 @@ NAMED = DataTopic(instance="i", client="c", group="g", topic="orders", partition
         (GO, [CLAIM, BEAT], 0, False),
     ],
 )
-def test_an_owner_that_names_no_data_topic_is_told(
+def test_an_owner_that_names_no_data_topic_is_reported(
     broker: MemoryBroker,
     clock: ManualClock,
     settings: GroupSettings,
     messages: list[Message],
     passed_ms: int,
     *,
-    is_told: bool,
+    is_reported: bool,
 ) -> None:
     """Only a Go consumer or an older version sends heartbeats for a partition without a DataTopic record."""
     ask(broker, settings)
@@ -244,8 +244,8 @@ def test_an_owner_that_names_no_data_topic_is_told(
         send(broker, message)
     clock.advance(passed_ms)
     finding = findings(broker, clock)["members"]
-    assert (finding.state is CheckState.WARNING) == is_told
-    assert ("client c holds 1 partitions and names no data topic" in finding.found) == is_told
+    assert (finding.state is CheckState.WARNING) == is_reported
+    assert ("client c holds 1 partitions and names no data topic" in finding.found) == is_reported
 
 
 def test_of_a_log_that_is_only_observed_no_owner_is_judged(broker: MemoryBroker, clock: ManualClock) -> None:

@@ -56,7 +56,7 @@ def test_a_topic_as_it_is_made_is_right() -> None:
         ("unclean.leader.election.enable", "true", CheckState.WARNING),
     ],
 )
-def test_a_wrong_setting_is_told(setting: str, value: str, when_cut: CheckState) -> None:
+def test_a_wrong_setting_is_reported(setting: str, value: str, when_cut: CheckState) -> None:
     """A wrong setting matters more if retention cuts the log, because readers then start from snapshots."""
     cluster = Cluster({**SNAPSHOT_SETTINGS, setting: value})
     (whole,), (cut,) = check(cluster), check(cluster, log_is_cut=True)
@@ -69,7 +69,7 @@ def test_a_wrong_setting_is_told(setting: str, value: str, when_cut: CheckState)
 @pytest.mark.parametrize(
     ("partitions", "states"), [(3, [CheckState.WARNING]), (4, [CheckState.OK]), (5, [CheckState.OK])]
 )
-def test_missing_partitions_are_told(partitions: int, states: list[CheckState]) -> None:
+def test_missing_partitions_are_reported(partitions: int, states: list[CheckState]) -> None:
     """Each coordination partition needs the snapshot partition of its number; additional ones do no harm."""
     findings = check(Cluster(SNAPSHOT_SETTINGS, partitions))
     assert [each.state for each in findings] == states
@@ -77,7 +77,7 @@ def test_missing_partitions_are_told(partitions: int, states: list[CheckState]) 
         assert findings[0].fix.endswith("--alter --topic __marshal_snapshot --partitions 4")
 
 
-def test_a_missing_topic_is_told_elsewhere() -> None:
+def test_a_missing_topic_is_reported_elsewhere() -> None:
     """The check of the snapshots reports a missing topic; settings that cannot be read are not checked."""
     assert check(Cluster({}, raises=TopicNotFoundError("no such topic"))) == []
     (finding,) = check(Cluster({}, raises=AuthorizationError("DESCRIBE_CONFIGS")))

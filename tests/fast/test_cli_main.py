@@ -141,11 +141,11 @@ def in_bash(script: str, folder: Path) -> str:
 def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     """`--install-completion` writes the completion to files in the user's home."""
     assert "bash completion installed" in in_bash("marshal-dagster --install-completion; true", tmp_path)
-    asked = [["po"], ["position", ""], ["position", "import", "--ch"]]
+    requested = [["po"], ["position", ""], ["position", "import", "--ch"]]
     completed = "".join(
         f"COMP_WORDS=(marshal-dagster {' '.join(map(shlex.quote, words))}) COMP_CWORD={len(words)}\n"
         '_marshal_dagster_completion marshal-dagster; echo "${COMPREPLY[@]}"\n'
-        for words in asked
+        for words in requested
     )
     assert in_bash(f'. "$HOME/.bashrc"\n{completed}', tmp_path).splitlines() == [
         "position",
@@ -200,7 +200,7 @@ def test_the_page_about_the_command_line_names_everything() -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_wrong_usage_is_reported_on_stderr(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     """An unknown or missing option, command or argument ends with exit code 2."""
     answer = call(capsys, *arguments)
     assert (answer.code, answer.out) == (2, "")
@@ -329,7 +329,9 @@ def test_debug_shows_where_an_error_comes_from(
     assert answer.err.endswith("marshal-dagster: no\n")
 
 
-def test_a_mistake_of_ours_is_told_as_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_is_reported_as_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An unexpected error is one line too, with its own exit code and what to do."""
     failing(monkeypatch, KeyError("lost"))
     answer = call(capsys, "replay", "x")
@@ -421,7 +423,7 @@ def test_no_terminal_acts_upon_what_a_log_holds(capsys: pytest.CaptureFixture[st
     assert out.replace("\n", "").isprintable()
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """`--version` prints the program and its version."""
     assert call(capsys, "--version").out.startswith("marshal-dagster 0.")
 

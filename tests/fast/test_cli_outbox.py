@@ -38,19 +38,19 @@ class Box:
 
     rows: int = 0
     aside: list[ParkedRow] = field(default_factory=list)
-    asked: list[Any] = field(default_factory=list)
+    requested: list[Any] = field(default_factory=list)
     leader: str | None = "host"
     blocked: list[BlockingTransaction] = field(default_factory=list)
     failure: UnavailableError | None = None
 
     def inspector(self, tables: OutboxTables) -> "Box":
         """Replace `OutboxInspector`."""
-        self.asked.append((tables.schema, tables.name))
+        self.requested.append((tables.schema, tables.name))
         return self
 
     def close(self) -> None:
         """Record that the connection was closed."""
-        self.asked.append("closed")
+        self.requested.append("closed")
 
     def status(self) -> OutboxStatus:
         """Return the status of the outbox."""
@@ -129,7 +129,7 @@ def test_a_wrong_connection_string_is_not_shown(
 
 
 @pytest.mark.parametrize("arguments", [["--debug"], []])
-def test_a_database_that_is_away_is_told_without_its_password(
+def test_a_database_that_is_away_is_reported_without_its_password(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     """The exit code is 3, with `--debug` too."""
@@ -145,7 +145,7 @@ def test_without_psycopg_it_says_what_to_install(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     answer = act(capsys, "status")
     assert (answer.code, "pip install 'marshal-dagster[postgres]'" in answer.error) == (2, True)
-    assert box.asked == []
+    assert box.requested == []
 
 
 # init
@@ -193,8 +193,8 @@ def test_init_without_a_kafka_makes_the_tables_alone(made: Made, capsys: pytest.
     """A line reports that no topics were created; in JSON they are null."""
     answer = act(capsys, "init")
     assert (answer.code, "no Kafka cluster is specified" in answer.error) == (0, True)
-    told = act(capsys, "init", "--json")
-    assert (told.err, told.json["topics"], told.json["notifies"]) == ("", None, True)
+    reported = act(capsys, "init", "--json")
+    assert (reported.err, reported.json["topics"], reported.json["notifies"]) == ("", None, True)
     assert (made.notifies, made.topics) == ([True, True], [])
 
 
@@ -212,7 +212,7 @@ def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixtu
         "session 3, started by host at 2026-01-31 18:00:00.250Z",
     ]
     assert "GET /health of the harvester has its failure" in answer.out.splitlines()[4]
-    assert box.asked == [("s", "b"), "closed"]
+    assert box.requested == [("s", "b"), "closed"]
     assert act(capsys, "status", "--json").json == {
         "outbox": "outbox",
         "schema": "public",
@@ -264,8 +264,8 @@ def test_parked_rows_are_listed(box: Box, capsys: pytest.CaptureFixture[str]) ->
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.splitlines()[1] == r" 7  orders  k        12  2026-01-31 18:00:00.250Z  too large \x1b[31m7"
     assert act(capsys, "parked", "list", "-n", "1").error == "1 more; --limit shows them"
-    told = act(capsys, "parked", "list", "-n", "1", "--json").json
-    assert (told["parked"], [each["id"] for each in told["rows"]]) == (2, [7])
+    reported = act(capsys, "parked", "list", "-n", "1", "--json").json
+    assert (reported["parked"], [each["id"] for each in reported["rows"]]) == (2, [7])
     assert act(capsys, "parked", "list", "--json").json["rows"][1]["key"] == "\\xf6"
     box.aside = []
     assert act(capsys, "parked", "list").out == "No rows are set aside\n"
@@ -403,7 +403,7 @@ def test_changes_of_role_are_lines_of_json(
 
 @pytest.mark.parametrize("command", ["harvest", "drain"])
 @pytest.mark.parametrize(("error", "code"), [(TopicNotFoundError("gone"), 5), (UnavailableError("away"), 3)])
-def test_what_it_fails_with_is_told(
+def test_what_it_fails_with_is_reported(
     worker: Worker, capsys: pytest.CaptureFixture[str], command: str, error: MarshalError, code: int
 ) -> None:
     """The error is one line, with its exit code."""
@@ -416,7 +416,7 @@ def test_what_it_fails_with_is_told(
     assert (answer.code, answer.err.splitlines()[-1]) == (code, f"marshal-dagster: {error}")
 
 
-def test_what_the_harvester_warns_of_is_told_each_time(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_harvester_warns_of_is_reported_each_time(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
     """A service runs for long and the same problem may recur, so each warning appears on stderr."""
 
     def work() -> None:
@@ -446,7 +446,7 @@ def test_options_reach_the_harvester(worker: Worker, capsys: pytest.CaptureFixtu
     assert worker.options == HarvesterOptions(limits=HarvestLimits(topic_patience_s=7), partitioner="fnv1a")
 
 
-def test_health_is_off_unless_asked_for(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_is_off_unless_requested(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
     """The address is reported; an invalid one is an error that names the option."""
     assert act(capsys, "harvest", "--json", *BROKERS).lines[0]["health"] is None
     assert act(capsys, "harvest", "--json", "--health", "0", *BROKERS).lines[0]["health"].startswith("127.0.0.1:")
@@ -456,7 +456,7 @@ def test_health_is_off_unless_asked_for(worker: Worker, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("parked", "code"), [(0, 0), (2, 1)])
-def test_drain_tells_what_was_published(
+def test_drain_reports_what_was_published(
     worker: Worker, box: Box, capsys: pytest.CaptureFixture[str], parked: int, code: int
 ) -> None:
     """The exit code is 1 if rows were set aside."""
@@ -465,8 +465,8 @@ def test_drain_tells_what_was_published(
     answer = act(capsys, "drain", *BROKERS)
     assert (answer.code, answer.out) == (code, f"3 rows published by this process, {parked} set aside\n")
     assert ("outbox parked list" in answer.err) == bool(parked)
-    told = act(capsys, "drain", "--json", *BROKERS)
-    assert told.json == {"published": 3, "parked": parked, "complete": True}
+    reported = act(capsys, "drain", "--json", *BROKERS)
+    assert reported.json == {"published": 3, "parked": parked, "complete": True}
 
 
 def test_rows_that_another_harvester_sets_aside_are_a_problem(
@@ -504,7 +504,7 @@ def test_a_drain_that_is_interrupted_says_so(worker: Worker, capsys: pytest.Capt
     assert answer.error == "the command was stopped before all rows were published"
 
 
-def test_a_partitioner_that_does_not_exist_is_told(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_partitioner_that_does_not_exist_is_reported(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
     """The error lists the partitioners that exist."""
     answer = act(capsys, "harvest", "--partitioner", "java", *BROKERS)
     assert (answer.code, worker.options) == (2, None)

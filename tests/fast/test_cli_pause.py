@@ -70,7 +70,7 @@ def test_a_group_is_paused_and_resumed(site: Site, capsys: pytest.CaptureFixture
     assert answer.out.rstrip().endswith("not paused")
 
 
-def test_a_pause_until_a_time_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pause_until_a_time_is_reported_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output has the state before and after for each coordination partition."""
     until_s = site.clock.wall_ms() // 1_000 + HOUR_S
     answer = act(capsys, "pause", GROUP, "--until", iso(until_s), "--json")

@@ -179,7 +179,7 @@ def test_a_dry_run_of_positions_writes_nothing(site: Site, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(("agreed", "after"), [(True, (0, 30)), (False, (1, 50))])
-def test_a_person_is_asked(
+def test_a_person_is_requested(
     site: Site,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -193,7 +193,7 @@ def test_a_person_is_asked(
     assert ("nothing was written" in answer.err) == (not agreed)
 
 
-def test_what_was_set_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_set_is_reported_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """The answer has the new generation; with JSON there is no prompt, so `--yes` is needed."""
     refused = act(capsys, *SET, "--to-earliest", "--json")
     assert (refused.code, "then add --yes" in refused.error) == (2, True)
@@ -215,7 +215,7 @@ def test_what_was_set_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("offset", "why"), [(START - 1, "offsets 19 to 20 (exclusive) are deleted"), (WRITTEN + 1, "beyond the end 110")]
 )
-def test_an_offset_outside_the_log_is_refused_unless_told(
+def test_an_offset_outside_the_log_is_refused_unless_reported(
     site: Site, capsys: pytest.CaptureFixture[str], offset: int, why: str
 ) -> None:
     """An offset within an open transaction is in range, because that record exists."""
@@ -263,7 +263,7 @@ def test_members_are_waited_for_and_named_if_they_stay(site: Site, capsys: pytes
 
 
 @pytest.mark.parametrize("error", [UnavailableError("the broker is gone"), KeyboardInterrupt()], ids=repr)
-def test_what_was_set_half_way_is_told(
+def test_what_was_set_half_way_is_reported(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """The report comes from the log, whether an error or an interrupt ended the command."""
@@ -299,7 +299,7 @@ def test_a_topic_that_was_named_anew_is_not_a_position_that_was_set(
     assert "set: partitions none; not set: 0" in answer.err
 
 
-def test_nobody_is_asked_by_a_log_that_is_only_observed(
+def test_nobody_is_requested_by_a_log_that_is_only_observed(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state in such a log may be wrong."""
@@ -309,7 +309,7 @@ def test_nobody_is_asked_by_a_log_that_is_only_observed(
     assert (answer.code, "marshal-dagster recover" in answer.err.splitlines()[-1], answer.out) == (1, True, "")
 
 
-def test_that_the_group_stays_paused_is_told(
+def test_that_the_group_stays_paused_is_reported(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the broker fails before the pause can be ended, the error also reports the positions that were set."""
@@ -328,7 +328,7 @@ def test_that_the_group_stays_paused_is_told(
     assert (site.key(0).offset, is_paused(site)) == (30, True)
 
 
-def test_offsets_that_kafka_does_not_take_are_told(
+def test_offsets_that_kafka_does_not_take_are_reported(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
 ) -> None:
     """Only lag tools read those offsets, so the positions are set all the same."""
@@ -338,7 +338,7 @@ def test_offsets_that_kafka_does_not_take_are_told(
     assert "READ is missing" in answer.error
 
 
-def test_a_topic_that_was_made_anew_meanwhile_is_found_out(
+def test_a_topic_that_was_re_created_meanwhile_is_found_out(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic is re-created while the operator is asked, so nothing is set."""
@@ -353,7 +353,7 @@ def test_a_topic_that_was_made_anew_meanwhile_is_found_out(
     assert (answer.code, "was deleted and re-created meanwhile" in answer.err, site.values()) == (1, True, before)
 
 
-def test_a_topic_that_is_made_anew_while_positions_are_set_is_told(
+def test_a_topic_that_is_re_created_while_positions_are_set_is_reported(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The positions have no meaning in the new topic."""
@@ -386,36 +386,36 @@ def test_the_log_is_written_as_the_groups_members_do(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record may wait only as long as the group's heartbeat interval allows."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     def open_reader(
         connection: KafkaConnection, topic: str, *, interval_ms: int, rights: tuple[Right, ...]
     ) -> Rationalizer:
-        asked.append(interval_ms)
+        requested.append(interval_ms)
         assert (connection.bootstrap_servers, topic, rights) == ("somewhere:1", "__marshal", WRITING)
         return Rationalizer(site.log(), clock=site.clock)
 
     monkeypatch.setattr(position, "open_reader", open_reader)
     assert act(capsys, *SET, "--to-offset", "0=30", "--yes").code == 0
-    assert asked[-1] == site.world().group_of(GROUP, TOPIC).settings.heartbeat_interval_ms == HI_MS
+    assert requested[-1] == site.world().group_of(GROUP, TOPIC).settings.heartbeat_interval_ms == HI_MS
 
 
 def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new settings may allow less waiting than those for which the log was opened."""
-    site, asked = site_now(), list[int]()
+    site, requested = site_now(), list[int]()
     write_first_settings(site, GroupSettings(60_000))
     monkeypatch.setattr(position, "Topics", lambda *_, **__: FakeTopics())
     monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
 
     def open_reader(*_: object, interval_ms: int, rights: object) -> Rationalizer:
         assert rights == WRITING
-        asked.append(interval_ms)
+        requested.append(interval_ms)
         log = site.log()
         cast("Any", log.log).delivery_timeout_ms = delivery_timeout_ms(interval_ms)
         rationalizer = Rationalizer(log, clock=site.clock)
-        if len(asked) == 2:  # the first reader is only for the look
+        if len(requested) == 2:  # the first reader is only for the look
             rationalizer.catch_up()
             site.pause(60)
             write_first_settings(site)
@@ -425,7 +425,7 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
     monkeypatch.setattr(position, "open_reader", open_reader)
     answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert answer.code == 0, answer.err
-    assert asked[-1] == HI_MS
+    assert requested[-1] == HI_MS
     assert site.key(0).offset == 30
 
 
@@ -464,13 +464,13 @@ def test_what_a_group_is_like_is_warned_of(
 
 SINKS = """
 class Output:
-    asked = []
+    requested = []
 
     def __init__(self, answer):
         self.answer = answer
 
     def can_replace(self, ranges):
-        self.asked.extend(ranges)
+        self.requested.extend(ranges)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -509,21 +509,21 @@ def once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("once")
-def test_a_sink_that_is_named_is_asked(capsys: pytest.CaptureFixture[str], name: str, said: str) -> None:
+def test_a_sink_that_is_named_is_requested(capsys: pytest.CaptureFixture[str], name: str, said: str) -> None:
     """The command passes all ranges that will be read again, for each partition."""
     offsets = ("--to-offset", "0=30,1=10,2=100", "--allow-out-of-range", "--dry-run")
     answer = act(capsys, *SET, *offsets, "--sink", f"sinks_here:{name}")
     assert (answer.code, answer.err.strip().removeprefix("marshal-dagster: ")) == (0, said)
-    asked = sys.modules["sinks_here"].Output.asked
-    assert [str(range_) for range_ in asked] == [f"{TOPIC}/0 [30, {END})", f"{TOPIC}/1 [10, {END})"]
-    assert [(range_.group, range_.data_topic_id, range_.first_readable) for range_ in asked] == [
+    requested = sys.modules["sinks_here"].Output.requested
+    assert [str(range_) for range_ in requested] == [f"{TOPIC}/0 [30, {END})", f"{TOPIC}/1 [10, {END})"]
+    assert [(range_.group, range_.data_topic_id, range_.first_readable) for range_ in requested] == [
         (GROUP, TOPIC_ID, 30),
         (GROUP, TOPIC_ID, START),
     ]
 
 
 @pytest.mark.usefixtures("once")
-def test_a_sink_that_is_not_named_could_not_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sink_that_is_not_named_could_not_be_requested(capsys: pytest.CaptureFixture[str]) -> None:
     """The operator is informed that the check was not possible."""
     answer = act(capsys, *SET, "--to-offset", "0=30", "--dry-run")
     assert "a sink that cannot rejects them. To check this, name the sink" in answer.error

@@ -71,7 +71,7 @@ def test_the_newest_committed_batch_of_a_checkpoint_is_adopted(
         (["--partitions", "0"], [30, None, None]),
     ],
 )
-def test_where_a_consumer_group_has_no_offset_it_is_asked(
+def test_where_a_consumer_group_has_no_offset_it_is_requested(
     site: Site,
     capsys: pytest.CaptureFixture[str],
     topics: FakeTopics,
@@ -122,7 +122,7 @@ def test_members_that_begin_meanwhile_keep_their_positions(
 
 
 @pytest.mark.parametrize(("at", "why"), [(START - 1, "are deleted"), (111, "beyond the end")])
-def test_offsets_that_the_topic_does_not_hold_are_refused_unless_told(
+def test_offsets_that_the_topic_does_not_hold_are_refused_unless_reported(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, at: int, why: str
 ) -> None:
     """Retention was faster than the consumers, or the topic was re-created."""
@@ -152,7 +152,7 @@ def test_a_dry_run_of_adoption_writes_nothing(site: Site, capsys: pytest.Capture
     assert site.values() == BEFORE
 
 
-def test_a_person_is_asked_before_adoption(
+def test_a_person_is_requested_before_adoption(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without consent nothing changes; with --json there is no prompt."""

@@ -102,7 +102,7 @@ def test_a_person_names_others() -> None:
     assert [each.confirmed.offset for each in named] == [0, 4, 3]
 
 
-def test_a_topic_made_anew_starts_at_its_beginning() -> None:
+def test_a_topic_re_created_starts_at_its_beginning() -> None:
     """An offset of the deleted topic has no meaning for the new one."""
     seen = observed(about(DataTopic, "i", topic_id=OTHER_TOPIC_ID), BEAT)
     first = proposed(seen, FakeTopics({}))[0]
@@ -158,9 +158,9 @@ def test_a_group_that_claims_ranges_is_warned_of(capsys: pytest.CaptureFixture[s
     warn_of_ranges(observed(settings_record(SETTINGS), BEAT))
     assert capsys.readouterr().err == ""
     warn_of_ranges(observed(settings_record(RANGES), BEAT))
-    (told,) = capsys.readouterr().err.splitlines()
-    assert f"the members of group {GROUP!r} claim ranges" in told
-    assert "true offsets may be higher" in told
+    (reported,) = capsys.readouterr().err.splitlines()
+    assert f"the members of group {GROUP!r} claim ranges" in reported
+    assert "true offsets may be higher" in reported
 
 
 def test_offsets_are_read() -> None:

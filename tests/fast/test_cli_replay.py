@@ -44,7 +44,7 @@ def owner(state: dict[str, object]) -> object:
     return key["owner_instance"]
 
 
-def test_the_log_that_go_wrote_leads_to_what_its_readme_tells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_that_go_wrote_leads_to_what_its_readme_reports(capsys: pytest.CaptureFixture[str]) -> None:
     """Every key is released at the offset that the README names, and no record is invalid or refused."""
     state = call(capsys, "replay", VECTOR, "--json").json
     offsets = {

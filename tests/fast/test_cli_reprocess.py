@@ -144,7 +144,9 @@ def test_the_group_goes_on_where_it_stood_with_nobody_at_work(
     assert "its position before was 90" in answer.err
 
 
-def test_members_that_are_not_through_in_time_are_told(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+def test_members_that_are_not_through_in_time_are_reported(
+    members: Members, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The group continues at its old position, and the exit code shows that the range is not complete."""
     members.are_there = False
     answer = act(capsys, *AGAIN, "--yes", "--within", "1m")
@@ -196,7 +198,7 @@ def test_a_broker_that_stays_away_leaves_word(
     assert "if the group's position is before 80, it processes all offsets up to there again" in answer.err
 
 
-def test_a_way_back_that_fails_half_way_is_told(
+def test_a_way_back_that_fails_half_way_is_reported(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The position may be set, so the group processes more than requested again; it is not left paused."""
@@ -322,7 +324,7 @@ def test_a_dry_run_of_reprocessing_writes_nothing(members: Members, capsys: pyte
     assert members.site.values() == before
 
 
-def test_a_person_is_asked_before_reprocessing(
+def test_a_person_is_requested_before_reprocessing(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without consent nothing changes."""
@@ -331,7 +333,7 @@ def test_a_person_is_asked_before_reprocessing(
     assert (act(capsys, *AGAIN).code, members.site.values()) == (1, before)
 
 
-def test_an_open_plan_and_effectively_once_are_told_of(
+def test_an_open_plan_and_effectively_once_are_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The output of an effectively-once group must be replaced."""

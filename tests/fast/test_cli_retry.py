@@ -272,7 +272,7 @@ def test_a_check_of_a_log_that_is_only_observed_fails(site: Site, capsys: pytest
     assert "`marshal-dagster recover`" in line
 
 
-def test_a_check_of_a_topic_that_was_made_anew_fails(
+def test_a_check_of_a_topic_that_was_re_created_fails(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All runs fail then, until an operator sets the position."""

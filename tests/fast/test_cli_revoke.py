@@ -120,7 +120,7 @@ def test_the_beginning_of_an_id_has_four_characters(site: Site, capsys: pytest.C
 
 
 @pytest.mark.parametrize("more", [(), ("--partitions", "1"), ("--json", "--yes")], ids=str)
-def test_who_holds_nothing_is_told_with_who_does(
+def test_who_holds_nothing_is_reported_with_who_does(
     site: Site, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
     """The name may be misspelt, or the claim was released meanwhile: the exit code is 1."""
@@ -173,19 +173,19 @@ def test_revocations_are_written_as_the_groups_members_write(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record may wait only as long as the group's heartbeat interval allows."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     def open_reader(
         connection: KafkaConnection, topic: str, *, interval_ms: int, rights: tuple[Right, ...]
     ) -> Rationalizer:
-        asked.append(interval_ms)
+        requested.append(interval_ms)
         assert (connection.bootstrap_servers, topic, rights) == ("somewhere:1", "__marshal", WRITING)
         return Rationalizer(site.log(), clock=site.clock)
 
     owner = site.owner_of(0)
     monkeypatch.setattr(revoke, "open_reader", open_reader)
     assert act(capsys, *REVOKE, owner.member.instance, "--yes").code == 0
-    assert asked[-1] == HI_MS
+    assert requested[-1] == HI_MS
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=str)

@@ -55,7 +55,7 @@ def test_the_settings_in_force_are_shown(site: Site, capsys: pytest.CaptureFixtu
     }
 
 
-def test_settings_that_differ_are_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_differ_are_reported(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """A half-written record leaves the defaults elsewhere; a partition that can only be observed is marked."""
     site.broker.append(site.home, render(settings_record(GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE))))
     other = next(number for number in range(4) if number != site.home)
@@ -116,7 +116,7 @@ def test_a_dry_run_of_switching_off_writes_nothing(site: Site, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("agreed", "left"), [(True, set()), (False, {"ranges"})])
-def test_a_person_is_asked_before_ranges_go(
+def test_a_person_is_requested_before_ranges_go(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, agreed: bool, left: set[str]
 ) -> None:
     """Without consent nothing changes; with --json there is no prompt."""

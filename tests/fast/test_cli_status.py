@@ -29,11 +29,11 @@ class FakeTopics:
     """A cluster with topic orders of 2 partitions, and topics whose look-up fails."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def describe(self, topic: str) -> TopicDescription:
         """Return the topic, or raise the error for its name."""
-        self.asked.append(topic)
+        self.requested.append(topic)
         errors = {
             "gone": TopicNotFoundError,
             "secret": AuthorizationError,
@@ -55,7 +55,7 @@ def look(topics: FakeTopics, places: dict[str, set[int]]) -> dict[str, DataTopic
     return read_data_topics(cast("Topics", topics), places)
 
 
-def test_ends_are_asked_for_the_partitions_that_there_are() -> None:
+def test_ends_are_requested_the_partitions_that_there_are() -> None:
     """A partition that is in the log but not in the topic is left out."""
     found = look(FakeTopics(), {"orders": {1, 7}})
     assert found == {"orders": DataTopicEnds(TOPIC_ID, {1: 11}, {1: 3})}
@@ -71,12 +71,12 @@ def test_a_topic_that_cannot_be_looked_at_leaves_the_others() -> None:
     }
 
 
-def test_a_cluster_out_of_reach_is_asked_once() -> None:
+def test_a_cluster_out_of_reach_is_requested_once() -> None:
     """If the data topics' Kafka does not answer, the state is shown without a time-out for each topic."""
     topics = FakeTopics()
     found = look(topics, {"far": {0}, "orders": {0}})
     assert [now.unknown for now in found.values()] == [LagUnknownReason.UNAVAILABLE, LagUnknownReason.UNAVAILABLE]
-    assert topics.asked == ["far"]
+    assert topics.requested == ["far"]
 
 
 def test_another_error_is_not_hidden() -> None:

@@ -189,7 +189,9 @@ def test_a_log_that_is_only_observed_says_so(broker: MemoryBroker, capsys: pytes
     assert verdicts == {VerdictKind.ACCEPTED, VerdictKind.INVALID}
 
 
-def test_retention_that_overtakes_is_told_and_passed(broker: MemoryBroker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retention_that_overtakes_is_reported_and_passed(
+    broker: MemoryBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Records deleted before they were read are missing, the others appear, and the gap is reported."""
     opened = reader(broker)
     end = broker.bounds(3).end
@@ -211,7 +213,7 @@ def test_a_log_that_was_truncated_is_an_error(broker: MemoryBroker) -> None:
         list(opened.read())
 
 
-def test_a_topic_that_was_made_anew_or_is_gone_is_an_error(broker: MemoryBroker) -> None:
+def test_a_topic_that_was_re_created_or_is_gone_is_an_error(broker: MemoryBroker) -> None:
     """A new topic with the same name is not followed."""
     opened = reader(broker)
     broker.recreate()
@@ -259,7 +261,7 @@ def test_a_verdict_says_why() -> None:
     assert str(record_line(replace(seen, verdict=None))).endswith("2:5 x")
 
 
-def test_settings_are_told_like_everywhere() -> None:
+def test_settings_are_reported_like_everywhere() -> None:
     """The text of the settings has all their fields."""
     assert settings_text(GroupSettings(7_500, features=("ranges", "a"))) == (
         "heartbeat interval 7.5 s, rule set native, delivery at_least_once, features ranges, a"

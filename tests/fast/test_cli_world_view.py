@@ -136,7 +136,7 @@ def test_a_stored_log_has_no_freshness(log: Log) -> None:
     assert "1970-01-01 00:00:01.000Z" in text(looked)
 
 
-def test_it_is_told_to_whom_a_partition_is_assigned(log: Log) -> None:
+def test_it_is_reported_to_whom_a_partition_is_assigned(log: Log) -> None:
     """The assignment has a column of its own and JSON fields, but only if a coordinator leads the group."""
     topic = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, topic_id=TOPIC_ID)
     log.add(topic, 1_000)
@@ -165,7 +165,7 @@ def test_it_is_told_to_whom_a_partition_is_assigned(log: Log) -> None:
         (DataTopicEnds(unknown=LagUnknownReason.UNAVAILABLE), PartitionLag(None, None, LagUnknownReason.UNAVAILABLE)),
     ],
 )
-def test_the_lag_is_told_or_why_there_is_none(log: Log, now: DataTopicEnds, lag: PartitionLag) -> None:
+def test_the_lag_is_reported_or_why_there_is_none(log: Log, now: DataTopicEnds, lag: PartitionLag) -> None:
     """The lag is the topic's end less the offset, if both belong to the same incarnation of the topic."""
     topic = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, topic_id=TOPIC_ID)
     log.add(topic, 1_000)
@@ -197,7 +197,7 @@ def test_an_open_plan_is_shown_with_its_attempts(log: Log) -> None:
 
 
 @pytest.mark.parametrize("written", [{0}, {0, 1, 3}])
-def test_a_pause_that_is_half_written_is_told(log: Log, written: set[int]) -> None:
+def test_a_pause_that_is_half_written_is_reported(log: Log, written: set[int]) -> None:
     """A pause in some coordination partitions only is reported with these."""
     _start_all(log.world)
     for number in written:
@@ -224,7 +224,7 @@ def test_a_pause_that_is_over_or_whole_is_no_difference(log: Log) -> None:
     assert f"; `marshal-dagster resume {looked.groups[0].name}` ends it now" in text(looked)
 
 
-def test_settings_that_are_half_written_are_told() -> None:
+def test_settings_that_are_half_written_are_reported() -> None:
     """Settings in some coordination partitions only are reported with these."""
     log = Log()
     _start_all(log.world)
@@ -239,7 +239,7 @@ def test_settings_that_are_half_written_are_told() -> None:
     assert (group.settings.heartbeat_interval_ms, group.settings_accepted) == (5_000, True)
 
 
-def test_what_is_only_observed_is_told_and_misses_nothing() -> None:
+def test_what_is_only_observed_is_reported_and_misses_nothing() -> None:
     """Partitions without a start are named, and a record that they may have lost is no difference."""
     log = Log(start=5)
     log.add(beat(7), 0)
@@ -315,12 +315,12 @@ def test_ranges_are_shown_below_their_key(log: Log) -> None:
             value = value.replace("/i/", f"/i{tail.split('/')[0]}/")
         assert world.apply(HOME, offset, 1_000, value.encode()).reason is None, value
     looked = world_view(world, at_ms=1_000 + 3 * HI_MS, data={"orders": DataTopicEnds(TOPIC_ID, {0: 99})})
-    told = text(looked)
-    assert "orders/0 [7, 10) claimed" in told
-    assert "orders/0 [10, 20) planned" in told
-    assert "orders/0 [30, 40) done" in told
-    assert "20, try 2" in told
-    assert told.count("stale") == 2
+    reported = text(looked)
+    assert "orders/0 [7, 10) claimed" in reported
+    assert "orders/0 [10, 20) planned" in reported
+    assert "orders/0 [30, 40) done" in reported
+    assert "20, try 2" in reported
+    assert reported.count("stale") == 2
     (row,) = to_json(looked)["groups"]["g"]["partitions"]
     assert [(one["start"], one["end"], one["phase"]) for one in row["ranges"]] == [
         (7, 10, "claimed"),

@@ -38,7 +38,7 @@ def test_what_does_not_come_in_time_is_said() -> None:
         wait_until(lambda: 1 // 0, "a division")
 
 
-def test_a_condition_that_stays_false_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_condition_that_stays_false_is_requested_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pauses grow to a tenth of a second, unless the caller names another pause."""
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)

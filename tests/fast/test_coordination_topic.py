@@ -165,7 +165,7 @@ def test_a_dangerous_setting_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DANGERS)
-def test_a_dangerous_setting_is_accepted_when_told_so(name: str) -> None:
+def test_a_dangerous_setting_is_accepted_when_reported_so(name: str) -> None:
     """With `allow_unsafe`, the problem is returned instead of raised."""
     cluster = safe(3, **{name: DANGERS[name]})
 
@@ -230,7 +230,7 @@ def test_more_replicas_wanted_than_there_are_is_refused() -> None:
     ("name", "severity"),
     [("message_timestamp_type", Severity.DANGER), ("unclean_leader_election_enable", Severity.WARNING)],
 )
-def test_a_setting_that_is_not_told_is_not_taken_for_right(name: str, severity: Severity) -> None:
+def test_a_setting_that_is_not_reported_is_not_taken_for_right(name: str, severity: Severity) -> None:
     """A setting that the broker does not report is a problem: its value is not assumed to be correct."""
     problem = problems(safe(3, **{name: None}))[name.replace("_", ".")]
 
@@ -370,7 +370,7 @@ def test_a_request_that_is_wrong_by_itself_keeps_its_error() -> None:
         create_coordination_topic(Full(3).topics, NAME)
 
 
-def test_a_snapshot_topic_tells_what_it_lacks(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_snapshot_topic_reports_what_it_lacks(caplog: pytest.LogCaptureFixture) -> None:
     """A refused and an ignored setting are warnings; without compaction the topic is not created."""
     ignored = {"segment.ms": "604800000"}
     cluster = Cluster(3, defaults=ignored, ignores=frozenset(ignored))

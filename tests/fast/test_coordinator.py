@@ -248,7 +248,7 @@ def test_a_share_says_what_of_it_came_last() -> None:
     assert gained() == {name: places - four[name] for name, places in has().items()}
 
 
-def test_one_that_does_not_stop_is_tried_again_and_told_of() -> None:
+def test_one_that_does_not_stop_is_tried_again_and_reported() -> None:
     """The rebalance is given up after some retries, each after a pause; the other members continue."""
     world = started()
     for worker in world.workers.values():
@@ -429,7 +429,7 @@ def test_members_that_commit_by_themselves_wait_for_one_more_ping() -> None:
     assert world.until(lambda: "a" not in world.workers, 5_000) > 1_000
 
 
-def test_who_gave_all_up_and_comes_back_in_time_is_told_again() -> None:
+def test_who_gave_all_up_and_comes_back_in_time_is_reported_again() -> None:
     """A member lost its last pings and stopped its work before the coordinator removed it; it gets its share again."""
     world = started()
     worker = world.workers["m0"]
@@ -536,7 +536,7 @@ def test_a_coordinator_that_does_not_know_the_topics_yet_takes_nothing_from_anyb
     assert leader.update_topics({"orders": 1}, 20) == []
 
 
-def test_whom_no_coordinator_heard_of_again_is_told_of_once() -> None:
+def test_whom_no_coordinator_heard_of_again_is_reported_once() -> None:
     """The failed member is reported once, so its share is deleted and the next coordinator does not wait for it."""
     world = started()
     world.depose(world.coordinators[0])
@@ -566,7 +566,7 @@ def test_after_a_rebalance_was_given_up_what_changes_is_followed_at_once(leaves:
         world.until(world.is_even, 9_000)
 
 
-def test_members_follow_a_coordinator_of_topics_that_were_made_anew() -> None:
+def test_members_follow_a_coordinator_of_topics_that_were_re_created() -> None:
     """The new coordinator's epoch is smaller than any that members know; they find it after a session timeout."""
     world = World()
     world.terms = 1_000

@@ -73,7 +73,7 @@ def test_a_doctored_journal_is_caught(a: list[Line], b: list[Line], promise: str
     assert promise in broken(GOOD_LOG, a, b)
 
 
-def test_uneven_and_homeless_partitions_are_told() -> None:
+def test_uneven_and_homeless_partitions_are_reported() -> None:
     """Uneven shares, partitions without an owner and partitions of a dead owner are reported."""
     places = [(TOPIC, number) for number in range(4)]
     owners = {place: ("a" if number < 2 else "b", number) for number, place in enumerate(places)}

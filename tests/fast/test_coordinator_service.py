@@ -243,7 +243,7 @@ def test_a_coordinator_that_can_take_nothing_over_is_not_well(coordinator: Coord
 
 
 @pytest.mark.parametrize("name", ["election", "_topic_lookup", "_topic_check"])
-def test_whatever_keeps_it_from_leading_is_told(coordinator: Coordinator, ends: Ends, name: str) -> None:
+def test_whatever_keeps_it_from_leading_is_reported(coordinator: Coordinator, ends: Ends, name: str) -> None:
     """The health shows a failed election, a failed lookup of the data topics and unusable coordinator topics."""
     failing: Any = ends if name == "election" else getattr(coordinator, name)
     failing.failure = UnavailableError(name)
@@ -698,7 +698,7 @@ def test_refusals_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(producer.keys)) == 1
 
 
-def test_what_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_written_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A message that is too large, refused at once or not delivered is logged, at a limited rate."""
     producer = Producer()
     monkeypatch.setattr(clients, "producer", lambda *_, **__: (producer, None))

@@ -46,7 +46,7 @@ class MomentLog(MemoryLog):
         super().__init__(broker)
         self._cut: Callable[[], None] | None = None
         self._moments_left = 0
-        self.has_told = False
+        self.has_reported = False
         """Whether it acknowledged an offset that a reader had already passed, so it must have lost that record."""
 
     def cut_at(self, moment: int, cut: Callable[[], None]) -> None:
@@ -81,7 +81,7 @@ class MomentLog(MemoryLog):
         self._pass_a_moment()
         ack = super()._append(record)
         if ack.offset is not None and ack.offset < self._positions.get(record.partition, 0):
-            self.has_told = True
+            self.has_reported = True
         self._pass_a_moment()
         return ack
 
@@ -264,17 +264,17 @@ def cut_at(moment: int, site: Site, step: Step, cut: Cut) -> bool:
     log = MomentLog(site.broker)
     member = step.open_one(site, log, step)
     log.cut_at(moment, lambda: cut(site))
-    told, is_done = None, False
+    reported, is_done = None, False
     with suppress(MarshalError):
-        told = step.do(member)
+        reported = step.do(member)
         is_done = True
     if not log.is_cut:
         return False
     if isinstance(member, SettingsChanger):
-        assert not (is_done and log.has_told), moment
+        assert not (is_done and log.has_reported), moment
         return True
     reader = member.rationalizer
-    if log.has_told or reader.changed is not None or not reader.world.partition_of(TOPIC).certain:
+    if log.has_reported or reader.changed is not None or not reader.world.partition_of(TOPIC).certain:
         assert not member.claims, moment
-        assert not told, moment
+        assert not reported, moment
     return True

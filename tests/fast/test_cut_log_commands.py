@@ -50,7 +50,7 @@ def revoking(site: Site) -> ClaimRevoker:
     return ClaimRevoker(lambda _: Rationalizer(site.log(), clock=site.clock), GROUP, TOPIC, "ops", site.clock)
 
 
-def test_who_revokes_takes_nothing_in_a_log_made_anew(site: Site) -> None:
+def test_who_revokes_takes_nothing_in_a_log_re_created(site: Site) -> None:
     """In the new log, another owner has the epoch that was shown."""
     site.owner_of(0, 1)
     work = revoking(site)
@@ -154,7 +154,7 @@ def test_who_reprocesses_blames_nobody_for_what_retention_did(site: Site) -> Non
 
 
 @pytest.mark.parametrize("moment", range(30))
-def test_positions_that_were_set_are_not_told_as_not_set(
+def test_positions_that_were_set_are_not_reported_as_not_set(
     site: Site, moment: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """From some call on, the log does not answer.
@@ -176,9 +176,9 @@ def test_positions_that_were_set_are_not_told_as_not_set(
     try:
         ops.set_positions(TOPIC, {0: 9, 1: 3}, TOPIC_ID, wait_ms=0)
     except MarshalError as error:
-        told = f"{error} {caplog.text}"
+        reported = f"{error} {caplog.text}"
         is_set = any(site.key(number).generation for number in (0, 1))
-        assert not is_set or "no partition is known to be set" not in told or "may have been set" in told
+        assert not is_set or "no partition is known to be set" not in reported or "may have been set" in reported
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_positions_that_were_set_are_not_told_as_not_set(
         "each record is in the log",
     ],
 )
-def test_what_may_have_become_of_a_position_is_told(
+def test_what_may_have_become_of_a_position_is_reported(
     site: Site, fault: Fault, topic_id: str, stands_at: int | None
 ) -> None:
     """The release that sets the position was not acknowledged: the offset may be removed, or be the new one."""

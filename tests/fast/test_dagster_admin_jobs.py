@@ -69,7 +69,7 @@ class Stand:
     site: Site = field(default_factory=site_now)
     topics: FakeTopics = field(default_factory=FakeTopics)
     intervals: list[int] = field(default_factory=list)
-    asked_for_rights: int = 0
+    requested_rights: int = 0
     configured: dict[str, Any] = field(default_factory=dict)
     """Settings of the claimer in addition to its group."""
 
@@ -83,7 +83,7 @@ class Stand:
                 return Rationalizer(stand.site.log())
 
             def require_rights(self) -> None:
-                stand.asked_for_rights += 1
+                stand.requested_rights += 1
 
             def open_data(self) -> Topics:
                 return cast("Topics", stand.topics)
@@ -194,7 +194,7 @@ def test_a_group_is_paused_and_resumed_from_the_launchpad(stand: Stand) -> None:
     assert stand.is_paused() == {False}
 
 
-def test_a_pause_of_some_coordination_partitions_is_told_as_such(stand: Stand) -> None:
+def test_a_pause_of_some_coordination_partitions_is_reported_as_such(stand: Stand) -> None:
     """Coordination partitions with the same state share a row."""
     site = stand.site
     site.log().append([Append(1, f"ReleaseGroup/0/1/x.1/x/{GROUP}//0/4102444800".encode())])
@@ -362,7 +362,7 @@ def test_positions_are_set_from_the_launchpad(stand: Stand) -> None:
         ("reprocess_range", {"topic": TOPIC, "partitions": "0", "start": 30, "end": 50}),
     ],
 )
-def test_a_sink_that_is_named_in_the_config_is_asked(
+def test_a_sink_that_is_named_in_the_config_is_requested(
     stand: Stand, capfd: pytest.CaptureFixture[str], name: str, config: dict[str, Any]
 ) -> None:
     """The sink's objection is a warning of the run; a sink that cannot be imported fails the run."""
@@ -732,10 +732,10 @@ def test_a_topic_that_cannot_be_is_refused(stand: Stand, name: str, config: dict
 def test_only_what_writes_needs_the_right_to(stand: Stand) -> None:
     """A dry run needs no authorization; the same job checks it first if it writes."""
     assert stand.run("pause_group", duration="1h", dry_run=True).success
-    assert stand.asked_for_rights == 0
+    assert stand.requested_rights == 0
     assert stand.run("pause_group", duration="1h").success
     assert stand.run("set_position", topic=TOPIC, to_latest=True).success
-    assert stand.asked_for_rights == 2
+    assert stand.requested_rights == 2
 
 
 # Groups without settings, and groups that Go consumers share

@@ -72,7 +72,7 @@ def test_after_good_runs_all_pass(shop: Shop) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_dead_member_left_is_told(shop: Shop) -> None:
+def test_what_a_dead_member_left_is_reported(shop: Shop) -> None:
     """Claims of a dead member are listed by partition; a live claim is no problem."""
     shop.run()
     scene = shop.stand.scene
@@ -80,10 +80,10 @@ def test_what_a_dead_member_left_is_told(shop: Shop) -> None:
     scene.about(ClaimingPartition, "dead.1", partition=2)
     scene.clock.advance(10 * HI_MS)
     scene.about(ClaimingPartition, "alive.1", partition=1)
-    told = failed(shop)
-    assert list(told) == ["stale_claims"]
-    assert told["stale_claims"].startswith(f"{TOPIC}/2: no plan, client")
-    assert f"{TOPIC}/1" not in told["stale_claims"]
+    reported = failed(shop)
+    assert list(reported) == ["stale_claims"]
+    assert reported["stale_claims"].startswith(f"{TOPIC}/2: no plan, client")
+    assert f"{TOPIC}/1" not in reported["stale_claims"]
 
 
 def _exhaust(scene: Scene, stand: Stand) -> None:
@@ -102,9 +102,9 @@ def test_exhausted_plans_fail_their_check_by_the_run_itself_and_by_hand(shop: Sh
     shop.stand.scene.data.append(1, 4)
     _exhaust(shop.stand.scene, shop.stand)
     text = f"{TOPIC}/1 [10, 14) of group '{GROUP}' was tried 6 times"
-    told = failed(shop, max_lag=10)
-    assert told["exhausted_plans"].startswith(text)
-    assert f"marshal-dagster retry {GROUP} {TOPIC} 1" in told["exhausted_plans"]
+    reported = failed(shop, max_lag=10)
+    assert reported["exhausted_plans"].startswith(text)
+    assert f"marshal-dagster retry {GROUP} {TOPIC} 1" in reported["exhausted_plans"]
     assert evaluate(shop)["exhausted_plans"].severity is dg.AssetCheckSeverity.ERROR
     checks = build_claim_checks(shop.asset)
     result = dg.materialize(
@@ -162,7 +162,7 @@ def test_the_checks_of_an_op_belong_to_the_asset_of_its_batches() -> None:
 
 
 @pytest.mark.slow
-def test_too_much_lag_is_told(shop: Shop) -> None:
+def test_too_much_lag_is_reported(shop: Shop) -> None:
     """The check fails above the limit, not at the limit."""
     shop.run(partitions="0")
     assert failed(shop, max_lag=20) == {}
@@ -170,7 +170,7 @@ def test_too_much_lag_is_told(shop: Shop) -> None:
 
 
 @pytest.mark.slow
-def test_what_nobody_recorded_is_told(shop: Shop) -> None:
+def test_what_nobody_recorded_is_reported(shop: Shop) -> None:
     """Another member processed offsets between two runs, and no run recorded them."""
     scene = shop.stand.scene
     shop.run(partitions="0", max_records=3, max_batches=1)
@@ -218,7 +218,7 @@ def test_what_others_still_work_on_is_no_gap(shop: Shop, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_what_retention_deleted_unread_is_told(shop: Shop) -> None:
+def test_what_retention_deleted_unread_is_reported(shop: Shop) -> None:
     """The check reports the deleted offsets at once, before the next run."""
     shop.run(max_records=6, max_batches=1)
     shop.stand.scene.data.retain_from(1, 8)
@@ -226,7 +226,7 @@ def test_what_retention_deleted_unread_is_told(shop: Shop) -> None:
 
 
 @pytest.mark.slow
-def test_a_position_set_back_is_told(shop: Shop) -> None:
+def test_a_position_set_back_is_reported(shop: Shop) -> None:
     """A position that was set back is a new generation, so nothing is a double commit; one set forward leaves a gap."""
     scene = shop.stand.scene
     shop.run()
@@ -236,10 +236,10 @@ def test_a_position_set_back_is_told(shop: Shop) -> None:
     scene.data.append(0, 2)
     scene.data.append(1, 5)
     shop.run()
-    told = failed(shop)
-    assert list(told) == ["gaps", "rewinds"]
-    assert told["gaps"] == "2 offsets in 1 ranges: skipped by a new position"
-    assert told["rewinds"].startswith("6 offsets in 1 ranges: set back in generation")
+    reported = failed(shop)
+    assert list(reported) == ["gaps", "rewinds"]
+    assert reported["gaps"] == "2 offsets in 1 ranges: skipped by a new position"
+    assert reported["rewinds"].startswith("6 offsets in 1 ranges: set back in generation")
 
 
 def _record(shop: Shop, generation: int, start: int, end: int) -> None:

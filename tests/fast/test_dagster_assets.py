@@ -180,8 +180,8 @@ def test_with_nothing_to_do_nothing_is_materialized(shop: Shop) -> None:
     assert result.success
     assert shop.recorded(result) == []
     assert [event.step_key for event in result.all_events if event.is_step_skipped] == ["after"]
-    (told,) = shop.stand.observations(result)
-    assert (told.asset_key, told.metadata["state"].value) == (shop.key, "drained")
+    (reported,) = shop.stand.observations(result)
+    assert (reported.asset_key, reported.metadata["state"].value) == (shop.key, "drained")
 
 
 def test_a_run_that_fails_has_recorded_what_it_committed(shop: Shop) -> None:
@@ -438,7 +438,7 @@ def test_a_function_needs_no_docstring() -> None:
 
 
 @pytest.mark.slow
-def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
+def test_an_observation_reports_the_topic(shop: Shop) -> None:
     """An observation has the lag, the end offsets, and how fast the topic grew since the last observation."""
     first = shop.observe()[None]
     assert (first["lag"], first["offsets"], first["end_offsets"]) == (30, 30, {"0": 10, "1": 10, "2": 10})
@@ -451,7 +451,7 @@ def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
 
 
 @pytest.mark.slow
-def test_a_topic_made_anew_is_unread_wherever_the_group_stood_before(shop: Shop) -> None:
+def test_a_topic_re_created_is_unread_wherever_the_group_stood_before(shop: Shop) -> None:
     """Members claim nothing in the new topic until an operator sets the position."""
     shop.run()
     scene = shop.stand.scene
@@ -493,7 +493,7 @@ class Automation:
         self.shop = shop
         self.cursor: Any = None
 
-    def asked(self) -> set[str | None]:
+    def requested(self) -> set[str | None]:
         """Return the partitions of the asset that are requested now; None for an asset without partitions."""
         shop = self.shop
         found = dg.evaluate_automation_conditions(shop.definitions(), shop.instance, cursor=self.cursor)
@@ -511,18 +511,18 @@ def test_new_messages_start_what_is_eager(stand: Stand, own_instance: dg.Dagster
     stand.instance = own_instance
     shop = Shop(stand, own_instance, translator=Eager())
     automation = Automation(shop)
-    assert automation.asked() == set()
+    assert automation.requested() == set()
     look(shop, how)
-    assert automation.asked() == {None}
+    assert automation.requested() == {None}
     shop.run()
-    assert automation.asked() == set()
+    assert automation.requested() == set()
     shop.run()
-    assert automation.asked() == set()
+    assert automation.requested() == set()
     look(shop, how)
-    assert automation.asked() == set()
+    assert automation.requested() == set()
     stand.scene.data.append(2, 1)
     look(shop, how)
-    assert automation.asked() == {None}
+    assert automation.requested() == {None}
 
 
 @pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")
@@ -543,33 +543,33 @@ def test_new_messages_start_the_partitions_that_have_them(
         for key in keys:
             assert shop.run(partition_key=key).success
 
-    automation.asked()
+    automation.requested()
     look(shop, how)
-    asked = automation.asked()
-    assert asked == {"0", "1", "2"}
-    run_all(asked)
-    assert automation.asked() == set()
+    requested = automation.requested()
+    assert requested == {"0", "1", "2"}
+    run_all(requested)
+    assert automation.requested() == set()
     stand.scene.data.append(2, 1)
     look(shop, how)
-    assert automation.asked() == {"2"}
+    assert automation.requested() == {"2"}
     run_all({"2"})
     stand.scene.data.grow(4)
     stand.scene.data.append(3, 2)
     look(shop, how)
-    assert "3" in automation.asked()
+    assert "3" in automation.requested()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per_partition", [False, True])
-def test_a_tick_that_finds_nothing_new_tells_nothing(
+def test_a_tick_that_finds_nothing_new_reports_nothing(
     stand: Stand, own_instance: dg.DagsterInstance, *, per_partition: bool
 ) -> None:
     """The second tick still reports that no message is added any more; later ones report new messages and batches."""
     stand.instance = own_instance
     shop = Shop(stand, own_instance, per_partition=per_partition)
     everything = 3 if per_partition else 1
-    told = [len(shop.tick().asset_events) for _ in range(3)]
-    assert told == [everything, everything, 0]
+    reported = [len(shop.tick().asset_events) for _ in range(3)]
+    assert reported == [everything, everything, 0]
     stand.scene.data.append(1, 1)
     (event,) = shop.tick().asset_events
     assert event.metadata["offsets_per_s"].value != 0
@@ -601,13 +601,13 @@ def test_a_tick_asks_dagster_once_for_each_partition(
     stand.instance = own_instance
     shop = Shop(stand, own_instance, per_partition=True)
     shop.tick()
-    asked: list[str] = []
+    requested: list[str] = []
 
     def count(name: str) -> None:
         ask = getattr(own_instance, name)
 
         def counted(*of: Any, **how: Any) -> Any:  # noqa: ANN401 - a type of Dagster
-            asked.append(name)
+            requested.append(name)
             return ask(*of, **how)
 
         monkeypatch.setattr(own_instance, name, counted)
@@ -615,7 +615,7 @@ def test_a_tick_asks_dagster_once_for_each_partition(
     for name in ("fetch_observations", "has_dynamic_partition"):
         count(name)
     shop.tick()
-    assert len(asked) == 3
+    assert len(requested) == 3
 
 
 def test_a_tick_of_a_topic_whose_cluster_is_down_fails_with_one_line(shop: Shop) -> None:

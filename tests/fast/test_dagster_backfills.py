@@ -109,8 +109,8 @@ def test_a_backfill_with_an_idle_partition_succeeds(
         ).records
     )
     assert idle is not None
-    told = {name: value.value for name, value in idle.metadata.items()}
-    assert (told["state"], told["topic"], "offsets" in told) == ("drained", TOPIC, False)
+    reported = {name: value.value for name, value in idle.metadata.items()}
+    assert (reported["state"], reported["topic"], "offsets" in reported) == ("drained", TOPIC, False)
     assert len(launching.get_runs(RunsFilter(tags={"dagster/backfill": "again"}))) == 3
 
 

@@ -420,11 +420,11 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
     """
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Dagster raises several types
         built(**wrong)
-    told, error = "", cast("BaseException | None", caught.value)
+    reported, error = "", cast("BaseException | None", caught.value)
     while error is not None:
-        told += f"{error}\n"
+        reported += f"{error}\n"
         error = error.__cause__ or error.__context__
-    assert re.search(said, told), told
+    assert re.search(said, reported), reported
 
 
 def problems_by_schema(attributes: dict[str, Any], of: type[BaseModel] | None = None) -> list[str]:

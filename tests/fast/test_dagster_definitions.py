@@ -29,17 +29,17 @@ def _validate(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess
 @pytest.mark.thorough
 def test_the_code_location_loads_without_kafka_and_java(tmp_path: Path) -> None:
     """`dagster definitions validate` succeeds without Kafka and Java, and starts neither."""
-    told = _validate(tmp_path, MARSHAL_BOOTSTRAP_SERVERS="127.0.0.1:9")
-    assert told.returncode == 0, told.stderr
-    assert "All code locations passed validation" in told.stderr + told.stdout
+    reported = _validate(tmp_path, MARSHAL_BOOTSTRAP_SERVERS="127.0.0.1:9")
+    assert reported.returncode == 0, reported.stderr
+    assert "All code locations passed validation" in reported.stderr + reported.stdout
 
 
 @pytest.mark.thorough
 def test_a_wrong_variable_is_named_when_the_location_is_loaded(tmp_path: Path) -> None:
     """The error names the wrong environment variable and shows which values are accepted."""
-    told = _validate(tmp_path, MARSHAL_MAX_RECORDS="many")
-    assert told.returncode != 0
-    assert "MARSHAL_MAX_RECORDS is 'many'; it must be a whole number of at least 1" in told.stderr + told.stdout
+    reported = _validate(tmp_path, MARSHAL_MAX_RECORDS="many")
+    assert reported.returncode != 0
+    assert "MARSHAL_MAX_RECORDS is 'many'; it must be a whole number of at least 1" in reported.stderr + reported.stdout
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster warns when it copies a sensor

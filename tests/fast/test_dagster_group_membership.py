@@ -164,7 +164,7 @@ def test_a_member_whose_sensor_is_off_leaves(joined: Joined) -> None:
         ("bad_pattern", "a pattern may have", 2),
     ],
 )
-def test_a_refusal_is_told_with_what_to_do(joined: Joined, error: str, said: str, joins: int) -> None:
+def test_a_refusal_is_reported_with_what_to_do(joined: Joined, error: str, said: str, joins: int) -> None:
     """After a refusal that may be temporary, the next tick registers again."""
     sensor = build_group_member_sensor(job)
     tick(sensor)
@@ -222,7 +222,7 @@ def test_a_member_is_limited_to_its_share_while_the_coordinator_lives(
     assert expected[1] in found.text
 
 
-def test_it_is_told_what_came_to_a_member_last() -> None:
+def test_it_is_reported_what_came_to_a_member_last() -> None:
     """The text shows when the member last gained partitions, so a batch's metadata show rebalances."""
     gained = frozenset({("parcels", 1), ("other", 2)})
     share = MemberAssignment(

@@ -17,13 +17,13 @@ HEAVY = ("dagster", "dagster_pyspark", "confluent_kafka", "pyspark", "psycopg", 
 
 def _loaded_by(code: str) -> set[str]:
     """Return the heavy packages that a fresh interpreter has loaded after `code`."""
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(*(set({HEAVY!r}) & sys.modules.keys()))"],
         capture_output=True,
         text=True,
         check=True,
     )
-    return set(told.stdout.split())
+    return set(reported.stdout.split())
 
 
 def test_importing_the_package_alone_brings_nothing_heavy() -> None:

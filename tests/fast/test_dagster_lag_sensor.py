@@ -112,7 +112,7 @@ class Watch:
         assert result.skip_reason is not None
         return str(result.skip_reason.skip_message)
 
-    def was_asked(self, request: dg.RunRequest, status: dg.DagsterRunStatus, *, ago_s: int = 0) -> str:
+    def was_requested(self, request: dg.RunRequest, status: dg.DagsterRunStatus, *, ago_s: int = 0) -> str:
         """Store the requested run with the status `status`, as requested `ago_s` seconds ago, and return its id."""
         tags = {**request.tags, "marshal/asked_at": str(int(time.time()) - ago_s)}
         return self.run(status, tags)
@@ -143,11 +143,11 @@ def watch() -> Iterator[Watch]:
 # Requests for runs
 
 
-def test_more_unread_records_than_the_threshold_are_asked_for(watch: Watch) -> None:
+def test_more_unread_records_than_the_threshold_are_requested(watch: Watch) -> None:
     """One record more than the limit causes a request; at the limit, the tick reports the lag."""
     watch.settings = {"max_lag_records": 30}
-    told = "30 records are unread, 30 of them in 3 unheld partitions; the limit is 30"
-    assert watch.skipped() == told
+    reported = "30 records are unread, 30 of them in 3 unheld partitions; the limit is 30"
+    assert watch.skipped() == reported
     watch.data.append(0, 1)
     (request,) = watch.requests()
     assert request.job_name == "go_on"
@@ -179,7 +179,7 @@ def test_an_open_transaction_is_not_waited_for(watch: Watch) -> None:
     assert watch.skipped().startswith("0 records are unread")
 
 
-def test_an_old_unread_record_is_asked_for(watch: Watch) -> None:
+def test_an_old_unread_record_is_requested(watch: Watch) -> None:
     """One old record is enough. The broker returns the first offset with a recent time; records before it are old."""
     watch.settings = {"max_lag_age_s": 600}
     watch.data.young = dict.fromkeys(range(3), 4)
@@ -214,9 +214,9 @@ def test_a_time_in_the_future_hides_no_old_record(watch: Watch) -> None:
     watch.data.future = {1: 2, 2: 7}
     assert len(watch.requests()) == 1
     watch.hold((0, 1, 2))
-    told = watch.skipped()
-    assert "1 partitions have an unread record older than" in told
-    assert "count as old, because their age is unknown: partition 1, offset 2. Correct the sender's clock" in told
+    reported = watch.skipped()
+    assert "1 partitions have an unread record older than" in reported
+    assert "count as old, because their age is unknown: partition 1, offset 2. Correct the sender's clock" in reported
 
 
 @pytest.mark.parametrize("start", [0, 3])
@@ -246,7 +246,7 @@ def test_a_data_cluster_that_is_down_fails_the_tick(watch: Watch) -> None:
     assert watch.cursor is None
 
 
-def test_a_topic_that_was_made_anew_fails_the_tick(watch: Watch) -> None:
+def test_a_topic_that_was_re_created_fails_the_tick(watch: Watch) -> None:
     """Runs would fail until an operator sets the position, so the tick requests none, and fails itself."""
     watch.settings = {"max_lag_records": 0}
     watch.scene.work(watch.scene.delivery())
@@ -267,11 +267,11 @@ def test_once_above_it_asks_until_the_lag_is_at_the_lower_threshold(watch: Watch
     for partition in range(3):
         watch.data.append(partition, 1)
     (first,) = watch.requests()
-    watch.was_asked(first, SUCCESS)
+    watch.was_requested(first, SUCCESS)
     watch.scene.work(watch.scene.delivery(), max_records=12)
     (second,) = watch.requests()
     assert second.run_key != first.run_key, "9 records are unread"
-    watch.was_asked(second, SUCCESS)
+    watch.was_requested(second, SUCCESS)
     watch.scene.work(watch.scene.delivery(), max_records=4)
     assert watch.skipped().endswith("the limit is 5"), "5 records are unread"
     watch.data.append(0, 15)
@@ -286,9 +286,9 @@ def test_the_lower_threshold_is_half_if_none_is_given(watch: Watch) -> None:
     watch.data.written_ms = _now_ms() - 1_000
     assert len(watch.requests()) == 1
     watch.scene.work(watch.scene.delivery(), max_records=21)
-    told = watch.skipped()
-    assert "the limit is 10;" in told
-    assert "older than 300 s" in told
+    reported = watch.skipped()
+    assert "the limit is 10;" in reported
+    assert "older than 300 s" in reported
 
 
 def test_either_threshold_is_enough_and_both_must_be_met_again(watch: Watch) -> None:
@@ -312,8 +312,8 @@ def test_while_others_are_at_work_nothing_is_armed_again(watch: Watch) -> None:
     watch.settings = {"max_lag_records": 29, "rearm_records": 0}
     assert len(watch.requests()) == 1
     watch.hold((0, 1, 2))
-    told = "30 records are unread, 0 of them in 0 unheld partitions; the limit is 0; the members that"
-    assert watch.skipped().startswith(told)
+    reported = "30 records are unread, 0 of them in 0 unheld partitions; the limit is 0; the members that"
+    assert watch.skipped().startswith(reported)
     watch.scene.wait_until_stale()
     watch.scene.pause(-60)
     assert len(watch.requests()) == 1
@@ -322,7 +322,7 @@ def test_while_others_are_at_work_nothing_is_armed_again(watch: Watch) -> None:
 # The number of runs
 
 
-def test_what_others_hold_is_not_asked_for(watch: Watch) -> None:
+def test_what_others_hold_is_not_requested(watch: Watch) -> None:
     """The owner of a held partition will read the rest of it."""
     watch.hold((0, 1))
     assert watch.skipped().startswith("30 records are unread, 10 of them in 1 unheld partitions")
@@ -349,15 +349,15 @@ def test_runs_that_hold_nothing_yet_are_counted(watch: Watch, status: dg.Dagster
     """
     watch.settings = {"max_lag_records": 5, "max_runs_per_tick": 3}
     (request, *_) = watch.requests()
-    run_id = watch.was_asked(request, status)
+    run_id = watch.was_requested(request, status)
     assert len(watch.requests()) == 2
     of_the_schedule = watch.run(status)
     assert len(watch.requests()) == 1
     watch.settings["max_runs_per_tick"] = 2
-    told = watch.skipped()
-    assert "runs of 'go_on' are in progress and hold nothing yet: " in told
-    assert run_id in told
-    assert of_the_schedule in told
+    reported = watch.skipped()
+    assert "runs of 'go_on' are in progress and hold nothing yet: " in reported
+    assert run_id in reported
+    assert of_the_schedule in reported
     watch.hold((0,), run_id)
     assert len(watch.requests()) == 1
 
@@ -365,12 +365,12 @@ def test_runs_that_hold_nothing_yet_are_counted(watch: Watch, status: dg.Dagster
 def test_a_run_that_vanished_blocks_for_a_bounded_time(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """A started run that holds nothing is ignored after a while; a queued run is waited for."""
     (request,) = watch.requests()
-    watch.was_asked(request, STARTED)
+    watch.was_requested(request, STARTED)
     assert "in progress" in watch.skipped()
     monkeypatch.setattr("marshal_dagster.sensors._run_history.OPEN_RUN_PATIENCE_S", -60)
     (again,) = watch.requests()
     assert again.run_key != request.run_key
-    watch.was_asked(again, QUEUED)
+    watch.was_requested(again, QUEUED)
     assert "in progress" in watch.skipped()
 
 
@@ -379,11 +379,11 @@ def test_after_runs_that_moved_nothing_it_waits(watch: Watch, status: dg.Dagster
     """The pause doubles each time; there is none if a position has moved."""
     for ago_s in (1_000, 61):
         (request,) = watch.requests()
-        watch.was_asked(request, status, ago_s=ago_s)
+        watch.was_requested(request, status, ago_s=ago_s)
     (request,) = watch.requests()
-    watch.was_asked(request, status, ago_s=60)
-    told = watch.skipped().split("the last run moved no position, next request in ")[1]
-    assert 50 <= int(told.split(" s")[0]) <= 60
+    watch.was_requested(request, status, ago_s=60)
+    reported = watch.skipped().split("the last run moved no position, next request in ")[1]
+    assert 50 <= int(reported.split(" s")[0]) <= 60
     watch.scene.work(watch.scene.delivery(), max_records=3)
     assert len(watch.requests()) == 1
 
@@ -395,9 +395,9 @@ def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
     """The tick shows which member paused the group, and for how long."""
     assert len(watch.requests()) == 1
     watch.scene.pause(100, "ops.7")
-    told = watch.skipped()
-    assert told.startswith(f"group '{GROUP}' is paused by ops, for ")
-    assert 90 <= int(told.split("for ")[1].split(" s")[0]) <= 101
+    reported = watch.skipped()
+    assert reported.startswith(f"group '{GROUP}' is paused by ops, for ")
+    assert 90 <= int(reported.split("for ")[1].split(" s")[0]) <= 101
     assert LagCursor.read(watch.cursor).is_draining, "it continues after the pause"
 
 
@@ -457,7 +457,7 @@ def test_ranges_done_after_an_exhausted_one_are_progress(watch: Watch, monkeypat
 
     stands()
     (first,) = watch.requests()
-    watch.was_asked(first, SUCCESS)
+    watch.was_requested(first, SUCCESS)
     assert "moved no position" in watch.skipped()
     stands(Range(2, 4, Phase.DONE))
     (second,) = watch.requests()
@@ -483,7 +483,7 @@ def test_deleted_runs_bring_no_key_back(watch: Watch, deleted: list[int]) -> Non
     runs: list[tuple[str, str | None]] = []
     for ago_s in (9_000, 8_000, 7_000):
         (request,) = watch.requests()
-        runs.append((watch.was_asked(request, FAILURE, ago_s=ago_s), request.run_key))
+        runs.append((watch.was_requested(request, FAILURE, ago_s=ago_s), request.run_key))
     for number in deleted:
         watch.instance.delete_run(runs[number][0])
     (request,) = watch.requests()
@@ -513,7 +513,7 @@ def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) ->
     (request,) = watch.requests()
     watch.cursor = text
     assert [each.run_key for each in watch.requests()] == [request.run_key]
-    watch.was_asked(request, STARTED)
+    watch.was_requested(request, STARTED)
     watch.cursor = text
     assert "in progress" in watch.skipped()
     assert LagCursor.read(watch.cursor) == LagCursor(is_draining=True)
@@ -527,7 +527,7 @@ def _nothing() -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         ({}, "has no limit: pass max_lag_records, max_lag_age_s, or both"),
         ({"max_lag_records": -1}, "max_lag_records is -1; it must be 0 or more"),
@@ -539,9 +539,9 @@ def _nothing() -> None: ...
         ({"max_lag_records": 5, "job": _nothing}, "job '_nothing' has 0 claimed-batch ops"),
     ],
 )
-def test_settings_that_make_no_sensor_are_refused(settings: dict[str, Any], told: str) -> None:
+def test_settings_that_make_no_sensor_are_refused(settings: dict[str, Any], reported: str) -> None:
     """The error is raised when the sensor is built; it names the setting and shows which values are accepted."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reported):
         build_lag_sensor(**{"job": JOB, "group": GROUP, **settings})
 
 

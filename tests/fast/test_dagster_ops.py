@@ -259,7 +259,7 @@ def _claim(stand: Stand, partition: int) -> str:
     )
 
 
-def test_records_are_told_apart_from_offsets_where_they_are_counted(stand: Stand) -> None:
+def test_records_are_distinguished_from_offsets_where_they_are_counted(stand: Stand) -> None:
     """Offsets without a record (compacted, aborted, markers) count in a range's width, not in its records."""
     stand.scene.data._topics[TOPIC].partitions[1].messages = [0, 3, 4, 6, 7, 8, 9]
     result = stand.run(max_records=15, count_records=True)
@@ -300,7 +300,7 @@ def test_a_limit_in_bytes_is_one_in_offsets(
 
 
 @pytest.mark.slow
-def test_what_retention_deleted_is_told_with_its_range(stand: Stand) -> None:
+def test_what_retention_deleted_is_reported_with_its_range(stand: Stand) -> None:
     """An at-least-once run continues after deleted offsets, and reports which offsets were not read."""
     stand.mode, stand.process = AT_LEAST_ONCE, lambda *_: None
     stand.run(max_batches=1, max_records=6)
@@ -310,9 +310,9 @@ def test_what_retention_deleted_is_told_with_its_range(stand: Stand) -> None:
     assert (record.metadata["offsets"].value, record.metadata["lost_offsets"].value) == (24, 5)
     rows = [row.data for row in cast("dg.TableMetadataValue", record.metadata["ranges"]).records]
     assert [(row["start"], row["lost"]) for row in rows] == [(2, 0), (2, 5), (2, 0)]
-    (told,) = [each for each in stand.observations(result) if "lost" in each.metadata]
-    assert told.metadata["lost"].value == [{"partition": 1, "start": 2, "end": 7}]
-    assert told.metadata["lost_offsets"].value == 5
+    (reported,) = [each for each in stand.observations(result) if "lost" in each.metadata]
+    assert reported.metadata["lost"].value == [{"partition": 1, "start": 2, "end": 7}]
+    assert reported.metadata["lost_offsets"].value == 5
 
 
 def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:
@@ -370,17 +370,17 @@ def test_partitions_in_the_run_config_have_the_form_of_the_admin_jobs(stand: Sta
     assert "partitions: 'one' names no partitions" in _error(result)
 
 
-def test_an_op_reads_in_as_many_tasks_as_it_is_told(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_reads_in_as_many_tasks_as_it_is_reported(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """`min_partitions` reaches the read of each batch; 0 is refused when the op is built."""
-    asked: list[int | None] = []
+    requested: list[int | None] = []
 
     def read_ranges(*_: object, min_partitions: int | None, **__: object) -> list[object]:
-        asked.append(min_partitions)
+        requested.append(min_partitions)
         return []
 
     monkeypatch.setattr(reader, "read_ranges", read_ranges)
     stand.run(min_partitions=8, max_batches=1)
-    assert asked[0] == 8
+    assert requested[0] == 8
     with pytest.raises(ConfigurationError, match="min_partitions is 0"):
         stand.job(min_partitions=0)
 
@@ -388,11 +388,13 @@ def test_an_op_reads_in_as_many_tasks_as_it_is_told(stand: Stand, monkeypatch: p
 @pytest.mark.slow
 def test_progress_is_logged_while_spark_works(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the function works, the run logs Spark's progress; an unchanged state is not logged again."""
-    told = threading.Event()
-    asked = iter(range(10**6))
+    reported = threading.Event()
+    requested = iter(range(10**6))
     monkeypatch.setattr("marshal_dagster.ops.spark_monitor.PROGRESS_EVERY_S", 0.001)
-    monkeypatch.setattr(spark_jobs, "progress", lambda *_: told.set() if next(asked) > 20 else "1 of 2 tasks done")
-    stand.process = lambda _context, _batch, frame: frame if told.wait(WITHIN_S) else None
+    monkeypatch.setattr(
+        spark_jobs, "progress", lambda *_: reported.set() if next(requested) > 20 else "1 of 2 tasks done"
+    )
+    stand.process = lambda _context, _batch, frame: frame if reported.wait(WITHIN_S) else None
     result = stand.run()
     assert [line for line in stand.lines(result) if line.startswith("Spark")] == ["Spark: 1 of 2 tasks done"]
 
@@ -459,15 +461,15 @@ def test_nothing_to_do_is_said_and_skips_what_depends_on_it(stand: Stand, state:
     assert stand.sessions == 0
     assert [event.step_key for event in result.all_events if event.is_step_skipped] == ["after"]
     assert any(text in line for line in stand.lines(result))
-    (told,) = stand.observations(result)
-    assert told.asset_key == dg.AssetKey("work")
-    assert told.metadata["state"].value == state
-    assert text in str(told.metadata["reason"].value)
+    (reported,) = stand.observations(result)
+    assert reported.asset_key == dg.AssetKey("work")
+    assert reported.metadata["state"].value == state
+    assert text in str(reported.metadata["reason"].value)
     assert stand.tags(result)["marshal/outcome"] == state
 
 
 @pytest.mark.parametrize("state", IDLE)
-def test_nothing_to_do_fails_the_run_if_asked_for(stand: Stand, state: str) -> None:
+def test_nothing_to_do_fails_the_run_if_requested(stand: Stand, state: str) -> None:
     """With `on_idle: fail` the run fails with the same text."""
     prepare, text = IDLE[state]
     prepare(stand)
@@ -489,8 +491,8 @@ def test_a_missing_data_topic_fails_the_run_without_retries(stand: Stand) -> Non
         in _error(result)
     )
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
-    (told,) = stand.recorded_observations(result)
-    assert told.metadata["state"].value == "topic_missing"
+    (reported,) = stand.recorded_observations(result)
+    assert reported.metadata["state"].value == "topic_missing"
     assert stand.tags(result)["marshal/outcome"] == "topic_missing"
 
 
@@ -1289,25 +1291,25 @@ def test_a_failing_at_most_once_run_says_what_it_dropped(stand: Stand) -> None:
     result = stand.run()
     assert not result.success
     assert f"possibly dropped, not repeated in at most once: {TOPIC}/0 [0, 10)" in "\n".join(stand.lines(result))
-    assert _told_dropped(stand, result) == [(n, 0, 10, "possibly dropped") for n in range(3)]
+    assert _reported_dropped(stand, result) == [(n, 0, 10, "possibly dropped") for n in range(3)]
     assert stand.run().success
     assert len(stand.seen) == 1
 
 
-def _told_dropped(stand: Stand, result: dg.ExecuteInProcessResult) -> list[tuple[object, ...]]:
+def _reported_dropped(stand: Stand, result: dg.ExecuteInProcessResult) -> list[tuple[object, ...]]:
     """Return the ranges that a run reported as dropped, after checking that it reported them at most once."""
     events = stand.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
     observed = [event.dagster_event.asset_observation_data.asset_observation for event in events if event.dagster_event]
-    told = [each.metadata for each in observed if "dropped" in each.metadata]
-    assert len(told) <= 1
-    rows = [row.data for each in told for row in cast("dg.TableMetadataValue", each["dropped"]).records]
+    reported = [each.metadata for each in observed if "dropped" in each.metadata]
+    assert len(reported) <= 1
+    rows = [row.data for each in reported for row in cast("dg.TableMetadataValue", each["dropped"]).records]
     offsets = sum(cast("int", row["offsets"]) for row in rows)
-    assert [each["dropped_offsets"].value for each in told] == ([offsets] if told else [])
+    assert [each["dropped_offsets"].value for each in reported] == ([offsets] if reported else [])
     return [(row["partition"], row["start"], row["end"], row["state"]) for row in rows]
 
 
 @pytest.mark.parametrize("interrupt", [InterruptError(), KeyboardInterrupt()], ids=repr)
-def test_a_drop_is_told_when_the_commit_is_interrupted(stand: Stand, interrupt: BaseException) -> None:
+def test_a_drop_is_reported_when_the_commit_is_interrupted(stand: Stand, interrupt: BaseException) -> None:
     """The interrupt comes after the commit: offsets have moved, nothing was processed, and the run reports that."""
     stand.mode = AT_MOST_ONCE
     log = FaultyLog(stand.scene.log())
@@ -1323,20 +1325,20 @@ def test_a_drop_is_told_when_the_commit_is_interrupted(stand: Stand, interrupt: 
     assert not result.success
     assert stand.seen == []
     assert [stand.scene.key(n).offset for n in range(3)] == [10, 10, 10]
-    assert _told_dropped(stand, result) == [(n, 0, 10, "possibly dropped") for n in range(3)]
+    assert _reported_dropped(stand, result) == [(n, 0, 10, "possibly dropped") for n in range(3)]
     assert f"possibly dropped, not repeated in at most once: {TOPIC}/0 [0, 10)" in "\n".join(stand.lines(result))
 
 
-def test_a_drop_is_told_when_the_frame_cannot_be_made(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drop_is_reported_when_the_frame_cannot_be_made(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the commit, the read fails: nothing was processed, and the run reports that."""
     stand.mode = AT_MOST_ONCE
     monkeypatch.setattr(reader, "read_ranges", lambda *_, **__: 1 / 0)
     result = stand.run()
     assert "ZeroDivisionError" in _error(result)
-    assert _told_dropped(stand, result) == [(n, 0, 10, "dropped") for n in range(3)]
+    assert _reported_dropped(stand, result) == [(n, 0, 10, "dropped") for n in range(3)]
 
 
-def test_a_drop_is_told_when_the_run_goes_on(stand: Stand) -> None:
+def test_a_drop_is_reported_when_the_run_goes_on(stand: Stand) -> None:
     """One partition's acknowledgement is lost: the run processes the others, succeeds, and reports both."""
     stand.mode = AT_MOST_ONCE
     stand.process = lambda *_: None
@@ -1345,7 +1347,7 @@ def test_a_drop_is_told_when_the_run_goes_on(stand: Stand) -> None:
     stand.on_session = lambda: log.fail(Fault.LOST_ACK, of_type("Heartbeat", partition=2), times=1)
     result = stand.run()
     assert result.success
-    assert _told_dropped(stand, result) == [(2, 0, 10, "dropped")]
+    assert _reported_dropped(stand, result) == [(2, 0, 10, "dropped")]
     assert {partition for partition, _ in stand.seen[0]} == {0, 1}
     (record,) = stand.materializations(result)
     states = [row.data["state"] for row in cast("dg.TableMetadataValue", record.metadata["ranges"]).records]
@@ -1353,14 +1355,14 @@ def test_a_drop_is_told_when_the_run_goes_on(stand: Stand) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
+def test_nothing_is_reported_where_nothing_was_dropped(stand: Stand) -> None:
     """A successful at-most-once run reports no drops, nor does one whose session fails to start."""
     stand.mode = AT_MOST_ONCE
     stand.process = lambda *_: None
     stand.on_session = lambda: 1 / 0
-    assert _told_dropped(stand, stand.run()) == []
+    assert _reported_dropped(stand, stand.run()) == []
     stand.on_session = lambda: None
-    assert _told_dropped(stand, stand.run()) == []
+    assert _reported_dropped(stand, stand.run()) == []
     assert len(stand.seen) == 1
 
 
@@ -1368,7 +1370,7 @@ def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         ({"topic": "no topic"}, "topic: 'no topic' is not a name that Kafka allows"),
         ({"max_records": 0}, "max_records is 0; it must be above 0"),
@@ -1377,9 +1379,9 @@ def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
         ({"spark_key": "spark", "spark_config": {}}, "spark_config does not apply to the session of resource 'spark'"),
     ],
 )
-def test_settings_that_no_batch_could_keep_to_are_refused(settings: dict[str, Any], told: str) -> None:
+def test_settings_that_no_batch_could_keep_to_are_refused(settings: dict[str, Any], reported: str) -> None:
     """The error is raised when the op is built; it names the setting and shows which values are accepted."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reported):
         build_claimed_batch_op(lambda *_: None, **{"name": "work", "topic": TOPIC, **settings})
 
 
@@ -1551,5 +1553,5 @@ def test_parts_that_are_not_tried_count_as_no_batch(stand: Stand) -> None:
     stand.scene.pause(60)
     result = stand.run(max_batches=1)
     assert stand.tags(result)["marshal/outcome"] == "paused"
-    (told,) = stand.recorded_observations(result)
-    assert "is paused" in str(told.metadata["reason"].value)
+    (reported,) = stand.recorded_observations(result)
+    assert "is paused" in str(reported.metadata["reason"].value)

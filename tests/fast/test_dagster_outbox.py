@@ -211,7 +211,7 @@ def delays() -> None:
         ({"parked": 1}, False, "outbox parked"),
     ],
 )
-def test_the_check_tells_of_old_and_parked_rows(box: dict[str, Any], passes: bool, says: str) -> None:
+def test_the_check_reports_old_and_parked_rows(box: dict[str, Any], passes: bool, says: str) -> None:
     """The check describes the problem and what to do; its metadata have the numbers."""
     checked = build_outbox_check(delays)
     result: Any = checked(build_asset_check_context(resources={"outbox": outbox(**box)}))
@@ -261,7 +261,7 @@ def test_the_resources_harvester_works_as_it_says() -> None:
         outbox(partitioner="java").harvester()
 
 
-def test_another_resource_in_its_place_is_told() -> None:
+def test_another_resource_in_its_place_is_reported() -> None:
     """If the key names another kind of resource, the error shows that."""
     sensor = build_outbox_backlog_sensor(DRAIN)
     with pytest.raises(ConfigurationError, match="it must be OutboxResource"):

@@ -56,7 +56,7 @@ def _claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - any field
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({"bootstrap_servers": "nowhere"}, "bootstrap_servers must be a comma-separated list of host:port"),
         ({"security_protocol": "SASL_SSL"}, "needs sasl_mechanism: PLAIN, "),
@@ -64,9 +64,9 @@ def _claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - any field
         ({"client_settings": {"acks": "0"}}, "client_settings must not contain 'acks'"),
     ],
 )
-def test_a_connection_that_cannot_be_is_refused_where_it_is_written(fields: dict[str, Any], told: str) -> None:
+def test_a_connection_that_cannot_be_is_refused_where_it_is_written(fields: dict[str, Any], reported: str) -> None:
     """The error is raised when the resource is created; it names the field and shows which values are accepted."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reported):
         _connection(**fields)
 
 
@@ -79,7 +79,7 @@ def test_a_key_with_a_password_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({"heartbeat_interval_s": 0}, "heartbeat_interval_s: .*greater than or equal to 0.1"),
         ({"delivery": "twice"}, "delivery: .*'at_most_once', 'at_least_once' or 'effectively_once'"),
@@ -97,9 +97,9 @@ def test_a_key_with_a_password_is_taken() -> None:
         ),
     ],
 )
-def test_a_wrong_setting_is_refused_by_name(fields: dict[str, Any], told: str) -> None:
+def test_a_wrong_setting_is_refused_by_name(fields: dict[str, Any], reported: str) -> None:
     """The error is one line that names the field and shows which values are accepted."""
-    with pytest.raises(ConfigurationError, match=told) as refused:
+    with pytest.raises(ConfigurationError, match=reported) as refused:
         _claimer(**fields)
     assert len(str(refused.value).splitlines()) == 1
 
@@ -247,11 +247,11 @@ def test_a_secret_of_the_environment_reaches_the_connection_alone(monkeypatch: p
     definitions = dg.Definitions(jobs=[work], resources={"claimer": claimer})
     with dg.DagsterInstance.ephemeral() as instance:
         result = definitions.get_job_def("work").execute_in_process(instance=instance)
-        told = [str(instance.get_run_by_id(result.run_id)), *map(str, instance.all_logs(result.run_id))]
+        reported = [str(instance.get_run_by_id(result.run_id)), *map(str, instance.all_logs(result.run_id))]
     assert [secret and secret.get_secret_value() for secret in seen] == [CANARY]
-    told += [repr(claimer), str(claimer._convert_to_config_dictionary()), *map(str, result.all_events)]
-    assert len(told) > 10
-    assert [text for text in told if CANARY in text] == []
+    reported += [repr(claimer), str(claimer._convert_to_config_dictionary()), *map(str, result.all_events)]
+    assert len(reported) > 10
+    assert [text for text in reported if CANARY in text] == []
 
 
 def defaults_of_launchpad(job: dg.JobDefinition) -> Any:  # noqa: ANN401 - any YAML
@@ -378,12 +378,12 @@ class CountingInstance:
 
     def __init__(self, run: object) -> None:
         self.run = run
-        self.asked = 0
+        self.requested = 0
 
     def get_run_by_id(self, run_id: str) -> object:
         """Return the run, or fail as an unavailable storage does."""
         assert run_id == "run"
-        self.asked += 1
+        self.requested += 1
         if isinstance(self.run, Exception):
             raise self.run
         return self.run
@@ -395,7 +395,7 @@ def test_a_storage_that_does_not_answer_knows_of_nobody(monkeypatch: pytest.Monk
     down = CountingInstance(OSError("no such host"))
     dead = EndedRunDetector(cast("dg.DagsterInstance", down))
     assert not any(dead(_owner("run")) for _ in range(1_000))
-    assert down.asked == 1
+    assert down.requested == 1
     assert run_is_over(cast("dg.DagsterInstance", down), "run")() is None
 
 

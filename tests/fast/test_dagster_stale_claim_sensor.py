@@ -124,7 +124,7 @@ class Watch:
         """Stop the heartbeats of a batch; do nothing else."""
         batch._guard.stack.close()
 
-    def was_asked(
+    def was_requested(
         self, request: dg.RunRequest, status: dg.DagsterRunStatus, outcome: str | None = None, *, ago_s: int = 0
     ) -> str:
         """Store the requested run with the status `status`, as requested `ago_s` seconds ago, and return its id."""
@@ -219,7 +219,7 @@ def _config(request: dg.RunRequest) -> dict[str, Any]:
 # Requests for runs
 
 
-def test_nothing_is_asked_for_while_nobody_is_stale(watch: Watch) -> None:
+def test_nothing_is_requested_while_nobody_is_stale(watch: Watch) -> None:
     """An empty log, a drained group and a live owner with an open plan cause no request."""
     assert watch.skipped() == "nothing to redo"
     watch.scene.clock.advance(60_000)
@@ -229,7 +229,7 @@ def test_nothing_is_asked_for_while_nobody_is_stale(watch: Watch) -> None:
     assert watch.skipped() == "nothing to redo"
 
 
-def test_a_stale_owner_is_asked_for_in_one_run(watch: Watch) -> None:
+def test_a_stale_owner_is_requested_in_one_run(watch: Watch) -> None:
     """One request covers all stale partitions of a topic, with the state that the sensor saw of each."""
     watch.die(max_records=12)
     (request,) = watch.requests()
@@ -272,7 +272,7 @@ def test_stale_means_silent_for_more_than_two_intervals(watch: Watch) -> None:
     assert len(watch.requests()) == 1
 
 
-def test_an_open_plan_that_nobody_holds_is_asked_for(watch: Watch) -> None:
+def test_an_open_plan_that_nobody_holds_is_requested(watch: Watch) -> None:
     """A failed run released its claim and left its plan, which is repeated at once."""
     watch.scene.clock.advance(60_000)
     with pytest.raises(ZeroDivisionError), watch.scene.batch(watch.scene.delivery(), partitions=(1,)):
@@ -282,7 +282,7 @@ def test_an_open_plan_that_nobody_holds_is_asked_for(watch: Watch) -> None:
     assert "epoch" not in _config(request)["seen"][0]
 
 
-def test_a_stale_claim_without_a_plan_is_asked_for(watch: Watch) -> None:
+def test_a_stale_claim_without_a_plan_is_requested(watch: Watch) -> None:
     """The claim of a member that died before it planned is found too."""
     watch.scene.work(watch.scene.delivery(), max_records=6)
     watch.scene.about(ClaimingPartition, "dead.1", partition=1)
@@ -293,14 +293,14 @@ def test_a_stale_claim_without_a_plan_is_asked_for(watch: Watch) -> None:
     assert "plan_end" not in seen
 
 
-def test_partitions_can_be_asked_for_one_by_one(watch: Watch) -> None:
+def test_partitions_can_be_requested_one_by_one(watch: Watch) -> None:
     """Grouped by partition, each partition gets its own run. A tick has a limit; the next tick requests the rest."""
     watch.settings = {"grouping": Grouping.PARTITION, "max_runs_per_tick": 2}
     watch.die()
     first = watch.requests()
     assert [_config(request)["partitions"] for request in first] == ["0", "1"]
     for request in first:
-        watch.was_asked(request, dg.DagsterRunStatus.STARTED)
+        watch.was_requested(request, dg.DagsterRunStatus.STARTED)
     assert [_config(request)["partitions"] for request in watch.requests()] == ["2"]
 
 
@@ -318,11 +318,11 @@ def test_the_run_key_names_partition_generation_offset_and_attempt(watch: Watch)
 
 
 @pytest.mark.parametrize("status", UNDER_WAY)
-def test_a_run_that_is_under_way_is_not_asked_for_again(watch: Watch, status: dg.DagsterRunStatus) -> None:
+def test_a_run_that_is_under_way_is_not_requested_again(watch: Watch, status: dg.DagsterRunStatus) -> None:
     """While a requested run is queued or in progress, no other run is requested for its partitions."""
     watch.die()
     (request,) = watch.requests()
-    watch.was_asked(request, status)
+    watch.was_requested(request, status)
     assert "was requested and has not ended" in watch.skipped()
 
 
@@ -344,7 +344,7 @@ def test_a_run_that_died_though_dagster_says_started_blocks_nothing(watch: Watch
     for _ in range(3):
         (request,) = watch.requests()
         keys.add(request.run_key)
-        die(watch.was_asked(request, dg.DagsterRunStatus.STARTED))
+        die(watch.was_requested(request, dg.DagsterRunStatus.STARTED))
     assert len(keys) == 3
     assert f"no more runs after {'3 runs' if before_plan else '4 attempts'}" in watch.skipped()
 
@@ -359,7 +359,7 @@ def test_a_run_under_way_does_not_hide_a_later_death(
     """A run that was requested for an earlier state blocks nothing; a run that was not even launched has not failed."""
     watch.die()
     (request,) = watch.requests()
-    watch.was_asked(request, status)
+    watch.was_requested(request, status)
     watch.die("another-dead-run")
     assert [_config(each)["partitions"] for each in watch.requests()] == bundles
 
@@ -371,7 +371,7 @@ def test_a_run_that_never_claims_blocks_for_a_bounded_time(watch: Watch, monkeyp
     """
     watch.die()
     (request,) = watch.requests()
-    watch.was_asked(request, dg.DagsterRunStatus.STARTED)
+    watch.was_requested(request, dg.DagsterRunStatus.STARTED)
     assert "was requested and has not ended" in watch.skipped()
     monkeypatch.setattr("marshal_dagster.sensors._run_history.OPEN_RUN_PATIENCE_S", -60)
     again = watch.requests()
@@ -384,7 +384,7 @@ def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> N
     """Dagster compares run keys with its whole history, so the count continues after 201 runs for other partitions."""
     watch.die(partitions=(2,))
     (first,) = watch.requests()
-    watch.was_asked(first, dg.DagsterRunStatus.FAILURE)
+    watch.was_requested(first, dg.DagsterRunStatus.FAILURE)
     (second,) = watch.requests()
     for number in range(201):
         seen = [{"partition": number + 10, "generation": 0}]
@@ -408,7 +408,7 @@ def test_deleted_runs_bring_no_key_back(watch: Watch, grouping: str, deleted: li
     runs: list[tuple[str, str | None]] = []
     for _ in range(3):
         request = watch.requests()[0]
-        runs.append((watch.was_asked(request, dg.DagsterRunStatus.FAILURE), request.run_key))
+        runs.append((watch.was_requested(request, dg.DagsterRunStatus.FAILURE), request.run_key))
     for number in deleted:
         watch.instance.delete_run(runs[number][0])
     request = watch.requests()[0]
@@ -420,7 +420,7 @@ def test_the_run_key_of_a_bundle_never_repeats(watch: Watch) -> None:
     """The run key changes even if the bundle's earlier runs are too old to be looked up."""
     watch.die()
     (first,) = watch.requests()
-    watch.was_asked(first, dg.DagsterRunStatus.FAILURE)
+    watch.was_requested(first, dg.DagsterRunStatus.FAILURE)
     for number in range(200):
         seen = [{"partition": number + 10, "generation": 0}]
         config = {"ops": {"work": {"config": {"partitions": str(number + 10), "max_batches": 1, "seen": seen}}}}
@@ -429,31 +429,31 @@ def test_the_run_key_of_a_bundle_never_repeats(watch: Watch) -> None:
     assert first.run_key not in {request.run_key for request in watch.requests()}
 
 
-def test_after_a_fruitless_bundle_its_partitions_are_asked_for_one_by_one(watch: Watch) -> None:
+def test_after_a_fruitless_bundle_its_partitions_are_requested_one_by_one(watch: Watch) -> None:
     """A message that always fails then affects only its own partition; other partitions are repeated alone."""
     watch.die()
     (bundle,) = watch.requests()
     assert _config(bundle)["partitions"] == "0-2"
-    watch.was_asked(bundle, dg.DagsterRunStatus.FAILURE)
+    watch.was_requested(bundle, dg.DagsterRunStatus.FAILURE)
     watch.settings = {"max_runs_per_tick": 2}
     singles = watch.requests()
     assert [_config(request)["partitions"] for request in singles] == ["0", "1"]
     for partition in (1, 2):
         watch.scene.work(watch.scene.delivery(), partitions=(partition,))
-    watch.was_asked(singles[0], dg.DagsterRunStatus.FAILURE)
-    watch.was_asked(singles[1], dg.DagsterRunStatus.SUCCESS, "done")
+    watch.was_requested(singles[0], dg.DagsterRunStatus.FAILURE)
+    watch.was_requested(singles[1], dg.DagsterRunStatus.SUCCESS, "done")
     assert [_config(request)["partitions"] for request in watch.requests()] == ["0"]
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED])
-def test_after_a_failure_it_is_asked_for_again_under_another_key(watch: Watch, status: dg.DagsterRunStatus) -> None:
+def test_after_a_failure_it_is_requested_again_under_another_key(watch: Watch, status: dg.DagsterRunStatus) -> None:
     """A run that failed or was canceled, even before it claimed, is followed by another."""
     watch.die(partitions=(0,))
     keys = set()
     for _ in range(3):
         (request,) = watch.requests()
         keys.add(request.run_key)
-        watch.was_asked(request, status)
+        watch.was_requested(request, status)
     assert len(keys) == 3
 
 
@@ -461,18 +461,18 @@ def test_an_attempt_by_anybody_makes_another_key(watch: Watch) -> None:
     """A scheduled run took over the plan and died too, so the next request has another run key."""
     watch.die(partitions=(0,))
     (first,) = watch.requests()
-    watch.was_asked(first, dg.DagsterRunStatus.SUCCESS, "held")
+    watch.was_requested(first, dg.DagsterRunStatus.SUCCESS, "held")
     watch.die("another-dead-run", partitions=(0,))
     (second,) = watch.requests()
     assert first.run_key != second.run_key
     assert {seen["plan_attempts"] for seen in _config(second)["seen"]} == {1}
 
 
-def test_a_claim_with_nothing_behind_it_is_asked_for_once(watch: Watch) -> None:
+def test_a_claim_with_nothing_behind_it_is_requested_once(watch: Watch) -> None:
     """A run that found nothing to repeat settles the claim, although the log still has the dead owner."""
     watch.die()
     (request,) = watch.requests()
-    watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, "drained")
+    watch.was_requested(request, dg.DagsterRunStatus.SUCCESS, "drained")
     assert watch.skipped() == "nothing to redo"
 
 
@@ -483,7 +483,7 @@ def test_a_run_that_did_not_take_it_is_followed_by_another(watch: Watch, outcome
     watch.die(partitions=(0,))
     for _ in range(3):
         (request,) = watch.requests()
-        watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
+        watch.was_requested(request, dg.DagsterRunStatus.SUCCESS, outcome)
     assert "no more runs after 3 runs" in watch.skipped()
 
 
@@ -494,20 +494,20 @@ def test_a_run_that_could_not_try_wears_nothing_out(watch: Watch, outcome: str) 
     watch.settings = {"max_attempts": 2, "retry_wait_s": 30}
     watch.die()
     (request,) = watch.requests()
-    watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
+    watch.was_requested(request, dg.DagsterRunStatus.SUCCESS, outcome)
     assert "next request in" in watch.skipped()
     watch.settings["retry_wait_s"] = 0
     for _ in range(4):
         (request,) = watch.requests()
         assert _config(request)["partitions"] == "0-2"
-        watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
+        watch.was_requested(request, dg.DagsterRunStatus.SUCCESS, outcome)
 
 
 def test_a_success_elsewhere_does_not_hide_a_new_death(watch: Watch) -> None:
     """A claim that becomes stale at a later offset is requested again."""
     watch.die(max_records=6)
     (request,) = watch.requests()
-    watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, "done")
+    watch.was_requested(request, dg.DagsterRunStatus.SUCCESS, "done")
     watch.scene.work(watch.scene.delivery())
     assert watch.skipped() == "nothing to redo"
     watch.die()
@@ -537,7 +537,7 @@ def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
     watch.die()
     for _ in range(2):
         for request in watch.requests():
-            watch.was_asked(request, dg.DagsterRunStatus.FAILURE)
+            watch.was_requested(request, dg.DagsterRunStatus.FAILURE)
     assert "no more runs after 2 runs that failed" in watch.skipped()
 
 
@@ -547,20 +547,20 @@ def _wear_out(watch: Watch, tries: int = 2, partitions: tuple[int, ...] = (0,)) 
     watch.die(partitions=partitions)
     for _ in range(tries):
         for request in watch.requests():
-            watch.was_asked(request, dg.DagsterRunStatus.FAILURE)
+            watch.was_requested(request, dg.DagsterRunStatus.FAILURE)
 
 
 def _checks(result: dg.SensorResult) -> list[dg.AssetCheckEvaluation]:
     return [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
 
 
-def test_after_each_failure_it_is_asked_for_later(watch: Watch) -> None:
+def test_after_each_failure_it_is_requested_later(watch: Watch) -> None:
     """The pause before the next run doubles each time; other partitions do not wait."""
     watch.settings = {"retry_wait_s": 100, "max_attempts": 9, "grouping": "partition"}
     watch.die(partitions=(0,))
     for ago_s in (1_000, 150):
         (request,) = watch.requests()
-        watch.was_asked(request, dg.DagsterRunStatus.FAILURE, ago_s=ago_s)
+        watch.was_requested(request, dg.DagsterRunStatus.FAILURE, ago_s=ago_s)
     report = watch.skipped()
     assert f"{TOPIC}/0: " in report
     assert 40 <= int(report.split("the last run failed or changed nothing, next request in ")[1].split(" s")[0]) <= 50
@@ -573,7 +573,7 @@ def test_the_pause_after_a_failure_counts_from_the_runs_end(watch: Watch) -> Non
     watch.settings = {"retry_wait_s": 100}
     watch.die(partitions=(0,))
     (request,) = watch.requests()
-    run_id = watch.was_asked(request, STARTED, ago_s=1_000)
+    run_id = watch.was_requested(request, STARTED, ago_s=1_000)
     watch.instance.report_run_failed(cast("dg.DagsterRun", watch.instance.get_run_by_id(run_id)))
     assert "next request in" in watch.skipped()
 
@@ -695,7 +695,7 @@ def test_groups_whose_names_differ_in_dots_and_dashes_have_checks_of_their_own()
 
 
 @pytest.mark.slow
-def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> None:
+def test_the_hook_is_reported_once_of_each_place_that_is_given_up(watch: Watch) -> None:
     """The hook gets new places with the runs that failed; places of earlier calls count only in the total."""
     report: list[ExhaustedPlans] = []
     watch.settings = {"on_exhausted_plans": report.append, "grouping": "partition"}
@@ -731,7 +731,7 @@ def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> No
     result = watch.tick()
     assert [_config(request)["partitions"] for request in result.run_requests or ()] == ["1"]
     assert [check.passed for check in _checks(result)] == [False]
-    watch.was_asked((result.run_requests or ())[0], STARTED)
+    watch.was_requested((result.run_requests or ())[0], STARTED)
     assert (
         "on_exhausted_plans failed and is called again at the next tick: ZeroDivisionError('no pager')"
         in watch.skipped()
@@ -741,7 +741,7 @@ def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> No
     assert len(calls) == 3
 
 
-def test_a_hook_that_is_added_later_is_told_of_what_was_given_up_before(watch: Watch) -> None:
+def test_a_hook_that_is_added_later_is_reported_what_was_given_up_before(watch: Watch) -> None:
     """A new hook is called for all places that need attention at that time."""
     _wear_out(watch)
     watch.tick()
@@ -769,13 +769,13 @@ def test_a_settled_claim_is_not_given_up(watch: Watch) -> None:
     watch.settings = {"max_attempts": 1}
     watch.die()
     (request,) = watch.requests()
-    watch.was_asked(request, SUCCESS, "drained")
+    watch.was_requested(request, SUCCESS, "drained")
     result = watch.tick()
     assert (result.skip_reason, _checks(result)) == (dg.SkipReason("nothing to redo"), [])
 
 
 @pytest.mark.thorough
-def test_thousands_that_are_given_up_are_told_once_and_shortly(watch: Watch) -> None:
+def test_thousands_that_are_given_up_are_reported_once_and_shortly(watch: Watch) -> None:
     """The check lists a hundred places; the hook gets a thousand and the total; the cursor's size is limited."""
     report: list[ExhaustedPlans] = []
     watch.settings = {"on_exhausted_plans": report.append}
@@ -799,7 +799,7 @@ def test_thousands_that_are_given_up_are_told_once_and_shortly(watch: Watch) -> 
         [{}],
     ],
 )
-def test_what_another_version_told_its_runs_is_passed_over(watch: Watch, seen: Any) -> None:  # noqa: ANN401
+def test_what_another_version_reported_its_runs_is_passed_over(watch: Watch, seen: Any) -> None:  # noqa: ANN401
     """A run config of another form does not fail the tick; its run is ignored."""
     watch.die()
     (request,) = watch.requests()
@@ -1000,7 +1000,7 @@ def test_what_was_announced_and_not_committed_was_not_dropped(watch: Watch) -> N
     assert _dropped(watch.tick()) == [10, 10, 10]
 
 
-def test_an_op_of_ones_own_is_told_by_its_last_range(watch: Watch) -> None:
+def test_an_op_of_ones_own_is_reported_by_its_last_range(watch: Watch) -> None:
     """A run that records no batches can only have dropped its last range of each partition.
 
     A successful run drops nothing.
@@ -1014,7 +1014,7 @@ def test_an_op_of_ones_own_is_told_by_its_last_range(watch: Watch) -> None:
     assert _dropped(watch.tick()) == [1, 10, 10]
 
 
-def test_what_the_other_sensor_told_is_not_told_again(watch: Watch, dead_runs: DeadRunWatch) -> None:
+def test_what_the_other_sensor_reported_is_not_reported_again(watch: Watch, dead_runs: DeadRunWatch) -> None:
     """The stale-claim sensor does not repeat drops that the sensor for failed runs has observed."""
     _die_at_most_once(watch)
     _take_over(watch)
@@ -1068,7 +1068,7 @@ def test_runs_that_announce_after_others_were_deleted_are_found(watch: Watch, al
     assert not _observed(watch.tick())
 
 
-def test_a_dead_at_most_once_run_of_elsewhere_is_told(watch: Watch) -> None:
+def test_a_dead_at_most_once_run_of_elsewhere_is_reported(watch: Watch) -> None:
     """If this Dagster instance does not have the run, the tick reports that the drops are unknown."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die("of-elsewhere")
@@ -1289,19 +1289,19 @@ def test_a_log_that_cannot_be_read_fails_the_tick_with_what_to_expect(
     """If the run's claims are unknown, the tick's error shows that they become stale in any case."""
     watch.die(RUN)
     _run(watch)
-    asked = []
+    requested = []
 
     def down(*_: object) -> Rationalizer:
-        asked.append(1)
+        requested.append(1)
         raise UnavailableError("Kafka at 127.0.0.1:9 cannot be reached")
 
     monkeypatch.setattr("marshal_dagster.coordination.rationalizer_cache.shared_rationalizer", down)
     with pytest.raises(UnavailableError, match=r"could not be revoked: Kafka at .* become stale 20 s after"):
         dead_runs.react()
-    assert len(asked) == 3
+    assert len(requested) == 3
 
 
-def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
+def test_drops_that_cannot_be_reported_now_do_not_hide_what_was_revoked(
     watch: Watch, dead_runs: DeadRunWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the offsets cannot be read, the tick still reports what was revoked."""
@@ -1361,7 +1361,7 @@ def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) ->
     (request,) = watch.requests()
     watch.cursor = text
     assert [again.run_key for again in watch.requests()] == [request.run_key]
-    watch.was_asked(request, STARTED)
+    watch.was_requested(request, STARTED)
     watch.cursor = text
     assert "was requested and has not ended" in watch.skipped()
 
@@ -1414,7 +1414,7 @@ print(len(psutil.Process().children(recursive=True)), *({"pyspark", "py4j", "pan
 
 
 @pytest.mark.thorough
-def test_many_partitions_are_asked_for_in_one_run_with_a_short_key(watch: Watch) -> None:
+def test_many_partitions_are_requested_in_one_run_with_a_short_key(watch: Watch) -> None:
     """Of 500 partitions, the 100 stale ones make one request; its run key is short for any number of them."""
     watch.scene.data.make(partitions=500, messages=1)
     watch.scene.drain(watch.scene.delivery())
@@ -1503,7 +1503,7 @@ def test_groups_whose_names_differ_in_dots_and_dashes_have_sensors_of_their_own(
     assert {"a_b_messages", "a_b_stale_claims", "a_b_lag", "a_b_failed_runs"} <= {sensor.name for sensor in sensors}
 
 
-def test_sensors_of_two_groups_that_get_one_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_sensors_of_two_groups_that_get_one_name_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Dagster's own error only has the sensor's name, so the library logs both groups.
 
     Building a sensor of one group again is not logged.
@@ -1563,7 +1563,7 @@ def _seen(request: dg.RunRequest) -> list[tuple[int, int, int]]:
     return [(one["partition"], one["offset"], one["plan_end"]) for one in _config(request)["seen"]]
 
 
-def test_planned_ranges_without_live_owner_are_asked_for_with_their_bounds(watch: Watch) -> None:
+def test_planned_ranges_without_live_owner_are_requested_with_their_bounds(watch: Watch) -> None:
     """Stale and released plans are requested once each; claims without a plan are not.
 
     Two ranges of a partition need two runs, because a batch holds one of them.
@@ -1583,7 +1583,7 @@ def test_planned_ranges_without_live_owner_are_asked_for_with_their_bounds(watch
     assert _config(second)["seen"][0]["plan_attempts"] == 0
 
 
-def test_a_range_that_was_redone_is_not_asked_for_again(watch: Watch) -> None:
+def test_a_range_that_was_redone_is_not_requested_again(watch: Watch) -> None:
     """A successful run makes a range done, even above the group's offset.
 
     After a failure the range is requested alone.
@@ -1593,7 +1593,7 @@ def test_a_range_that_was_redone_is_not_asked_for_again(watch: Watch) -> None:
     (request,) = watch.requests()
     _hold(watch, {0: (5, 8)}).commit({0: 8})
     _hold(watch, {1: (5, 8)}).release()
-    watch.was_asked(request, FAILURE)
+    watch.was_requested(request, FAILURE)
     (again,) = watch.requests()
     assert _seen(again) == [(1, 5, 8)]
     watch.settings["max_attempts"] = 1
@@ -1663,7 +1663,7 @@ def test_drops_are_not_hidden_by_a_later_range_below_them(watch: Watch) -> None:
     assert _dropped(watch.tick()) == [3]
 
 
-def test_the_other_sensor_tells_drops_ahead_of_the_offset_too(watch: Watch, dead_runs: DeadRunWatch) -> None:
+def test_the_other_sensor_reports_drops_ahead_of_the_offset_too(watch: Watch, dead_runs: DeadRunWatch) -> None:
     """The run's claims are revoked, and its committed range is reported as possibly dropped."""
     _drop_ahead(watch)
     result = dead_runs.react(DeliveryMode.AT_MOST_ONCE)

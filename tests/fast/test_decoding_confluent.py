@@ -43,9 +43,9 @@ def test_schemas_are_those_of_our_own_client(registry: Registry) -> None:
         SchemaKind.AVRO, '{"type": "record"}', {"Part": Schema(SchemaKind.AVRO, AVRO)}
     )
     assert found.latest("protobuf") == ours.latest("protobuf")
-    registry.asked.clear()
+    registry.requested.clear()
     assert found.by_id(part) is not None
-    assert registry.asked == []
+    assert registry.requested == []
 
 
 def test_the_newest_schema_is_requested_each_time(registry: Registry) -> None:
@@ -61,9 +61,9 @@ def test_an_unknown_id_is_none_and_an_unknown_subject_is_an_error(registry: Regi
     """Only a registry that definitely has none makes a record bad. An id above the largest one is not requested."""
     found = schemas(registry)
     assert found.by_id(7) is None
-    asked = len(registry.asked)
+    requested = len(registry.requested)
     assert ConfluentSchemas(found.client, largest_id=10).by_id(11) is None
-    assert len(registry.asked) == asked
+    assert len(registry.requested) == requested
     with pytest.raises(ConfigurationError, match="has no version latest of subject 'orders'"):
         found.latest("orders")
 

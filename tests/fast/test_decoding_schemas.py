@@ -36,12 +36,12 @@ def test_the_writer_of_the_tests_writes_what_the_specification_shows() -> None:
     assert encode(["null", "string"], "a") == bytes.fromhex("020261")
 
 
-def test_a_schema_is_found_by_its_id_and_asked_for_once(registry: Registry) -> None:
+def test_a_schema_is_found_by_its_id_and_requested_once(registry: Registry) -> None:
     """The schema of an id never changes, so it is requested once."""
     number = registry.register("a", '"string"')
     schemas = SchemaRegistry(url=f"{registry.url}/")
     assert [schemas.by_id(number), schemas.by_id(number)] == [Schema(SchemaKind.AVRO, '"string"')] * 2
-    assert registry.asked == [f"/schemas/ids/{number}"]
+    assert registry.requested == [f"/schemas/ids/{number}"]
 
 
 def test_an_id_that_the_registry_does_not_know_is_no_error(registry: Registry) -> None:
@@ -49,7 +49,7 @@ def test_an_id_that_the_registry_does_not_know_is_no_error(registry: Registry) -
     schemas = SchemaRegistry(url=registry.url)
     assert schemas.by_id(7) is None
     assert schemas.by_id(7) is None
-    assert len(registry.asked) == 2
+    assert len(registry.requested) == 2
 
 
 @pytest.mark.parametrize("number", [2**31, 2**32 - 1])
@@ -58,7 +58,7 @@ def test_an_id_that_no_registry_can_give_is_not_known(registry: Registry, number
     assert SchemaRegistry(url=registry.url).by_id(number) is None
 
 
-def test_the_newest_schema_is_asked_for_each_time(registry: Registry) -> None:
+def test_the_newest_schema_is_requested_each_time(registry: Registry) -> None:
     """A subject may get new versions."""
     schemas = SchemaRegistry(url=registry.url)
     registry.register("s", '"int"')
@@ -111,7 +111,7 @@ def test_a_login_goes_to_no_other_server(registry: Registry) -> None:
         registry.redirect = other.url
         with pytest.raises(UnavailableError, match="302"):
             SchemaRegistry(url=registry.url, token="hunter2").by_id(1)
-        assert other.asked == []
+        assert other.requested == []
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_each_id_of_a_batch_is_looked_up_and_what_is_not_known_is_left_out(regis
         number: Schema(SchemaKind.AVRO, '"string"'),
         other: f"schema id {other} is of type JSON, not AVRO",
     }
-    assert registry.asked == [f"/schemas/ids/{each}" for each in (7, number, other)]
+    assert registry.requested == [f"/schemas/ids/{each}" for each in (7, number, other)]
 
 
 def test_look_ups_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +176,12 @@ def test_look_ups_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatc
     schemas = SchemaRegistry(url=registry.url)
     with pytest.raises(ConfigurationError, match="set largest_id of the registry"):
         confluent_wire_format.load_schemas(range(confluent_wire_format.MOST_LOOKUPS + 1), schemas, SchemaKind.AVRO)
-    assert registry.asked == []
+    assert registry.requested == []
     seconds = itertools.count(step=6)
     monkeypatch.setattr(confluent_wire_format, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     with pytest.raises(UnavailableError, match=r"9 of the batch's 10000 schema ids were looked up in 60 s"):
         confluent_wire_format.load_schemas(range(confluent_wire_format.MOST_LOOKUPS), schemas, SchemaKind.AVRO)
-    assert len(registry.asked) == 9
+    assert len(registry.requested) == 9
     monkeypatch.undo()
     registry.status = 503
     with pytest.raises(UnavailableError, match="503"):

@@ -163,16 +163,16 @@ def test_a_port_is_in_use_when_taken_on_all_addresses() -> None:
 
 def test_free_ports_are_not_of_those_for_outgoing_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chosen port is below the system's range, is not in use, and accepts a listener."""
-    told = tmp_path / "ip_local_port_range"
-    told.write_text("21005\t60999\n", encoding="ascii")
-    monkeypatch.setattr(ports_module, "_EPHEMERAL_RANGE", told)
+    reported = tmp_path / "ip_local_port_range"
+    reported.write_text("21005\t60999\n", encoding="ascii")
+    monkeypatch.setattr(ports_module, "_EPHEMERAL_RANGE", reported)
     taken = set(range(20_000, 21_000))
     port = free_port(taken)
     assert 21_000 <= port < 21_005
     assert is_free(port)
 
 
-def test_without_a_told_range_ports_stay_below_linuxs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_reported_range_ports_stay_below_linuxs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the system does not show its range, Linux's default range is avoided."""
     monkeypatch.setattr(ports_module, "_EPHEMERAL_RANGE", tmp_path / "missing")
     assert 20_000 <= free_port() < 32_768
@@ -217,7 +217,7 @@ def metadata(*brokers: tuple[int, bytes, bytes | None]) -> bytes:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", set()),
     ],
 )
-def test_a_broker_is_asked_whom_it_knows(listener: socket.socket, answer: bytes, brokers: set[int]) -> None:
+def test_a_broker_is_requested_whom_it_knows(listener: socket.socket, answer: bytes, brokers: set[int]) -> None:
     """All brokers of an answer are read; an answer that is cut, too long or not Kafka's counts as empty."""
     server = threading.Thread(target=answer_once, args=(listener, answer))
     server.start()
@@ -259,7 +259,7 @@ java.lang.IllegalStateException: on the way out
         ("", None),
     ],
 )
-def test_the_first_error_tells_the_reason(text: str, reason: str | None) -> None:
+def test_the_first_error_reports_the_reason(text: str, reason: str | None) -> None:
     """The first error's exception is shown without its package; warnings and later errors are not shown."""
     assert reason_in(text.splitlines()) == reason
 

@@ -157,7 +157,7 @@ def test_a_damaged_cache_that_cannot_be_fetched_anew_is_an_error(ivy: FakeIvy) -
     assert "java.net.ConnectException: Connection refused" in failure(ivy)
 
 
-def test_a_failing_ivy_is_told_by_its_own_words_and_its_log(ivy: FakeIvy) -> None:
+def test_a_failing_ivy_is_reported_by_its_own_words_and_its_log(ivy: FakeIvy) -> None:
     """The message has the most informative line, and what to try; the final folder does not exist."""
     ivy.does(
         "echo ':: loading settings'; echo '\tmodule not found: org.apache.kafka#kafka_2.13'\n"

@@ -180,7 +180,7 @@ def test_a_term_that_is_given_up_is_over_and_another_may_follow() -> None:
     assert candidacy.tick(400) == ([], None)
 
 
-def test_giving_up_without_a_term_tells_nothing() -> None:
+def test_giving_up_without_a_term_reports_nothing() -> None:
     """There is no term to end; the next heartbeat has another id all the same."""
     candidacy = candidate()
     due(candidacy, 0)

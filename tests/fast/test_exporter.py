@@ -58,11 +58,11 @@ class Cluster:
     past: dict[int, int] = field(default_factory=dict)
     """For each time the offset in partition 0 of the first record of that time or later."""
     retention_ms: int | None = 7 * DAY_MS
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
 
     def describe(self, topic: str) -> TopicDescription:
         """Return the topic, or raise its error."""
-        self.asked.append(topic)
+        self.requested.append(topic)
         if topic in self.errors:
             raise self.errors[topic]
         return TopicDescription(topic, self.ids.get(topic, TOPIC_ID), tuple(self.bounds[topic]), 1)
@@ -77,7 +77,7 @@ class Cluster:
 
     def offsets_at(self, _: str, partitions: Collection[int], at_ms: int) -> dict[int, int]:
         """Return the offset of the latest known time that is not later."""
-        self.asked.append("times")
+        self.requested.append("times")
         known = [offset for time_ms, offset in sorted(self.past.items()) if time_ms >= at_ms]
         return dict.fromkeys(partitions, known[0]) if known else {}
 
@@ -262,7 +262,7 @@ def test_any_name_that_the_protocol_allows_is_served(scene: Scene) -> None:
     assert owners == {("g", "run1.0"), *((name, f"{name}.0") for name in names)}
 
 
-def test_only_what_was_asked_for_is_served(scene: Scene) -> None:
+def test_only_what_was_requested_is_served(scene: Scene) -> None:
     """Groups, topics and partitions can be left out."""
     scene.own(1, group="other")
     assert set(read(scene.exporter())["marshal_group_paused"]) == {("g",), ("other",)}
@@ -303,12 +303,12 @@ def test_a_topic_that_cannot_be_looked_up_leaves_the_others(scene: Scene) -> Non
     assert found["marshal_data_topic_known"] == {("gone",): 0, ("orders",): 1, ("secret",): 0}
     assert set(found["marshal_topic_lag_records"]) == {("g", "orders")}
     assert set(found["marshal_topic_claims"]) >= {("g", "gone", "fresh"), ("g", "secret", "fresh")}
-    scene.cluster.asked.clear()
+    scene.cluster.requested.clear()
     read(exporter)
-    assert scene.cluster.asked == []
+    assert scene.cluster.requested == []
     scene.clock.advance(300_000)
     read(exporter)
-    assert set(scene.cluster.asked) == {"orders", "gone", "secret"}
+    assert set(scene.cluster.requested) == {"orders", "gone", "secret"}
 
 
 def test_a_topic_without_an_answer_does_not_hide_the_others(scene: Scene) -> None:
@@ -318,16 +318,16 @@ def test_a_topic_without_an_answer_does_not_hide_the_others(scene: Scene) -> Non
     scene.cluster.errors = {"a": UnavailableError("away")}
     exporter = scene.exporter()
     found = read(exporter)
-    assert scene.cluster.asked == ["a"]
+    assert scene.cluster.requested == ["a"]
     assert found["marshal_data_topic_known"] == {("a",): 0, ("orders",): 0}
     assert found["marshal_exporter_up"] == {(): 1}
     assert read(exporter)["marshal_data_topic_known"] == {("a",): 0, ("orders",): 1}
     scene.clock.advance(60_000)
     assert read(exporter)["marshal_data_topic_known"] == {("a",): 0, ("orders",): 1}
-    assert [topic for topic in scene.cluster.asked if topic != "times"] == ["a", "orders", "a"]
+    assert [topic for topic in scene.cluster.requested if topic != "times"] == ["a", "orders", "a"]
 
 
-def test_topics_that_were_not_asked_keep_their_values(scene: Scene) -> None:
+def test_topics_that_were_not_requested_keep_their_values(scene: Scene) -> None:
     """While many topics have no leader, each read finds one of them; the alerts of the others must not be reset."""
     for topic in ("a", "b"):
         claim = ClaimingPartition(instance="i", client="c", group="g", topic=topic, partition=0, time_s=1)
@@ -374,7 +374,7 @@ def test_a_topic_that_was_created_again_is_noticed_by_its_end(scene: Scene) -> N
     exporter = scene.exporter()
     read(exporter)
     read(exporter)
-    assert scene.cluster.asked.count("orders") == 1
+    assert scene.cluster.requested.count("orders") == 1
     scene.cluster.ids["orders"] = OTHER_ID
     scene.cluster.bounds["orders"] = {0: OffsetBounds(0, 90)}
     assert read(exporter)["marshal_topic_lag_unknown_partitions"] == {("g", "orders"): 1}
@@ -446,10 +446,10 @@ def test_the_lag_in_seconds_follows_the_ends_that_were_seen(scene: Scene) -> Non
     assert read(exporter)["marshal_topic_lag_seconds"][place] == 15
     scene.clock.advance(600_000)
     assert read(exporter)["marshal_topic_lag_seconds"][place] == 615
-    assert "times" not in scene.cluster.asked
+    assert "times" not in scene.cluster.requested
 
 
-def test_kafka_is_asked_once_for_what_was_written_before(scene: Scene) -> None:
+def test_kafka_is_requested_once_for_what_was_written_before(scene: Scene) -> None:
     """An exporter that starts with a lag looks up the offsets of some times in the past."""
     now_ms = scene.clock.wall_ms()
     scene.cluster.bounds["orders"] = {0: OffsetBounds(0, 100)}
@@ -457,13 +457,13 @@ def test_kafka_is_asked_once_for_what_was_written_before(scene: Scene) -> None:
     exporter = scene.exporter()
     lag_s = read(exporter)["marshal_topic_lag_seconds"]["g", "orders"]
     assert 3_840 <= lag_s <= 7_680  # the two ages between which the record was written
-    asked = scene.cluster.asked.count("times")
+    requested = scene.cluster.requested.count("times")
     scene.clock.advance(15_000)
     assert read(exporter)["marshal_topic_lag_seconds"]["g", "orders"] == pytest.approx(lag_s + 15)
-    assert scene.cluster.asked.count("times") == asked == 10  # from 15 s to 7,680 s
+    assert scene.cluster.requested.count("times") == requested == 10  # from 15 s to 7,680 s
 
 
-def test_times_that_could_not_be_looked_up_are_asked_for_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_that_could_not_be_looked_up_are_requested_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then an exporter that starts with a lag shows only the time since its start."""
     now_ms = scene.clock.wall_ms()
     scene.cluster.bounds["orders"] = {0: OffsetBounds(0, 100)}

@@ -48,7 +48,7 @@ def test_a_repair_begins_anew_when_another_fault_kills_what_it_starts(brokers: B
     assert brokers.starts == 2
 
 
-def test_a_broker_that_ends_by_itself_is_told(brokers: Brokers) -> None:
+def test_a_broker_that_ends_by_itself_is_reported(brokers: Brokers) -> None:
     """An earlier kill of another broker is no reason for a second start."""
     brokers.is_killed = False
     brokers.kafka.kill(1)

@@ -411,7 +411,7 @@ def test_a_doctored_journal_of_ranges_is_caught(
     assert promise in range_promises(evidence)
 
 
-def test_a_reader_is_asked_for_its_ranges() -> None:
+def test_a_reader_is_requested_its_ranges() -> None:
     """A reader that attributes a range to the wrong member is found."""
     evidence = honest_ranges(DeliveryMode.AT_LEAST_ONCE)
     evidence.journals["run0"].append(known_ranges("run2.c"))
@@ -525,7 +525,7 @@ def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_journal(tmp_path / "run0.jsonl", ENTRY) == entries
 
 
-def test_what_a_worker_tells_of_ranges_is_what_the_log_says(tmp_path: Path) -> None:
+def test_what_a_worker_reports_ranges_is_what_the_log_says(tmp_path: Path) -> None:
     """A held range and a finished one go through the journal; the judges compare them with the log."""
     scene = Scene()
     scene.data.make(partitions=1, messages=35)

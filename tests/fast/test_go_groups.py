@@ -401,7 +401,7 @@ def test_a_dry_run_of_settings_writes_nothing(site: Site, capsys: pytest.Capture
     assert site.values() == before
 
 
-def test_a_person_is_asked_before_settings_change(
+def test_a_person_is_requested_before_settings_change(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without confirmation nothing changes; the question warns that another delivery mode starts a new generation."""

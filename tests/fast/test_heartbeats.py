@@ -132,7 +132,7 @@ def test_a_heartbeat_that_failed_is_followed_by_another_at_once(site: Site) -> N
     assert heartbeats.error is None
 
 
-def test_a_lease_that_ended_tells_why_heartbeats_failed(site: Site) -> None:
+def test_a_lease_that_ended_reports_why_heartbeats_failed(site: Site) -> None:
     """The error that ends the work has the reason of the last failure, for example a missing topic."""
     member = site.owner_of(0)
     heartbeats = Heartbeats(member, ignore)
@@ -170,7 +170,7 @@ def test_a_log_that_changed_ends_the_heartbeats(site: Site) -> None:
         heartbeats.step()
 
 
-def test_a_reason_to_stop_is_asked_for_often(site: Site) -> None:
+def test_a_reason_to_stop_is_requested_often(site: Site) -> None:
     """The reasons are checked at least four times in each interval."""
     reasons: list[str | None] = [None]
     heartbeats = Heartbeats(site.owner_of(0), ignore, reasons_to_stop=[lambda: reasons[0]])
@@ -181,7 +181,7 @@ def test_a_reason_to_stop_is_asked_for_often(site: Site) -> None:
         heartbeats.ask()
 
 
-def test_who_cannot_tell_a_reason_stops_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_cannot_report_a_reason_stops_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """If a reason cannot be checked, heartbeats continue."""
 
     def broken() -> str | None:
@@ -361,7 +361,7 @@ def test_the_work_ends_before_a_line_is_logged(running: Running, how: str) -> No
 
 
 @pytest.mark.slow
-def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat(running: Running) -> None:
+def test_who_takes_long_to_report_a_reason_holds_up_no_heartbeat(running: Running) -> None:
     """Dagster's storage may hang longer than the lease; as the broker works, the claim is kept."""
     answered = threading.Event()
 
@@ -377,7 +377,7 @@ def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat(running: Running)
         running.member.check([0])
 
 
-def test_work_that_cannot_be_stopped_is_told_of(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_work_that_cannot_be_stopped_is_reported(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     """If the callback fails, the block's owner gets the error, and a line is logged."""
 
     def cannot(_: MarshalError) -> None:

@@ -47,14 +47,14 @@ def test_path_is_searched_without_java_home(tmp_path: Path, environ: dict[str, s
     assert find_java({**environ, "PATH": f"{tmp_path}:{launcher.parent}"}).executable == launcher
 
 
-@pytest.mark.parametrize(("version", "told"), [("1.8.0_402", "1.8.0_402"), ("11.0.22", "11.0.22"), ("16", "16")])
-def test_an_old_java_is_refused_by_version_and_path(tmp_path: Path, version: str, told: str) -> None:
+@pytest.mark.parametrize(("version", "reported"), [("1.8.0_402", "1.8.0_402"), ("11.0.22", "11.0.22"), ("16", "16")])
+def test_an_old_java_is_refused_by_version_and_path(tmp_path: Path, version: str, reported: str) -> None:
     """The error has the version found, its path, the required version and how to configure it."""
     launcher = fake_java(tmp_path, f'java version "{version}"')
     with pytest.raises(ConfigurationError) as refused:
         find_java({"JAVA_HOME": str(tmp_path)})
     assert str(refused.value) == (
-        f"{launcher} is Java {told}, but Kafka and Spark need 17 or newer; "
+        f"{launcher} is Java {reported}, but Kafka and Spark need 17 or newer; "
         "install Java 17 or newer and put it on PATH, or set JAVA_HOME to it"
     )
 

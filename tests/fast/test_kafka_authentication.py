@@ -115,11 +115,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def signer(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Put a signer in place of Amazon's, and return the arguments with which it is called."""
-    asked: list[tuple[str, ...]] = []
+    requested: list[tuple[str, ...]] = []
 
     def signing(name: str) -> Callable[..., tuple[str, int]]:
         def sign(*arguments: str) -> tuple[str, int]:
-            asked.append((name, *arguments))
+            requested.append((name, *arguments))
             return "signed", 1_700_000_000_000
 
         return sign
@@ -129,7 +129,7 @@ def signer(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     module = ModuleType("aws_msk_iam_sasl_signer")
     module.MSKAuthTokenProvider = type("MSKAuthTokenProvider", (), methods)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    return asked
+    return requested
 
 
 FIELDS: Mapping[str, tuple[Settings, Any]] = {
@@ -639,7 +639,7 @@ def test_a_file_of_settings_may_name_files_beside_it(tmp_path: Path) -> None:
     assert connection.ssl_keystore_password_file == str(tmp_path / "ssl_keystore_password_file")
 
 
-def test_a_source_without_a_token_is_told_at_once() -> None:
+def test_a_source_without_a_token_is_reported_at_once() -> None:
     """The reason is in the error before a client is created, which would wait ten seconds for a token."""
     connection = KafkaConnection.from_settings({**CALLBACK, "oauth_callback": f"{__name__}:no_token"})
     with pytest.raises(UnavailableError, match=r"no_token gives no token for Kafka \(PermissionError: not for you\)"):

@@ -107,7 +107,7 @@ def reached(make: Make, connection: KafkaConnection, reason: str = "") -> str:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", MAKERS)
-def test_nothing_that_listens_is_told_within_the_time_out(
+def test_nothing_that_listens_is_reported_within_the_time_out(
     kind: str, unused_port: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """If no process listens, each kind of client reports the refused connection and writes nothing to stderr."""
@@ -117,7 +117,7 @@ def test_nothing_that_listens_is_told_within_the_time_out(
 
 
 @pytest.mark.thorough
-def test_a_name_that_is_not_known_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_not_known_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     """The error for an unknown host name shows the name and advises to check bootstrap_servers."""
     message = reached(MAKERS["admin"], connection_to("no-such-host.invalid:9092", timeout_s=1), "Failed to resolve")
     assert "Failed to resolve 'no-such-host.invalid:9092'" in message
@@ -135,7 +135,7 @@ def test_of_several_servers_the_one_that_fails_is_named(unused_port: int) -> Non
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_port_that_says_nothing_is_told_within_the_time_out(
+def test_a_port_that_says_nothing_is_reported_within_the_time_out(
     kind: str, serve: Callable[[bytes | None], int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """If a server accepts connections and sends nothing, each kind of client gives up within the time-out."""
@@ -146,7 +146,7 @@ def test_a_port_that_says_nothing_is_told_within_the_time_out(
 
 
 @pytest.mark.thorough
-def test_a_port_that_closes_each_connection_is_told(serve: Callable[[bytes | None], int]) -> None:
+def test_a_port_that_closes_each_connection_is_reported(serve: Callable[[bytes | None], int]) -> None:
     """If a server closes each connection, the message names the usual cause."""
     message = reached(MAKERS["producer"], connection_to(serve(b"")), "the server closes the connection")
     assert "the server closes the connection" in message
@@ -154,7 +154,7 @@ def test_a_port_that_closes_each_connection_is_told(serve: Callable[[bytes | Non
 
 
 @pytest.mark.thorough
-def test_what_answers_but_is_not_kafka_is_told_without_waiting(serve: Callable[[bytes | None], int]) -> None:
+def test_what_answers_but_is_not_kafka_is_reported_without_waiting(serve: Callable[[bytes | None], int]) -> None:
     """If the server is not Kafka, retrying cannot help, so the client fails long before its time-out."""
     port = serve(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     client, log = MAKERS["admin"](connection_to(port))
@@ -166,7 +166,7 @@ def test_what_answers_but_is_not_kafka_is_told_without_waiting(serve: Callable[[
 
 
 @pytest.mark.thorough
-def test_a_server_without_tls_is_told(serve: Callable[[bytes | None], int]) -> None:
+def test_a_server_without_tls_is_reported(serve: Callable[[bytes | None], int]) -> None:
     """If the client uses TLS and the server does not, the message names SSL and `security_protocol`."""
     message = reached(MAKERS["admin"], connection_to(serve(b"\x00" * 64), security_protocol="SSL"), "SSL")
     assert "SSL" in message
@@ -174,7 +174,7 @@ def test_a_server_without_tls_is_told(serve: Callable[[bytes | None], int]) -> N
 
 
 @pytest.mark.thorough
-def test_topics_that_cannot_be_asked_tell_why(unused_port: int) -> None:
+def test_topics_that_cannot_be_requested_report_why(unused_port: int) -> None:
     """If a broker is down, `Topics` raises an error with the reason. A best-effort commit returns the error as text."""
     with Topics(connection_to(unused_port)) as topics, time_from(REFUSED):
         with pytest.raises(UnavailableError, match=REFUSED):
@@ -192,13 +192,13 @@ class ElectingClient:
 
     def __init__(self, *bounds: tuple[int, int]) -> None:
         self.bounds = list(bounds)
-        self.asked = 0
+        self.requested = 0
 
     def offsets_for_times(self, wanted: list[TopicPartition], _timeout_s: float) -> list[TopicPartition]:
         """Return offsets. The first query is for the starts, the second for the ends."""
         is_end = wanted[0].offset == OFFSET_END
-        self.asked += not is_end
-        offset = self.bounds[min(self.asked, len(self.bounds)) - 1][is_end]
+        self.requested += not is_end
+        offset = self.bounds[min(self.requested, len(self.bounds)) - 1][is_end]
         return [TopicPartition(place.topic, place.partition, offset) for place in wanted]
 
     def list_topics(self, topic: str, **_: object) -> SimpleNamespace:
@@ -219,8 +219,8 @@ class OfTimes(ElectingClient):
 
     def offsets_for_times(self, wanted: list[TopicPartition], _timeout_s: float) -> list[TopicPartition]:
         """Return the next offset for each partition."""
-        offset = self.offsets[min(self.asked, len(self.offsets) - 1)]
-        self.asked += 1
+        offset = self.offsets[min(self.requested, len(self.offsets) - 1)]
+        self.requested += 1
         return [TopicPartition(place.topic, place.partition, offset) for place in wanted]
 
 
@@ -238,7 +238,7 @@ class OfTimes(ElectingClient):
     ],
     ids=str,
 )
-def test_that_no_record_is_so_young_is_asked_twice(
+def test_that_no_record_is_so_young_is_requested_twice(
     monkeypatch: pytest.MonkeyPatch, answers: tuple[int, ...], found: dict[int, int]
 ) -> None:
     """The answer that no record is that recent is checked by a second query; a leader election may also cause it.
@@ -246,8 +246,8 @@ def test_that_no_record_is_so_young_is_asked_twice(
     Between the two queries the end of the partition is looked up. An answer that equals the time is an offset only if
     the partition ends after it. Otherwise the client library has left the query unanswered.
     """
-    with topics_of(OfTimes(*answers), monkeypatch) as asked:
-        assert asked.offsets_at("orders", [0], 5) == found
+    with topics_of(OfTimes(*answers), monkeypatch) as requested:
+        assert requested.offsets_at("orders", [0], 5) == found
 
 
 class Counting(ElectingClient):
@@ -266,13 +266,13 @@ class Counting(ElectingClient):
 
 
 @pytest.mark.slow
-def test_many_partitions_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_partitions_are_requested_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries for many partitions are split. The client library needs quadratic time: 10,000 at once took seconds."""
     client = Counting()
-    with topics_of(client, monkeypatch) as asked:
+    with topics_of(client, monkeypatch) as requested:
         numbers = range(10_000)
-        assert asked.offsets("orders", numbers) == {each: OffsetBounds(each, each) for each in numbers}
-        assert asked.offsets_at("orders", numbers, 20_000) == {each: each for each in numbers}
+        assert requested.offsets("orders", numbers) == {each: OffsetBounds(each, each) for each in numbers}
+        assert requested.offsets_at("orders", numbers, 20_000) == {each: each for each in numbers}
     assert max(client.sizes) <= 500
     assert sum(client.sizes) == 3 * len(numbers)
 
@@ -287,22 +287,22 @@ def topics_of(client: ElectingClient, monkeypatch: pytest.MonkeyPatch, timeout_s
 
 
 @pytest.mark.parametrize("unknown", [(-1001, -1001), (5, -1001), (-1001, 5), (-1, -1)])
-def test_offsets_that_are_not_known_yet_are_asked_for_again(
+def test_offsets_that_are_not_known_yet_are_requested_again(
     monkeypatch: pytest.MonkeyPatch, unknown: tuple[int, int]
 ) -> None:
     """An unknown offset is queried again: the library may return one without an error during a leader election."""
-    with topics_of(ElectingClient(unknown, unknown, (3, 68)), monkeypatch) as asked:
-        assert asked.offsets("orders", [0]) == {0: OffsetBounds(3, 68)}
+    with topics_of(ElectingClient(unknown, unknown, (3, 68)), monkeypatch) as requested:
+        assert requested.offsets("orders", [0]) == {0: OffsetBounds(3, 68)}
 
 
 @pytest.mark.slow
-def test_offsets_that_are_never_known_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_that_are_never_known_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """An offset that stays unknown raises an error, so the caller does not see an empty or truncated log."""
     with (
-        topics_of(ElectingClient((0, -1001)), monkeypatch, TIMEOUT_S) as asked,
+        topics_of(ElectingClient((0, -1001)), monkeypatch, TIMEOUT_S) as requested,
         pytest.raises(UnavailableError, match="cannot look up the offsets of topic 'orders'"),
     ):
-        asked.offsets("orders", [0])
+        requested.offsets("orders", [0])
 
 
 class Noting(ElectingClient):
@@ -327,32 +327,32 @@ class Noting(ElectingClient):
         return super().list_topics(topic, **further)
 
 
-def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaders_are_known_before_offsets_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaders are looked up before offsets, to explain a failure.
 
     The look-up is repeated after a while, and when a query names a partition that was not known.
     """
     client = Noting(without_leader=2)
-    with topics_of(client, monkeypatch) as asked:
-        asked.offsets("orders", [0, 1])
+    with topics_of(client, monkeypatch) as requested:
+        requested.offsets("orders", [0, 1])
         assert client.calls == ["leaders"] * 3 + ["offsets"] * 2
-        asked.offsets("orders", [0])
+        requested.offsets("orders", [0])
         assert client.calls[5:] == ["offsets"] * 2
         with pytest.raises(TopicNotFoundError, match="no partition 2"):
-            asked.offsets("orders", [2])
+            requested.offsets("orders", [2])
         assert client.calls[7:] == ["leaders"]
         monkeypatch.setattr("marshal_dagster.kafka.offsets._LEADERS_KNOWN_S", 0.0)
-        asked.offsets("orders", [0])
+        requested.offsets("orders", [0])
         assert client.calls[8:] == ["leaders", "offsets", "offsets"]
 
 
 def test_partitions_are_listed_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Added partitions are seen at once, and the brokers' temporary failures are passed over."""
     client = Noting()
-    with topics_of(client, monkeypatch) as asked:
-        assert asked.partition_numbers("orders") == (0, 1)
+    with topics_of(client, monkeypatch) as requested:
+        assert requested.partition_numbers("orders") == (0, 1)
         client.partitions = 3
-        assert asked.partition_numbers("orders") == (0, 1, 2)
+        assert requested.partition_numbers("orders") == (0, 1, 2)
         assert client.calls == ["leaders"] * 2
 
 
@@ -362,11 +362,11 @@ class Held(ElectingClient):
     def __init__(self) -> None:
         super().__init__((3, 68))
         self.may_answer, self.is_closed = threading.Event(), threading.Event()
-        self.asked_by = threading.Semaphore(0)
+        self.requested_by = threading.Semaphore(0)
 
     def list_topics(self, topic: str, **further: object) -> SimpleNamespace:
         """Wait until the test allows an answer."""
-        self.asked_by.release()
+        self.requested_by.release()
         self.may_answer.wait()
         assert not self.is_closed.is_set()
         return super().list_topics(topic, **further)
@@ -385,7 +385,7 @@ def test_a_client_is_closed_by_the_last_who_asks(monkeypatch: pytest.MonkeyPatch
     asking = [threading.Thread(target=lambda: found.append(topics.offsets("orders", [0]))) for _ in range(2)]
     for thread in asking:
         thread.start()
-    client.asked_by.acquire()
+    client.requested_by.acquire()
     wait_until(lambda: topics._borrowers == len(asking), "both ask")
     topics.close()
     assert not client.is_closed.is_set()
@@ -408,13 +408,13 @@ class Unanswered(ElectingClient):
         return listed
 
 
-def test_a_broker_that_lists_no_groups_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_lists_no_groups_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer is not "no consumers". A KafkaError of the client library can be raised, but no `except` catches it."""
     with (
-        topics_of(Unanswered(), monkeypatch) as asked,
+        topics_of(Unanswered(), monkeypatch) as requested,
         pytest.raises(UnavailableError, match="cannot list the consumer groups"),
     ):
-        asked.has_consumers("etl")
+        requested.has_consumers("etl")
 
 
 def test_topics_that_were_closed_say_so(unused_port: int) -> None:

@@ -105,7 +105,7 @@ def test_a_wrong_field_is_named_with_what_would_be_right(settings: Mapping[str, 
     assert words in refusal(given)
 
 
-def test_all_wrong_fields_are_told_at_once() -> None:
+def test_all_wrong_fields_are_reported_at_once() -> None:
     """One message reports all mistakes."""
     message = refusal({"timeout_s": -1, "colour": "blue"})
     assert "bootstrap_servers is missing" in message
@@ -308,7 +308,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
         KafkaConnection.from_file(tmp_path / "none.toml")
 
 
-def test_librdkafka_gets_the_secrets_and_what_was_asked_for(pem: dict[str, Any]) -> None:
+def test_librdkafka_gets_the_secrets_and_what_was_requested(pem: dict[str, Any]) -> None:
     """The librdkafka settings contain the credentials and files. `client_settings` override the recommended values."""
     connection = KafkaConnection(
         **SASL, **pem, ssl_key_password=SecretText("sesame"), timeout_s=2, client_settings={"reconnect.backoff.ms": "7"}

@@ -23,14 +23,14 @@ HEAD = """
     def connection_to(broker):
         return KafkaConnection(bootstrap_servers=f"127.0.0.1:{broker.port}", timeout_s=0.7)
 
-    def told(ask):
+    def answer_of(ask):
         try:
             return ask()
         except MarshalError as error:
             return f"{type(error).__name__}: {error}"
 
     def until(holds, ask):
-        while not holds(found := told(ask)):  # a busy machine may need several time-outs for an answer
+        while not holds(found := answer_of(ask)):  # a busy machine may need several time-outs for an answer
             pass
         return found
 
@@ -113,8 +113,8 @@ def test_leaders_that_come_and_go_end_no_process() -> None:
             deadline = time.monotonic() + 4
             def ask():
                 while time.monotonic() < deadline:
-                    told(lambda: topics.offsets("orders", range(400), committed_only=False))
-                    told(lambda: topics._await_usable("orders", 1_000))
+                    answer_of(lambda: topics.offsets("orders", range(400), committed_only=False))
+                    answer_of(lambda: topics._await_usable("orders", 1_000))
             asking = [threading.Thread(target=ask) for _ in range(3)]
             for thread in asking:
                 thread.start()
@@ -142,7 +142,7 @@ def test_a_leader_that_knows_no_topic_does_not_make_it_missing() -> None:
 
         broker = Forgetful([1], {"orders": {0: 1}})
         with Topics(KafkaConnection(bootstrap_servers=f"127.0.0.1:{broker.port}", timeout_s=20)) as topics:
-            print(told(lambda: topics.offsets("orders", [0])[0]))
+            print(answer_of(lambda: topics.offsets("orders", [0])[0]))
     """)
     assert line == "OffsetBounds(start=3, end=68)"
 

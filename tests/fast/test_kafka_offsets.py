@@ -33,7 +33,7 @@ def test_an_offset_is_an_answer() -> None:
     ],
     ids=["error", "no end", "no beginning", "left as it was asked"],
 )
-def test_what_was_not_told_is_no_answer(answer: TopicPartition, at: int, least: int) -> None:
+def test_what_was_not_reported_is_no_answer(answer: TopicPartition, at: int, least: int) -> None:
     """An unanswered query is an error.
 
     The client library leaves the query in place, where a time looks like an offset.

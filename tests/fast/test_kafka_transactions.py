@@ -67,7 +67,7 @@ def behind(error: BaseException) -> SystemError:
 
 
 @pytest.mark.parametrize("call", ["flush", "commit"])
-def test_a_fatal_error_that_comes_amid_callbacks_is_told_as_what_it_is(call: str) -> None:
+def test_a_fatal_error_that_comes_amid_callbacks_is_reported_as_what_it_is(call: str) -> None:
     """A fencing error that is wrapped by callbacks is still raised as ProducerFencedError."""
     one = transaction()
     cast("Client", one._producer).raises = behind(
@@ -78,7 +78,7 @@ def test_a_fatal_error_that_comes_amid_callbacks_is_told_as_what_it_is(call: str
 
 
 @pytest.mark.parametrize(("said", "expected"), [(None, UnavailableError), ("Producer was fenced", ProducerFencedError)])
-def test_a_fatal_error_that_the_client_loses_is_told(said: str | None, expected: type[Exception]) -> None:
+def test_a_fatal_error_that_the_client_loses_is_reported(said: str | None, expected: type[Exception]) -> None:
     """If the client loses a fatal error, its log determines which error is raised."""
     one = transaction()
     cast("Client", one._producer).raises = SystemError("returned NULL without setting an exception")

@@ -141,7 +141,7 @@ class LogPort:
 
         assert values(read(log, {0: 2}), 0) == [b"b"]
 
-    def test_reading_begins_where_it_is_told(self, house: House) -> None:
+    def test_reading_begins_where_it_is_reported(self, house: House) -> None:
         """A reader starts at the offset passed to `follow`, and at another one after the next `follow`."""
         log = house.open()
         for value in (b"a", b"b", b"c"):
@@ -249,7 +249,7 @@ class LogPort:
         assert len(identity.topic_id) == 22
         assert identity.topic_id.replace("-", "").replace("_", "").isalnum()
 
-    def test_a_topic_made_anew_is_another_log(self, house: House) -> None:
+    def test_a_topic_re_created_is_another_log(self, house: House) -> None:
         """A topic that was deleted and re-created has another identity, which also shows a new number of partitions."""
         log = house.open()
         before = log.identity()
@@ -349,7 +349,7 @@ class TestMemoryLog(LogPort):
         with pytest.raises((TopicNotFoundError, UnavailableError)):
             read(log, {0: 1})
 
-    def test_a_truncated_log_is_told_by_its_position(self) -> None:
+    def test_a_truncated_log_is_reported_by_its_position(self) -> None:
         """A reader beyond the end that an unclean leader election left gets PositionLostError."""
         house = MemoryHouse()
         log = house.open()
@@ -377,7 +377,7 @@ class TestMemoryLog(LogPort):
 
         assert log.bounds([0]) == {0: (1, 1)}
 
-    def test_a_partition_that_is_gone_is_told(self) -> None:
+    def test_a_partition_that_is_gone_is_reported(self) -> None:
         """Reading a partition that the re-created topic does not have raises TopicNotFoundError."""
         house = MemoryHouse()
         log = house.open()

@@ -61,7 +61,7 @@ def test_a_record_that_is_given_twice_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert_found()
 
 
-def test_a_position_that_is_not_told_as_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_position_that_is_not_reported_as_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that moves a reader to its start, instead of raising PositionLostError, is found."""
     read_until = MemoryLog.read_until
 

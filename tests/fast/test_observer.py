@@ -70,7 +70,7 @@ def scene() -> Scene:
 
 @pytest.mark.parametrize("ranges", [False, True])
 @pytest.mark.parametrize("mode", DeliveryMode)
-def test_it_is_told_of_each_record_and_of_the_batch(scene: Scene, mode: DeliveryMode, ranges: bool) -> None:
+def test_it_is_reported_each_record_and_of_the_batch(scene: Scene, mode: DeliveryMode, ranges: bool) -> None:
     """The observer is notified of the claim, plan, commit and end of a batch, in each mode, with and without ranges."""
     watcher = Watcher()
 
@@ -96,7 +96,7 @@ def test_it_sees_the_lease_as_it_was_before_a_heartbeat_renewed_it(scene: Scene)
     assert watcher.leases_ms == [HI_MS * 0.9]
 
 
-def test_it_is_told_of_a_refused_commit_and_of_the_lost_claim(scene: Scene) -> None:
+def test_it_is_reported_a_refused_commit_and_of_the_lost_claim(scene: Scene) -> None:
     """If a claim is revoked during the work, the observer gets the refused commit and the lost claim with its epoch."""
     watcher = Watcher()
     revoked: list[int] = []
@@ -118,7 +118,7 @@ def test_it_is_told_of_a_refused_commit_and_of_the_lost_claim(scene: Scene) -> N
     assert watcher.batches == [batch]
 
 
-def test_it_is_told_of_a_claim_that_another_got_first(scene: Scene) -> None:
+def test_it_is_reported_a_claim_that_another_got_first(scene: Scene) -> None:
     """A refused claim is not reported as lost, because it was never held."""
     scene.work(scene.delivery(), max_records=1)
     watcher = Watcher()
@@ -137,8 +137,8 @@ def test_one_that_fails_changes_nothing(scene: Scene, caplog: pytest.LogCaptureF
     assert batch.committed
     assert scene.key().offset == 10
     assert scene.key().owner is None
-    told = {record.getMessage() for record in caplog.records if record.levelno == logging.ERROR}
-    assert told == {"an observer of claims failed", "an observer of batches failed"}
+    reported = {record.getMessage() for record in caplog.records if record.levelno == logging.ERROR}
+    assert reported == {"an observer of claims failed", "an observer of batches failed"}
 
 
 def test_a_lost_claim_stays_lost_with_one_that_fails(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

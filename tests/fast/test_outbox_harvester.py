@@ -144,7 +144,7 @@ def test_pauses_are_five_seconds_at_the_most() -> None:
     assert scene.pauses_s == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
 
-def test_what_lasts_ends_the_term_and_is_told() -> None:
+def test_what_lasts_ends_the_term_and_is_reported() -> None:
     """A lasting error makes the harvester step down, report the reason and close its connections."""
     scene = Scene(LASTING)
     scene.harvester.run()

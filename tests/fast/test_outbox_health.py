@@ -53,11 +53,11 @@ def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
     """A working harvester returns status 200 with its role and counts."""
     harvester.counts.published, harvester.counts.parked, harvester.counts.sessions = 5, 2, 1
     with HealthServer(harvester.health) as server:
-        status, told = ask(server.address)
+        status, reported = ask(server.address)
         harvester.term = Term(1, "id")
         assert ask(server.address, "/health?verbose")[1]["role"] == "leader"
-    assert told.pop("idle_s") < health_server.IDLE_AFTER_S
-    assert (status, told) == (
+    assert reported.pop("idle_s") < health_server.IDLE_AFTER_S
+    assert (status, reported) == (
         200,
         {
             "healthy": True,
@@ -87,8 +87,8 @@ def test_a_harvester_that_fails_is_given_time(harvester: Harvester) -> None:
     """The status is 503 once the harvester has failed for longer than the given time, until it succeeds."""
     with HealthServer(lambda: harvester.health(failing_after_s=30)) as server:
         harvester._note(UnavailableError("away"))
-        status, told = ask(server.address)
-        assert (status, told["failure"]) == (200, "away")
+        status, reported = ask(server.address)
+        assert (status, reported["failure"]) == (200, "away")
         harvester._note(UnavailableError("still away"))
         harvester._failing_from_s -= 30
         assert ask(server.address)[0] == 503
@@ -104,7 +104,7 @@ def test_all_else_is_not_found(harvester: Harvester, path: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_it_can_only_be_asked(harvester: Harvester, method: str) -> None:
+def test_it_can_only_be_requested(harvester: Harvester, method: str) -> None:
     """Methods other than GET return status 501."""
     with HealthServer(harvester.health) as server:
         assert ask(server.address, method=method)[0] == 501
@@ -173,11 +173,11 @@ class Ends:
         """Make both available."""
         self.database: MarshalError | None = None
         self.kafka: MarshalError | None = None
-        self.asked = 0
+        self.requested = 0
 
     def look_up(self) -> None:
         """Check the tables."""
-        self.asked += 1
+        self.requested += 1
         if self.database is not None:
             raise self.database
 
@@ -230,7 +230,7 @@ def test_a_standby_that_failed_to_lead_has_not_recovered(harvester: Harvester, e
     for attempts in range(1, 6):
         harvester._note_of_term(AuthorizationError("no right on transactional ids"))
         harvester._look_at_ends(elector)
-        assert ends.asked == attempts
+        assert ends.requested == attempts
         assert harvester.health()["failure"] == "no right on transactional ids"
         harvester._failing_from_s -= 15
     assert harvester.health()["healthy"] is False
@@ -253,7 +253,7 @@ def test_a_standby_looks_now_and_then(harvester: Harvester, ends: Ends, monkeypa
     harvester._looked_at_s -= 11
     for _ in range(3):
         harvester._look_at_ends(elector)
-    assert ends.asked == 1
+    assert ends.requested == 1
 
 
 def test_one_failure_is_one_warning(harvester: Harvester, caplog: pytest.LogCaptureFixture) -> None:

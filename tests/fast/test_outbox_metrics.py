@@ -53,7 +53,7 @@ class Meters:
 class FakeOutboxInspector:
     """A backlog that counts its queries. With `fails` each query fails."""
 
-    asked = 0
+    requested = 0
     closed = 0
     fails = False
 
@@ -63,7 +63,7 @@ class FakeOutboxInspector:
 
     def status(self) -> OutboxStatus:
         """Return the outbox's status, or fail."""
-        type(self).asked += 1
+        type(self).requested += 1
         if self.fails:
             raise UnavailableError("away")
         return OutboxStatus(OutboxRegistration("billing", "u", 1, 1, "h"), 12, 3.5, 1, None)
@@ -102,7 +102,7 @@ def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[FakeOutb
         counts.parked += 3
         counts.refused += 4
     assert meters.values() == {"published": 7, "parked": 3, "refused": 4, "sessions": 1, "leads": 0, COUNTED_AT: 0}
-    assert (meters.flushes, backlog.asked, backlog.closed) == (1, 0, 1)
+    assert (meters.flushes, backlog.requested, backlog.closed) == (1, 0, 1)
 
 
 def test_the_leader_measures_the_backlog_now_and_then(
@@ -111,17 +111,17 @@ def test_the_leader_measures_the_backlog_now_and_then(
     """Only the leader queries rows and age, and not at each turn."""
     leads, turns = [False], [0]
 
-    def asked_whether_it_leads() -> bool:
+    def requested_whether_it_leads() -> bool:
         turns[0] += 1
         return leads[0]
 
-    with metrics_recorded(TABLES, HarvestCounts(), asked_whether_it_leads):
+    with metrics_recorded(TABLES, HarvestCounts(), requested_whether_it_leads):
         wait_until(lambda: turns[0] > 3, "the harvester has taken turns")
-        assert backlog.asked == 0
+        assert backlog.requested == 0
         leads[0] = True
-        wait_until(lambda: backlog.asked > 0, "the backlog was queried")
+        wait_until(lambda: backlog.requested > 0, "the backlog was queried")
         wait_until(lambda: turns[0] > 10, "the harvester has taken more turns")
-        assert backlog.asked == 1
+        assert backlog.requested == 1
         wait_until(lambda: "backlog.age" in meters.values(), "the backlog was recorded")
         counted = dict.fromkeys(["published", "parked", "refused", "sessions"], 0)
         assert meters.values().pop(COUNTED_AT) > 0
@@ -133,7 +133,7 @@ def test_the_leader_measures_the_backlog_now_and_then(
             COUNTED_AT: 1,
         }
         monkeypatch.setattr(outbox_metrics, "LOOK_EACH_S", 0.01)
-        wait_until(lambda: backlog.asked > 1, "the backlog was queried again")
+        wait_until(lambda: backlog.requested > 1, "the backlog was queried again")
 
 
 def test_a_backlog_that_cannot_be_counted_is_seen(
@@ -150,8 +150,8 @@ def test_a_backlog_that_cannot_be_counted_is_seen(
         wait_until(lambda: meters.values()[COUNTED_AT] == 1_700_000_000.0, "the backlog was counted")
         backlog.fails = True
         now_s[0] += 600
-        asked = backlog.asked
-        wait_until(lambda: backlog.asked > asked + 1, "it was queried again")
+        requested = backlog.requested
+        wait_until(lambda: backlog.requested > requested + 1, "it was queried again")
         assert meters.values()[COUNTED_AT] == 1_700_000_000.0
         leads[0] = False
         wait_until(lambda: meters.values()["leads"] == 0, "it stands by")
@@ -166,9 +166,9 @@ def test_who_leads_no_more_reports_no_backlog(meters: Meters, backlog: type[Fake
         leads[0] = False
         wait_until(lambda: meters.values()["leads"] == 0, "it reports that it stands by")
         assert (meters.values()["backlog"], meters.values()["backlog.age"]) == (0, 0.0)
-        asked = backlog.asked
+        requested = backlog.requested
         leads[0] = True
-        wait_until(lambda: backlog.asked > asked, "the backlog is queried at once when it leads again")
+        wait_until(lambda: backlog.requested > requested, "the backlog is queried at once when it leads again")
 
 
 def test_a_database_that_is_away_stops_no_counting(
@@ -178,7 +178,7 @@ def test_a_database_that_is_away_stops_no_counting(
     backlog.fails = True
     counts = HarvestCounts()
     with metrics_recorded(TABLES, counts, lambda: True):
-        wait_until(lambda: backlog.asked > 0, "the backlog was queried")
+        wait_until(lambda: backlog.requested > 0, "the backlog was queried")
         counts.published = 4
         wait_until(lambda: meters.values().get("published") == 4, "four records are counted")
     assert [record.levelname for record in caplog.records if record.levelno > 10] == []
@@ -193,7 +193,7 @@ def test_without_opentelemetry_nothing_is_measured(
     monkeypatch.setattr(threading, "Thread", lambda **_: pytest.fail("a thread was made"))
     with metrics_recorded(TABLES, HarvestCounts(), lambda: True):
         pass
-    assert (backlog.asked, backlog.closed) == (0, 0)
+    assert (backlog.requested, backlog.closed) == (0, 0)
 
 
 def test_both_kinds_of_metrics_have_instruments_of_their_own(meters: Meters) -> None:

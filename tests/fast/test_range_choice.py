@@ -52,7 +52,7 @@ def keys(draw: st.DrawFn) -> Key:
 looks = st.builds(ChoiceContext, st.just(NOW_MS), st.frozensets(st.sampled_from(OWNERS), max_size=2))
 
 
-def asked(group: Group, key: Key, start: int, end: int) -> Event[ClaimingRange]:
+def requested(group: Group, key: Key, start: int, end: int) -> Event[ClaimingRange]:
     """Return the record that claims a range."""
     message = ClaimingRange(
         instance="new", client="c", group="g", topic="t", partition=0, time_s=0, start=start, end=end
@@ -110,7 +110,7 @@ def test_what_is_chosen_is_accepted_and_the_lowest(
         assert chosen is None
     if chosen is not None:
         after = without_the_dead(key, *chosen, look)
-        assert refusal_of(asked(group, after, *chosen)) is None
+        assert refusal_of(requested(group, after, *chosen)) is None
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_no_more_ranges_than_a_key_may_have() -> None:
     ranges = tuple(Range(2 * n, 2 * n + 1, Phase.CLAIMED, owners[n], NOW_MS) for n in range(MOST_RANGES))
     key, group = Key(offset=0, data_topic_id=TOPIC_ID, ranges=ranges), range_group()
     assert choose_range(group, key, ChoiceContext(NOW_MS), until=1_000, size=5) is None
-    assert refusal_of(asked(group, key, 1, 2)) is Refusal.TOO_MANY_RANGES
+    assert refusal_of(requested(group, key, 1, 2)) is Refusal.TOO_MANY_RANGES
 
     elsewhere = ChoiceContext(NOW_MS, frozenset(owners[-1:]))
     assert choose_range(group, key, elsewhere, until=1_000, size=5) is None

@@ -168,7 +168,7 @@ def test_a_twin_with_the_same_instance_id_is_not_mistaken_for_oneself(site: Site
     assert member.claim({0: (5, 10)}) == []
 
 
-def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
+def test_a_partition_is_requested_once_in_a_tenure(site: Site) -> None:
     """An instance wins at most one range of a partition, even after it has released that range."""
     member = site.range_claimer()
     member.claim({0: (5, 10)})
@@ -180,7 +180,7 @@ def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
     assert messages_sent_by(site, member.member.instance).count("ClaimingRange") == 1
 
 
-def test_what_was_refused_may_be_asked_for_again(site: Site) -> None:
+def test_what_was_refused_may_be_requested_again(site: Site) -> None:
     """If another member was faster, the same instance may claim a later range."""
     member, rival = site.range_claimer(), site.range_claimer()
     rival.claim({0: (5, 10)})
@@ -344,10 +344,10 @@ def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> No
     """`is_dead` is called once for each owner, outside of the lock, so other threads can read the log meanwhile."""
     site.holder_of({0: (5, 10), 1: (5, 10)})
     member = site.range_claimer()
-    asked: list[Owner] = []
+    requested: list[Owner] = []
 
     def is_dead(owner: Owner) -> bool:
-        asked.append(owner)
+        requested.append(owner)
         free = threading.Thread(target=member.rationalizer.catch_up)
         free.start()
         free.join(WITHIN_S)
@@ -356,10 +356,10 @@ def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> No
 
     member.claim({0: (5, 10), 1: (5, 10)}, is_dead=is_dead)
 
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
-def test_revoke_tells_what_it_took(site: Site) -> None:
+def test_revoke_reports_what_it_took(site: Site) -> None:
     """`revoke` takes partitions and epochs, and returns those that were still valid and are now revoked."""
     owner, other = site.holder_of({0: (5, 10), 1: (5, 10)}), site.holder_of({0: (10, 20)})
     member = site.range_claimer()
@@ -484,7 +484,9 @@ def test_a_revoked_range_is_lost_at_the_next_heartbeat(site: Site) -> None:
     successor.check([0])
 
 
-def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_is_reported_before_the_broker_is_requested_anything_else(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A member that finds its range lost must stop the work first.
 
     It sends no request to the broker, which may take long.
@@ -601,7 +603,7 @@ def test_what_lies_behind_a_plan_that_was_sent_is_not_counted_on(site: Site) -> 
     assert member.claims[0].plan_end == 7
 
 
-def test_planning_what_was_lost_tells_the_loss(site: Site) -> None:
+def test_planning_what_was_lost_reports_the_loss(site: Site) -> None:
     """A plan for a revoked range raises ClaimLostError."""
     member = site.holder_of({0: (5, 10)})
     site.say(about(RevokingRange, "ops.1", epoch=epoch_of(member)))

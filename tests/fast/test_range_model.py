@@ -106,8 +106,8 @@ def _overlaps_by_more_than_one(self: Range, start: int, end: int) -> bool:
 
 
 def _left_planned_live_too(event: Event[ClaimingRange]) -> Range | None:
-    asked = (event.message.start, event.message.end)
-    return next((one for one in event.key.ranges if one[:2] == asked and one.phase is Phase.PLANNED), None)
+    requested = (event.message.start, event.message.end)
+    return next((one for one in event.key.ranges if one[:2] == requested and one.phase is Phase.PLANNED), None)
 
 
 def _left_planned_by_start(event: Event[ClaimingRange]) -> Range | None:

@@ -83,7 +83,7 @@ def test_offsets_without_records_are_passed_over(site: Site) -> None:
     assert rationalizer.world.partitions[site.home].next_offset == 4
 
 
-def test_own_records_are_told_by_their_offset(site: Site) -> None:
+def test_own_records_are_reported_by_their_offset(site: Site) -> None:
     """Two equal records are distinguished by their offsets, and each gets its own result."""
     rationalizer, _ = reader(site)
     message = claim_record(0)
@@ -95,7 +95,7 @@ def test_own_records_are_told_by_their_offset(site: Site) -> None:
     assert [outcomes[offset].accepted for offset in (first, second)] == [True, False]
 
 
-def test_a_heartbeat_is_told_where_it_moved_the_offset(site: Site) -> None:
+def test_a_heartbeat_is_reported_where_it_moved_the_offset(site: Site) -> None:
     """The result of a heartbeat has the offset right before and right after it, whatever the records in between did."""
     rationalizer, _ = reader(site)
     site.say(claim_record(0))
@@ -255,7 +255,7 @@ def test_a_reader_overtaken_by_retention_observes_from_there(site: Site, caplog:
     assert "only observed" in caplog.text
 
 
-def test_of_what_retention_deleted_before_it_was_read_back_nothing_is_told(site: Site) -> None:
+def test_of_what_retention_deleted_before_it_was_read_back_nothing_is_reported(site: Site) -> None:
     """Records that retention deletes before they are read back have no result. The log does not count as truncated.
 
     Simulator seed 574955: a process slept after an append.
@@ -267,9 +267,9 @@ def test_of_what_retention_deleted_before_it_was_read_back_nothing_is_told(site:
     own = {site.say(message): (message, render(message)) for message in messages}
     site.broker.retain_from(site.home, 3)
 
-    told = rationalizer.read_past({site.home: own})
+    reported = rationalizer.read_past({site.home: own})
 
-    assert sorted(told[site.home]) == [3, 4]
+    assert sorted(reported[site.home]) == [3, 4]
     assert rationalizer.changed is None
     assert not rationalizer.world.partitions[site.home].certain
 
@@ -292,16 +292,16 @@ class OvertakenLog(MemoryLog):
             raise PositionLostError(chunk.partition)
 
 
-def test_of_what_retention_deleted_after_it_was_read_back_nothing_is_told_either(site: Site) -> None:
+def test_of_what_retention_deleted_after_it_was_read_back_nothing_is_reported_either(site: Site) -> None:
     """If retention deletes records that were read back, their effect on the state and their results are discarded."""
     rationalizer = Rationalizer(OvertakenLog(site.broker), clock=site.clock)
     rationalizer.catch_up()
     messages = [claim_record(number) for number in range(4)]
     own = {site.say(message): (message, render(message)) for message in messages}
 
-    told = rationalizer.read_past({site.home: own})
+    reported = rationalizer.read_past({site.home: own})
 
-    assert sorted(told[site.home]) == [2, 3]
+    assert sorted(reported[site.home]) == [2, 3]
     assert rationalizer.changed is None
     assert not rationalizer.world.partitions[site.home].certain
 

@@ -249,9 +249,12 @@ def test_tenures_that_are_over_do_not_grow_a_reader() -> None:
     world = library.world.start(0, 0)
     sizes = []
     for tenure in range(2_000):
-        told = f"1795230000/run{tenure:06}/{'c' * 200}/g/t/0"
-        values = [f"ClaimingPartition/1/{told}", *(f"Heartbeat/1/{told}/{tenure}" for _ in range(2))]
-        values += [f"Heartbeat/1/{told.replace('/ccc', '/abc')}/{tenure}", f"ReleasingPartition/1/{told}/{tenure}"]
+        reported = f"1795230000/run{tenure:06}/{'c' * 200}/g/t/0"
+        values = [f"ClaimingPartition/1/{reported}", *(f"Heartbeat/1/{reported}/{tenure}" for _ in range(2))]
+        values += [
+            f"Heartbeat/1/{reported.replace('/ccc', '/abc')}/{tenure}",
+            f"ReleasingPartition/1/{reported}/{tenure}",
+        ]
         records = [(world.next_offset + at, START_MS, value.encode()) for at, value in enumerate(values)]
         library.read_many(0, records)
         sizes.append(held_bytes(world))

@@ -27,16 +27,16 @@ def search(
 
     `fails` returns the error of a part. The search may try at most `most` parts.
     """
-    asked: list[Offsets] = []
+    requested: list[Offsets] = []
 
     class Search(_Search):
         def _error(self, part: Offsets, rows: object = None) -> str | None:
-            asked.append(part)
+            requested.append(part)
             found = fails(places(part)) if rows is None else None
             return f"{found}: no number" if found else None
 
-    work = Search(cast("Any", object()), READ, READ, lambda: len(asked) < most)
-    return work.run(offsets, kind), asked
+    work = Search(cast("Any", object()), READ, READ, lambda: len(requested) < most)
+    return work.run(offsets, kind), requested
 
 
 OFFSETS = st.dictionaries(st.integers(0, 6), st.tuples(st.integers(0, 50), st.integers(1, 60)), min_size=1).map(
@@ -49,12 +49,12 @@ OFFSETS = st.dictionaries(st.integers(0, 6), st.tuples(st.integers(0, 50), st.in
 def test_a_record_that_fails_is_found(offsets: Offsets, data: st.DataObject) -> None:
     """One of the failing records is found. The number of tries is logarithmic in the number of records."""
     bad = data.draw(st.sets(st.sampled_from(sorted(places(offsets))), min_size=1))
-    found, asked = search(offsets, lambda part: part & bad and "ValueError")
+    found, requested = search(offsets, lambda part: part & bad and "ValueError")
     assert found is not None
     assert found.is_smallest
     assert places(found.offsets) <= bad
     assert len(places(found.offsets)) == 1
-    assert len(asked) <= 2 + 3 + 6 + 2
+    assert len(requested) <= 2 + 3 + 6 + 2
 
 
 @pytest.mark.slow
@@ -77,12 +77,12 @@ def test_what_fails_without_records_is_of_none() -> None:
 
 def test_what_fails_by_something_else_meanwhile_is_of_no_record() -> None:
     """If an outage begins during the search, a part that succeeded before fails too. Then no record is blamed."""
-    asked = 0
+    requested = 0
 
     def fails(part: set[Place]) -> str:
-        nonlocal asked
-        asked += bool(part)
-        return "KafkaException" if asked > 2 else ""
+        nonlocal requested
+        requested += bool(part)
+        return "KafkaException" if requested > 2 else ""
 
     assert search({0: (0, 64)}, fails)[0] is None
     found, _ = search({0: (0, 64)}, lambda part: (0, 9) in part and "KeyError")

@@ -1101,7 +1101,7 @@ def test_go_comes_and_goes_with_settings() -> None:
 # A log that the Go library wrote.
 
 
-def test_the_go_librarys_log_replays_to_what_its_readme_tells() -> None:
+def test_the_go_librarys_log_replays_to_what_its_readme_reports() -> None:
     """No record is invalid or refused, each takeover waited until the owner was stale, and all keys are released.
 
     The final offsets are 250, 500 and 100.

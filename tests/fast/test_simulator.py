@@ -84,8 +84,8 @@ def test_what_was_committed_is_not_done_again(epoch: int, sender: str, began_at:
     assert broken == ["what is committed is not done again"] * is_broken
 
 
-@pytest.mark.parametrize(("reads_on_from", "is_told"), [(1, False), (3, False), (4, True), (5, True)])
-def test_a_reader_is_told_of_what_it_counts_on(reads_on_from: int, is_told: bool) -> None:
+@pytest.mark.parametrize(("reads_on_from", "is_reported"), [(1, False), (3, False), (4, True), (5, True)])
+def test_a_reader_is_reported_what_it_counts_on(reads_on_from: int, is_reported: bool) -> None:
     """A read of one record may return later ones.
 
     A truncation affects only a reader that continues after the new end.
@@ -102,13 +102,13 @@ def test_a_reader_is_told_of_what_it_counts_on(reads_on_from: int, is_told: bool
         assert [chunk.position for chunk in log.read_until({0: 1}, 1)] == [5]
         cluster.broker.truncate(0, 3)
         log.bounds([0])
-        assert log.told_truncated_ms is not None
+        assert log.reported_truncated_ms is not None
         log.follow({0: reads_on_from})
 
     process.spawn(read)
     scheduler.run(1_000)
     assert not scheduler.failures
-    assert (log.told_truncated_ms is not None) == is_told
+    assert (log.reported_truncated_ms is not None) == is_reported
 
 
 @pytest.mark.parametrize("seed", [132_454, 162_658])

@@ -99,7 +99,7 @@ class FakeTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.told_properties: Mapping[str, str] = {}
+        self.reported_properties: Mapping[str, str] = {}
         self.replaced: Mapping[ClaimedRange, Intervals] = {}
         self.id = "the first table"
 
@@ -144,7 +144,7 @@ class FakeTable:
 
     def properties(self) -> Mapping[str, str]:
         """Return the properties that the test has set."""
-        return self.told_properties
+        return self.reported_properties
 
     @contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
@@ -316,27 +316,29 @@ def test_another_group(check: Callable[[Target], None], target: DeltaTarget) -> 
 class Told(FakeTable):
     """A table whose response to a commit is replaced."""
 
-    def __init__(self, path: Path, told: Callable[[Callable[[], None]], None], *, writes_first: bool = False) -> None:
+    def __init__(
+        self, path: Path, reported: Callable[[Callable[[], None]], None], *, writes_first: bool = False
+    ) -> None:
         super().__init__(path)
-        self._told = told
+        self._reported = reported
         self.writes_first = writes_first
 
     def commit(
         self, rows: FakeRows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
         """Respond as the test decides."""
-        self._told(lambda: FakeTable.commit(self, rows, taken, commit, replaced))
+        self._reported(lambda: FakeTable.commit(self, rows, taken, commit, replaced))
 
 
 def write(
     target: DeltaTarget,
-    told: Callable[[Callable[[], None]], None],
+    reported: Callable[[Callable[[], None]], None],
     wanted: ClaimedRange,
     *,
     writes_first: bool = False,
 ) -> Any:  # noqa: ANN401
     """Write through a table that responds like this."""
-    sink = FakeSink(target.table.path, Told(target.table.path, told, writes_first=writes_first))
+    sink = FakeSink(target.table.path, Told(target.table.path, reported, writes_first=writes_first))
     return sink.write(target.frame(rows_of("a", wanted)), [wanted], never)
 
 
@@ -415,7 +417,7 @@ def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
     """If Delta forgot the number, it would write a late commit in addition to the one with the same number."""
     deliver(target, "a", part(0, 0, 3))
     table = FakeTable(target.table.path)
-    table.told_properties = {"delta.setTransactionRetentionDuration": "interval 1 days"}
+    table.reported_properties = {"delta.setTransactionRetentionDuration": "interval 1 days"}
     sink, following = FakeSink(table.path, table), part(0, 3, 6)
     with pytest.raises(SinkRejectedError, match="UNSET TBLPROPERTIES"):
         sink.verdicts([following])
@@ -431,7 +433,7 @@ def test_a_table_for_appends_alone_takes_no_rows_away(target: DeltaTarget) -> No
     """
     deliver(target, "a", part(0, 0, 3))
     table = FakeTable(target.table.path)
-    table.told_properties = {"delta.appendOnly": "true"}
+    table.reported_properties = {"delta.appendOnly": "true"}
     sink, over = FakeSink(table.path, table), part(0, 1, 3, generation=20, epoch=21)
     assert "delta.appendOnly" in str(sink.can_replace([over]))
     with pytest.raises(SinkRejectedError, match="unset it"):
@@ -701,14 +703,14 @@ def test_reserved_names_are_refused(monkeypatch: pytest.MonkeyPatch, is_ansi: st
         table.check_session()
 
 
-def test_the_table_is_asked_in_a_session() -> None:
+def test_the_table_is_requested_in_a_session() -> None:
     """Without a Spark session, the error advises to start one."""
     sink = DeltaSink("/out", session=None)
     with pytest.raises(ConfigurationError, match="start one before the batch is claimed"):
         sink.verdicts([part(0, 0, 3)])
 
 
-def test_a_session_without_delta_is_told_so() -> None:
+def test_a_session_without_delta_is_reported_so() -> None:
     """Spark without Delta raises a syntax error, which becomes a configuration error."""
 
     class PlainSession:
@@ -786,11 +788,11 @@ class KeptFrame:
     storageLevel = StorageLevel.NONE  # noqa: N815 - as Spark's
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*_: object) -> Any:  # noqa: ANN401 - as Spark's
-            self.asked.append(name)
+            self.requested.append(name)
             return [] if name == "collect" else self
 
         return call
@@ -811,7 +813,7 @@ def test_after_an_interrupt_the_jvm_is_left_alone(
         assert rows.counts == {}
         if error is not None:
             raise error
-    assert frame.asked == ["persist", "groupBy", "count", "collect", *([] if is_left else ["unpersist"])]
+    assert frame.requested == ["persist", "groupBy", "count", "collect", *([] if is_left else ["unpersist"])]
 
 
 class ListedTable(DeltaTable):

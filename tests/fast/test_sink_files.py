@@ -542,7 +542,7 @@ def test_a_link_whose_answer_was_lost_counts_once(output: FileOutput, monkeypatc
     assert len(commit_files(output)) == 1
 
 
-def test_a_file_system_without_hard_links_is_told(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links_is_reported(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system without hard links causes one clear error, and nothing is committed."""
 
     def cannot(source: Path, target: Path) -> None:
@@ -808,7 +808,7 @@ def test_a_reader_that_may_not_move_files_reads_them(output: FileOutput, monkeyp
     assert all(path.exists() for path in files)
 
 
-def test_files_that_cannot_be_moved_are_told(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_moved_are_reported(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows are committed all the same, and the batch's note states what is not visible yet and who continues."""
 
     def fails(*_: object) -> None:

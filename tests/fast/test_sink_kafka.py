@@ -524,7 +524,7 @@ def test_a_commit_that_fails_is_an_error(target: KafkaTarget) -> None:
     assert deliver(target, "b", mine).taken == (mine,)
 
 
-def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None:
+def test_a_commit_of_which_nothing_is_known_is_reported(target: KafkaTarget) -> None:
     """If Kafka cannot be reached at all, the error explains that the next attempt reads the result."""
 
     def lost(commit: Callable[[], None]) -> None:
@@ -558,7 +558,7 @@ def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None
         ),
     ],
 )
-def test_what_goes_wrong_in_a_transaction_is_told(
+def test_what_goes_wrong_in_a_transaction_is_reported(
     target: KafkaTarget, raised: Exception, error: type[Exception], said: str
 ) -> None:
     """The transaction is aborted, and the error names the range and gives advice."""
@@ -566,9 +566,9 @@ def test_what_goes_wrong_in_a_transaction_is_told(
     def fail() -> None:
         raise raised
 
-    with pytest.raises(error, match=said) as told:
+    with pytest.raises(error, match=said) as reported:
         deliver(target, "a", part(0, 0, 3), sink=hooked(target, "sent", fail))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
     assert target.found() == []
 
 
@@ -577,14 +577,14 @@ def test_a_batch_that_loses_its_claim_half_way(target: KafkaTarget) -> None:
 
     Ranges taken before stay, and are skipped the next time.
     """
-    batch, asked = [part(0, 0, 3), part(1, 0, 3)], list[str]()
+    batch, requested = [part(0, 0, 3), part(1, 0, 3)], list[str]()
 
     class RecordLostError(Exception):
         """The claim is lost."""
 
     def before_commit() -> None:
-        asked.append("asked")
-        if len(asked) == 3:
+        requested.append("asked")
+        if len(requested) == 3:
             raise RecordLostError
 
     with pytest.raises(RecordLostError):
@@ -610,7 +610,7 @@ def test_a_new_generation_may_be_appended(tmp_path: Path, caplog: pytest.LogCapt
     assert deliver(target, "again", *newer).skipped
 
 
-def test_an_output_topic_made_anew_is_refused(target: KafkaTarget) -> None:
+def test_an_output_topic_re_created_is_refused(target: KafkaTarget) -> None:
     """Rows that a re-created output topic has lost are not skipped. A new generation writes them again."""
     deliver(target, "a", part(0, 0, 3))
     for wanted in (part(0, 0, 3), part(0, 3, 6)):

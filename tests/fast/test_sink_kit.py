@@ -346,11 +346,11 @@ class ReadsTheOffsetsLast(SqliteSink):
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
         """Call `before_commit` once."""
-        asked: list[str] = []
+        requested: list[str] = []
 
         def once() -> None:
-            if not asked:
-                asked.append("batch")
+            if not requested:
+                requested.append("batch")
                 before_commit()
 
         return super().write(frame, ranges, offsets_read, once)
@@ -442,9 +442,9 @@ def test_a_wrong_sink_is_caught(wrong: type[SqliteSink], monkeypatch: pytest.Mon
         monkeypatch.setattr(Target, "source_files", lambda _: {__file__})
     target = example.SqliteOutput(tmp_path)
     case = BY_NAME[WRONG[wrong]]
-    with pytest.raises((AssertionError, SinkRejectedError, sqlite3.Error)) as told:
+    with pytest.raises((AssertionError, SinkRejectedError, sqlite3.Error)) as reported:
         case.check(target)
-    assert str(told.value)
+    assert str(reported.value)
 
 
 def test_each_case_has_a_name_of_its_own_and_says_its_rule() -> None:

@@ -11,7 +11,7 @@ from marshal_dagster.sinks.files.parquet_footer import NotParquetError, parquet_
 
 @pytest.mark.parametrize("rows", [0, 1, 63, 64, 8191, 8192, 100_003])
 @pytest.mark.parametrize("columns", [1, 14, 15, 40])
-def test_the_footer_tells_the_rows(tmp_path: Path, rows: int, columns: int) -> None:
+def test_the_footer_reports_the_rows(tmp_path: Path, rows: int, columns: int) -> None:
     """The counts are correct for varints of every size, after short and long lists of columns of every type."""
     flat = pa.array(range(rows), pa.int64())
     kinds = [

@@ -39,7 +39,7 @@ class SnapshotTopicPort(ABC):
             1: [(b"a", b"1")],
         }
 
-    def test_only_what_was_asked_for_is_read(self, topic: SnapshotTopic) -> None:
+    def test_only_what_was_requested_is_read(self, topic: SnapshotTopic) -> None:
         """A read ends at the given offset. The next one may be of any range, including an earlier one."""
         topic.append(0, ROWS)
         for start, end in ((1, 3), (0, 1), (3, 4), (2, 2)):

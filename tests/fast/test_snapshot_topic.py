@@ -130,7 +130,7 @@ def test_a_snapshot_topic_that_does_not_answer_is_done_without(
     assert str(error) in caplog.text
 
 
-def test_a_snapshot_that_does_not_fit_is_told(
+def test_a_snapshot_that_does_not_fit_is_reported(
     site: Site, topic: MemorySnapshotTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A snapshot of a coordination topic that was re-created is skipped with a warning."""
@@ -247,13 +247,13 @@ def test_a_reader_overtaken_by_retention_goes_on_from_a_snapshot(site: Site, top
 @pytest.mark.parametrize("why", ["none yet", "away"])
 def test_a_reader_that_only_observes_looks_again(site: Site, why: str) -> None:
     """An observing reader looks for a snapshot once a minute. With one it becomes certain."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     class Watched(MemorySnapshotTopic):
         is_away = False
 
         def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-            asked.extend(partitions)
+            requested.extend(partitions)
             if self.is_away:
                 raise UnavailableError("away")
             return super().bounds(partitions)
@@ -269,19 +269,19 @@ def test_a_reader_that_only_observes_looks_again(site: Site, why: str) -> None:
     topic.is_away = False
     if why == "none yet":
         write(site, topic, whole)
-    asked.clear()
+    requested.clear()
     site.clock.advance(LOOK_AGAIN_MS - 1)
     assert not observing.catch_up().partitions[site.home].certain
-    assert asked == []
+    assert requested == []
     site.clock.advance(1)
     beat(site, 11)
     whole.catch_up()
     assert observing.catch_up().partitions[site.home].certain
     assert summary(observing.world) == summary(whole.world)
-    asked.clear()
+    requested.clear()
     site.clock.advance(LOOK_AGAIN_MS)
     observing.catch_up()
-    assert asked == []
+    assert requested == []
 
 
 def lose(site: Site, records: int = 1) -> None:

@@ -162,7 +162,7 @@ def test_nothing_is_cleared_away_for_a_snapshot_of_what_was_lost_as_it_was_writt
     assert read(site, topic).world.partition_of(TOPIC).certain
 
 
-def test_the_newest_is_told_though_an_older_one_came_after_it(
+def test_the_newest_is_reported_though_an_older_one_came_after_it(
     site: Site, topic: ActedOnTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest snapshot is found even if an older one was written after it.

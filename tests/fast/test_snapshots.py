@@ -39,8 +39,8 @@ def facts(world: PartitionWorld) -> tuple[object, ...]:
     return *where, world.groups, counts, world.defaults, world.had_ranges
 
 
-def read(records: Iterable[Record], like: PartitionWorld, **asked: Any) -> SnapshotChoice:  # noqa: ANN401 - of what was asked
-    """Read the newest snapshot as a reader of the same log would. `asked` replaces arguments."""
+def read(records: Iterable[Record], like: PartitionWorld, **requested: Any) -> SnapshotChoice:  # noqa: ANN401 - of what was asked
+    """Read the newest snapshot as a reader of the same log would. `requested` replaces arguments."""
     request: dict[str, Any] = {
         "topic_id": TOPIC_ID,
         "number": like.number,
@@ -49,7 +49,7 @@ def read(records: Iterable[Record], like: PartitionWorld, **asked: Any) -> Snaps
         "end": 2**62,
         "defaults": like.defaults,
     }
-    return choose(records, **{**request, **asked})
+    return choose(records, **{**request, **requested})
 
 
 def world_of(profile: Profile = "steady", seed: int = 1, records: int = 400) -> PartitionWorld:

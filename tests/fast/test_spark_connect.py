@@ -101,21 +101,21 @@ def test_a_client_that_may_send_a_statement_twice_is_refused() -> None:
     check_single_execution(fake)
 
 
-def test_progress_is_what_the_server_last_told_of_the_batch() -> None:
+def test_progress_is_what_the_server_last_reported_the_batch() -> None:
     """Progress has only the stages of the batch's own operations, until those are done."""
     fake = session()
     with job_control.batch_jobs(fake, "b"):
         assert fake.tags == {"marshal-dagster b"}
         assert job_control.progress(fake, "b") is None
-        (tell,) = fake.handlers
-        tell(stages=[stage(1, 4), stage(2, 2, is_done=True)], inflight_tasks=2, operation_id="o", done=False)
+        (report,) = fake.handlers
+        report(stages=[stage(1, 4), stage(2, 2, is_done=True)], inflight_tasks=2, operation_id="o", done=False)
         assert job_control.progress(fake, "b") == job_control.Progress(active_stages=1, tasks_done=3, tasks_total=6)
         assert job_control.progress(fake, "another") is None
         fake.tags.clear()
-        tell(stages=[stage(9, 9)], inflight_tasks=1, operation_id="p", done=False)
+        report(stages=[stage(9, 9)], inflight_tasks=1, operation_id="p", done=False)
         assert str(job_control.progress(fake, "b")) == "3 of 6 tasks done, 1 stages running"
         fake.tags.add("marshal-dagster b")
-        tell(stages=None, inflight_tasks=0, operation_id="o", done=True)
+        report(stages=None, inflight_tasks=0, operation_id="o", done=True)
         assert job_control.progress(fake, "b") is None
     assert not fake.handlers
     assert not fake.tags
@@ -132,7 +132,7 @@ def test_cancelling_interrupts_by_tag() -> None:
     assert not fake.interrupted
 
 
-def test_a_server_that_has_ended_is_told_apart_from_an_error() -> None:
+def test_a_server_that_has_ended_is_distinguished_from_an_error() -> None:
     """If the server still responds, it has not ended, whatever the error was."""
     fake = session()
     assert job_control.session_ended(fake, ValueError("the function's own")) is None

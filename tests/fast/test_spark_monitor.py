@@ -36,12 +36,12 @@ def test_a_full_disk_is_reported_in_one_line(line: str) -> None:
     )
     with pytest.raises(BatchAbortedError) as aborted, full_disk_as_abort("shops", "orders"):
         raise error
-    told = str(aborted.value)
-    assert told.startswith(
+    reported = str(aborted.value)
+    assert reported.startswith(
         "group 'shops', topic 'orders': the batch failed and its claims are released, because a disk"
     )
-    assert line in told
-    assert "\n" not in told
+    assert line in reported
+    assert "\n" not in reported
     assert "Frame7" not in "".join(traceback.format_exception(aborted.value))
 
 

@@ -129,17 +129,17 @@ def test_a_lazy_resource_gets_the_connector_that_this_library_downloads(
 
 FAKE_JAVA = """#!{python}
 import json, os, sys, time, zipfile
-told = sys.argv[1:]
+arguments = sys.argv[1:]
 with open(os.environ["FAKE_CALLS"], "a") as calls:
-    calls.write(json.dumps(told) + "\\n")
-if "-version" in told:
+    calls.write(json.dumps(arguments) + "\\n")
+if "-version" in arguments:
     print('openjdk version "17.0.1"', file=sys.stderr)
     sys.exit()
 if os.environ.get("FAKE_SAYS"):
     print(os.environ["FAKE_SAYS"])
     sys.exit(1)
 time.sleep(float(os.environ.get("FAKE_TAKES_S", "0.3")))
-pattern = told[told.index("-retrieve") + 1]
+pattern = arguments[arguments.index("-retrieve") + 1]
 for name in ("spark-sql-kafka-0-10_2.13", "kafka-clients"):
     path = pattern.replace("[artifact]", name).replace("[revision]", "1").replace("(-[classifier])", "")
     with zipfile.ZipFile(path.replace("[ext]", "jar"), "w") as jar:
@@ -160,7 +160,7 @@ def ivy_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], li
     monkeypatch.setenv("FAKE_CALLS", str(calls))
     monkeypatch.setenv("MARSHAL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("MARSHAL_IVY_SETTINGS", raising=False)
-    return lambda: [told for line in calls.read_text().splitlines() if "-jar" in (told := json.loads(line))]
+    return lambda: [reported for line in calls.read_text().splitlines() if "-jar" in (reported := json.loads(line))]
 
 
 @pytest.mark.thorough
@@ -418,7 +418,7 @@ def test_a_spark_without_known_jars_is_one_line() -> None:
         kafka_package(SparkBuild("3.3.1", "2.12"))
 
 
-def test_what_java_raised_is_told_in_one_line() -> None:
+def test_what_java_raised_is_reported_in_one_line() -> None:
     """For an error of the JVM, the first line of Java's message is used, and not the name of the call."""
     from_java = RuntimeError("An error occurred while calling o1.x.\n: a.b.C: not enough memory\n\tat a.b.D")
     assert first_line(from_java) == "a.b.C: not enough memory"

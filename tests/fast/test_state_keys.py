@@ -36,8 +36,8 @@ def test_keys_are_found_as_in_a_dict() -> None:
         assert {id(key) for key in keys.values()} == {id(key) for key in expected.values()}
         assert all(keys[place] is key and place in keys for place, key in expected.items())
         assert keys == Keys(expected.items())
-        asked = [-1, *range(-2, 31), 2**31]
-        assert keys.of_topic("a", asked) == [expected.get(("a", partition)) for partition in asked]
+        requested = [-1, *range(-2, 31), 2**31]
+        assert keys.of_topic("a", requested) == [expected.get(("a", partition)) for partition in requested]
         assert [partition for topic, partition in keys if topic == "a"] == sorted(
             n for topic, n in expected if topic == "a"
         )

@@ -411,7 +411,7 @@ def test_the_lag_that_the_lag_sensor_sees_is_measured(stand: Stand, measured: Me
 # Log lines
 
 
-def _told(caplog: pytest.LogCaptureFixture) -> list[Mapping[str, Any]]:
+def _reported(caplog: pytest.LogCaptureFixture) -> list[Mapping[str, Any]]:
     """Return the fields of each log line about claims."""
     return [vars(record) for record in caplog.records if record.name == log_lines.LOGGER.name]
 
@@ -421,19 +421,19 @@ def test_each_claim_and_commit_has_a_line_with_fields(stand: Stand, caplog: pyte
     caplog.set_level(logging.INFO, log_lines.LOGGER.name)
     assert stand.run().success
 
-    told = _told(caplog)
-    assert Counter((each["event"], each["outcome"]) for each in told) == {
+    reported = _reported(caplog)
+    assert Counter((each["event"], each["outcome"]) for each in reported) == {
         ("claim", "won"): 3,
         ("commit", "committed"): 3,
     }
     values = stand.scene.values()
-    for each in told:
+    for each in reported:
         assert (each["group"], each["topic"]) == (GROUP, TOPIC)
         assert values[each["epoch"]].startswith("ClaimingPartition/")
         assert values[each["epoch"]].endswith(f"/{each['partition']}")
         assert f"{TOPIC}/{each['partition']} of group '{GROUP}', epoch {each['epoch']}" in each["message"]
-    assert {each["offset"] for each in told if each["event"] == "commit"} == {10}
-    assert SECRET not in str(told)
+    assert {each["offset"] for each in reported if each["event"] == "commit"} == {10}
+    assert SECRET not in str(reported)
 
 
 def test_a_refusal_and_a_loss_have_lines_that_warn(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
@@ -442,14 +442,14 @@ def test_a_refusal_and_a_loss_have_lines_that_warn(stand: Stand, caplog: pytest.
     _revoked_before_commit(stand)
     result = stand.run()
 
-    told = _told(caplog)
-    assert [(each["event"], each["outcome"], each["partition"], each["levelname"]) for each in told] == [
+    reported = _reported(caplog)
+    assert [(each["event"], each["outcome"], each["partition"], each["levelname"]) for each in reported] == [
         ("commit", "refused", 0, "WARNING"),
         ("claim", "lost", 0, "WARNING"),
     ]
-    assert told[0]["epoch"] == told[1]["epoch"]
-    assert told[0]["reason"] == "the sender does not own the partition"
-    assert told[1]["reason"].startswith("its heartbeat was refused")
+    assert reported[0]["epoch"] == reported[1]["epoch"]
+    assert reported[0]["reason"] == "the sender does not own the partition"
+    assert reported[1]["reason"].startswith("its heartbeat was refused")
     assert not result.success
 
 
@@ -459,8 +459,8 @@ def test_a_record_that_was_not_acknowledged_has_a_line(stand: Stand, caplog: pyt
     stand.log.fail(Fault.FAILED, of_type("ClaimingPartition", partition=1), times=1)
     stand.run(max_batches=1)
 
-    told = [each for each in _told(caplog) if each["event"] == "claim"]
-    assert [(each["outcome"], each["partition"], each["epoch"]) for each in told] == [("unacknowledged", 1, None)]
+    reported = [each for each in _reported(caplog) if each["event"] == "claim"]
+    assert [(each["outcome"], each["partition"], each["epoch"]) for each in reported] == [("unacknowledged", 1, None)]
 
 
 @pytest.mark.slow
@@ -481,11 +481,11 @@ def test_the_fields_reach_dagsters_json_logger(
         in_run = [entry.user_message for entry in instance.all_logs(result.run_id)]
 
     printed = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith('{"')]
-    told = [
+    reported = [
         (each["event"], each["outcome"]) for each in printed if {"group", "topic", "partition", "epoch"} <= each.keys()
     ]
     won, wrong = [("claim", "won")] * 3, [("commit", "refused"), ("claim", "lost")]
-    assert Counter(told) == Counter(
+    assert Counter(reported) == Counter(
         [*won, ("commit", "committed"), ("commit", "committed"), *wrong] if managed else wrong
     )
     assert sum("lost, its heartbeat was refused" in line for line in in_run) == 1
@@ -542,7 +542,7 @@ def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> Non
     finally:
         log_lines.LOGGER.removeHandler(slow)
 
-    assert [each["partition"] for each in _told(caplog)] == [0, 1, 2]
+    assert [each["partition"] for each in _reported(caplog)] == [0, 1, 2]
 
 
 def test_an_interrupt_at_the_end_leaves_no_thread(caplog: pytest.LogCaptureFixture) -> None:

@@ -294,11 +294,11 @@ class Trial:
 
     def _check_readers(self) -> None:
         """Every certain reader has the same state as the reference reader."""
-        told: dict[tuple[str, int, int], dict[Place, tuple[object, ...]]] = defaultdict(dict)
+        reported: dict[tuple[str, int, int], dict[Place, tuple[object, ...]]] = defaultdict(dict)
         for line in self.evidence.lines(Known):
             place = (line.group, line.topic, line.partition)
-            told[line.instance, line.coordination_partition, line.next_offset][place] = (*line.state, line.ranges)
-        for (_, number, next_offset), states in told.items():
+            reported[line.instance, line.coordination_partition, line.next_offset][place] = (*line.state, line.ranges)
+        for (_, number, next_offset), states in reported.items():
             check_keys_agree(self.log, number, next_offset, states)
 
     def _check_observers(self) -> None:

@@ -212,13 +212,13 @@ class Worker:
         reader = self.delivery._followed
         if reader is None or reader.failure is not None:
             return
-        tell = partial(Known, at_ms=now_ms(), instance=self.orders.run_id)
+        report = partial(Known, at_ms=now_ms(), instance=self.orders.run_id)
         for number, read in reader.world.partitions.items():
             keys = [(name, place, key) for name, group in read.groups.items() for place, key in group.keys.items()]
             for name, (topic, partition), key in keys if read.certain else ():
                 owner = (None,) * 4 if key.owner is None else (*key.owner, key.last_beat_ms)
                 self.journal.write(
-                    tell(
+                    report(
                         coordination_partition=number,
                         next_offset=read.next_offset,
                         group=name,

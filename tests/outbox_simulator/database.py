@@ -102,7 +102,7 @@ class Database:
         if transaction.session is not None:
             self.session = transaction.session
             judge.begun(transaction.process, self.session)
-            self._world.tell("session {} of {}", self.session, transaction.process)
+            self._world.report("session {} of {}", self.session, transaction.process)
             self._world.outcomes["sessions"] += 1
         struck = [number_of(self.rows.pop(each)) for each in transaction.deleted if each in self.rows]
         moved = [self.rows.pop(each) for each in transaction.parked if each in self.rows]
@@ -111,7 +111,7 @@ class Database:
         self.parked |= {row.id: row for row in moved}
         if transaction.deleted or transaction.parked:
             judge.struck(transaction.process, struck, parked)
-            self._world.tell("{} strikes {}, sets aside {}", transaction.process, struck, parked)
+            self._world.report("{} strikes {}, sets aside {}", transaction.process, struck, parked)
         self.end(transaction)
 
     def end(self, transaction: Transaction) -> None:

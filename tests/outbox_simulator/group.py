@@ -112,7 +112,7 @@ class SimulatedElector(Elector):
         self.give_up(term, reason, partition)
         self._world.scheduler.sleep(for_s * 1_000)
 
-    def told(self, after_ms: float, *, has_partition: bool) -> None:
+    def reported(self, after_ms: float, *, has_partition: bool) -> None:
         """Notify the member after a delay that it has got or lost the partition."""
         due_ms = self._world.scheduler.now_ms + after_ms
         self._orders = [(min(at_ms, due_ms), order) for at_ms, order in self._orders]
@@ -169,7 +169,7 @@ class SimulatedElector(Elector):
 
     def _note(self, _: int, event: Event) -> None:
         term, judge = event.term, self._world.judge
-        self._world.tell("{} {} with fence {}", self.process.name, type(event).__name__, term.fence)
+        self._world.report("{} {} with fence {}", self.process.name, type(event).__name__, term.fence)
         if isinstance(event, TermStarted):
             self._world.outcomes["terms"] += 1
             log = self._world.group.log
@@ -220,7 +220,7 @@ class Group:
                 self._expelled.append(member)
         for member in [each for each in self._expelled if self._last_contact_ms[each] == now_ms]:
             self._expelled.remove(member)
-            member.told(self._world.chance.random() * 300, has_partition=False)
+            member.reported(self._world.chance.random() * 300, has_partition=False)
             self._world.network.later(400, partial(self._rejoin, member))
 
     def rebalance(self, old_knows_after_ms: float) -> None:
@@ -228,9 +228,9 @@ class Group:
         others = [member for member in self._members if member is not self.owner]
         if self.owner is None or not others:
             return
-        self.owner.told(old_knows_after_ms, has_partition=False)
+        self.owner.reported(old_knows_after_ms, has_partition=False)
         self.owner = self._world.chance.choice(others)
-        self.owner.told(20, has_partition=True)
+        self.owner.reported(20, has_partition=True)
 
     def send(self, member: SimulatedElector, value: bytes) -> None:
         """Append a beat to the log, unless the way to the brokers is cut for too long."""
@@ -269,7 +269,7 @@ class Group:
     def _assign(self) -> None:
         if self.owner is None and self._members:
             self.owner = self._world.chance.choice(self._members)
-            self.owner.told(self._world.chance.random() * 50, has_partition=True)
+            self.owner.reported(self._world.chance.random() * 50, has_partition=True)
 
     def _rejoin(self, member: SimulatedElector) -> None:
         if not member.process.is_dead and member.is_in:

@@ -84,7 +84,7 @@ class Brokers:
         """Abort the open transaction of an id and return its next epoch; lower epochs are rejected from now on."""
         coordinator = self._coordinator(transactional_id)
         self._abort(coordinator)
-        self._world.tell("epoch {} of {}", coordinator.epoch, transactional_id)
+        self._world.report("epoch {} of {}", coordinator.epoch, transactional_id)
         return coordinator.epoch
 
     def produce(self, transactional_id: str, epoch: int, records: Sequence[Sent], timeout_ms: float) -> None:
@@ -113,7 +113,7 @@ class Brokers:
             assert uid == UID
             self._world.judge.published(int(row), record.topic, record.key, int(record.value or b"-1"))
         self._world.outcomes["batches"] += bool(records)
-        self._world.tell("published {}", [(record.topic, record.key, record.value) for record in records])
+        self._world.report("published {}", [(record.topic, record.key, record.value) for record in records])
 
     def abort(self, transactional_id: str, epoch: int) -> None:
         """Drop the records of the open transaction."""

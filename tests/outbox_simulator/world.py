@@ -169,7 +169,7 @@ class World:
             tuple(self.story),
         )
 
-    def tell(self, text: str, *values: object) -> None:
+    def report(self, text: str, *values: object) -> None:
         """Add a line to the transcript of the seed."""
         self.story.append((self.scheduler.now_ms, text, values))
 
@@ -201,7 +201,7 @@ class World:
 
     def kill(self, process: Process) -> None:
         """Kill a process and its open database transactions."""
-        self.tell("{} is killed", process.name)
+        self.report("{} is killed", process.name)
         self.database.hang_up(process.name)
         process.kill()
 
@@ -212,7 +212,7 @@ class World:
 
     def _fail(self, promise: str, text: str) -> None:
         self.violations.append(ViolationError(promise, text))
-        self.tell("VIOLATION of {}: {}", promise, text)
+        self.report("VIOLATION of {}: {}", promise, text)
         self.scheduler.is_stopped = True
 
     def _keep_up(self, member: str) -> None:
@@ -224,7 +224,7 @@ class World:
             self._members[member] = SimulatedHarvester(self, process)
             process.spawn(partial(_run, self._members[member]))
             process.wait_until_over()
-            self.tell("{} is over", process.name)
+            self.report("{} is over", process.name)
             self.scheduler.sleep(self.chance.random() * 1_000)
             number += 1
 
@@ -273,13 +273,13 @@ class World:
         self._unwritten -= 1
         self._open_writings -= 1
         if writing.is_rolled_back or restarts[0] != self.database.restarts:
-            self.tell("rows {} are rolled back", [story.id for story in stories])
+            self.report("rows {} are rolled back", [story.id for story in stories])
             return
         for story in stories:
             story.committed = self._step
             value = b"%d" % story.number
             self.database.rows[story.id] = Stored(story.id, story.topic, story.key, value, restarts[1])
-        self.tell("rows {} are committed", [(story.id, story.topic, story.key) for story in stories])
+        self.report("rows {} are committed", [(story.id, story.topic, story.key) for story in stories])
         for waiter in self._row_waiters:
             self.scheduler.wake(waiter)
 
@@ -288,7 +288,7 @@ class World:
         for event in self.scenario.events:
             self.scheduler.sleep(event.at_ms - self.scheduler.now_ms)
             self.network.befallen[event.kind] += 1
-            self.tell("event: {}", event.kind)
+            self.report("event: {}", event.kind)
             self._happen(event, random.Random(event.chance))
 
     def _happen(self, event: Event, chance: random.Random) -> None:  # noqa: C901, PLR0912 - a table in the form of code
@@ -340,7 +340,7 @@ class World:
             if not self._open_writings and self.database.truncate():
                 self._last_id = 0
                 self.outcomes["truncated"] += 1
-                self.tell("the tables are truncated")
+                self.report("the tables are truncated")
                 return
             self.scheduler.sleep(1)
 

@@ -132,14 +132,14 @@ def _sink(context: dg.OpExecutionContext) -> FakeFileSink:
 
 def _work(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":  # noqa: ARG001 - the op's signature
     _reach(context.run, "processing")
-    _fail_if_asked(context, batch)
+    _fail_if_requested(context, batch)
     connection = KafkaConnection(bootstrap_servers=os.environ["TEST_SERVERS"])
     rows = [(*place, context.run_id) for place in read_messages(connection, batch.ranges)]
     time.sleep(float(context.run.tags.get(TAKES, 0)))
     return cast("DataFrame", FakeFrame(["partition", "offset", "value"], tuple(rows)))
 
 
-def _fail_if_asked(context: dg.OpExecutionContext, batch: ClaimedBatch) -> None:
+def _fail_if_requested(context: dg.OpExecutionContext, batch: ClaimedBatch) -> None:
     if context.retry_number or context.run.parent_run_id or not all(range_.start for range_ in batch.ranges):
         return
     if context.run.tags.get(FAIL) == "raise":
@@ -206,11 +206,11 @@ class _Session:
 # Run workers
 
 
-def run_worker(environment: Mapping[str, str], told: Any, arguments: tuple[Any, ...]) -> None:  # noqa: ANN401 - a queue
+def run_worker(environment: Mapping[str, str], reported: Any, arguments: tuple[Any, ...]) -> None:  # noqa: ANN401 - a queue
     """Run one Dagster run in this process."""
     os.environ.update(environment)
     serialized, job_code_origin, termination = arguments
-    start_run_in_subprocess(serialized, recon_job_from_origin(job_code_origin), told, termination)  # type: ignore[no-untyped-call] # Dagster's
+    start_run_in_subprocess(serialized, recon_job_from_origin(job_code_origin), reported, termination)  # type: ignore[no-untyped-call] # Dagster's
 
 
 @dataclass(slots=True)

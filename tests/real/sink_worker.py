@@ -197,11 +197,11 @@ def report_work(spark: "SparkSession", batch_id: str, orders: Orders) -> None:
 
 def causes(error: BaseException | None) -> str:
     """Return an error and its chain of causes as text."""
-    told = []
+    reported = []
     while error is not None:
-        told.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        reported.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
         error = error.__cause__
-    return " <- ".join(told)
+    return " <- ".join(reported)
 
 
 def work(orders: Orders, spark: "SparkSession | None") -> int:

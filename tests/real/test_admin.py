@@ -173,8 +173,8 @@ def test_a_group_is_paused_repositioned_and_resumed(call: Call, worker: Worker, 
     assert (refused.code, f"beyond the end {MESSAGES}" in refused.error) == (2, True)
     shown = call("position", "reset", GROUP, data, "--to-earliest", "--dry-run")
     assert (shown.code, shown.out.splitlines()[-1]) == (0, "A dry run: nothing was written.")
-    asked = call("position", "reset", GROUP, data, "--to-offset", "0=3,1=5", given="y\n")
-    assert asked.code == 0, asked.err
+    requested = call("position", "reset", GROUP, data, "--to-offset", "0=3,1=5", given="y\n")
+    assert requested.code == 0, requested.err
     assert positions(call, data) == [3, 5]
     assert topics.group_offsets(GROUP, data) == {0: 3, 1: 5}
     worker.wait_until(lambda: worker.turns > turns, "the worker takes another turn")

@@ -353,7 +353,7 @@ def test_compacted_gaps(group: Group, topic: MakeTopic, kafka: str) -> None:
 
 @pytest.mark.parametrize("messages", [0, 4, 6])
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_a_data_topic_made_anew(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode, messages: int) -> None:
+def test_a_data_topic_re_created(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode, messages: int) -> None:
     """Every mode fails and processes nothing, whether the new topic has fewer messages, as many or more."""
     name = topic(1)
     fill(name, 1, 4)
@@ -372,7 +372,7 @@ def test_a_data_topic_made_anew(group: Group, topic: MakeTopic, fill: Fill, mode
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_a_data_topic_made_anew_while_a_batch_reads(
+def test_a_data_topic_re_created_while_a_batch_reads(
     group: Group, topic: MakeTopic, topics: Topics, fill: Fill, mode: DeliveryMode
 ) -> None:
     """`check` detects it before the output is changed.
@@ -395,7 +395,7 @@ def test_a_data_topic_made_anew_while_a_batch_reads(
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_the_coordination_topic_made_anew(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode) -> None:
+def test_the_coordination_topic_re_created(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode) -> None:
     """Kafka knows the group's offsets, but the log does not. Only at-least-once mode continues there by itself."""
     name = topic(2)
     fill(name, 2, 8)
@@ -414,7 +414,7 @@ def test_the_coordination_topic_made_anew(group: Group, topic: MakeTopic, fill: 
     assert group.counts(mode) == {(partition, offset): 1 for partition in range(2) for offset in range(4)}
 
 
-def test_the_coordination_topic_made_anew_in_the_middle(group: Group, topic: MakeTopic, fill: Fill) -> None:
+def test_the_coordination_topic_re_created_in_the_middle(group: Group, topic: MakeTopic, fill: Fill) -> None:
     """The batch fails with that error and counts as not committed.
 
     The group has no settings in the new log, so a record that was in flight is interpreted as a Go consumer's. Members

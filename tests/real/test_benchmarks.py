@@ -178,7 +178,7 @@ def test_all_benchmarks_end_well(benchmarks: Benchmarks) -> None:
     assert benchmarks.exit_code() == 0
 
 
-def test_the_measured_log_is_the_one_asked_for(benchmarks: Benchmarks) -> None:
+def test_the_measured_log_is_the_one_requested(benchmarks: Benchmarks) -> None:
     """The log has the requested number of records and keys, and 0.5 % of the records are invalid."""
     log = benchmarks.result("world_state")["conditions"]["log"]
     assert log["keys"] == 1000

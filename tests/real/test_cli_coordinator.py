@@ -143,10 +143,13 @@ def test_what_is_unread_is_shared(  # noqa: PLR0917 - fixtures
     wanted = topic(6)
     fill(wanted, 6, 60)
     fill(wanted, 1, 400)
-    told = {"MARSHAL_BOOTSTRAP_SERVERS": connection.bootstrap_servers, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
-    assert run_cli("settings", "set", "etl", "--new-group", "--yes", environment=told) == ExitCode.OK
+    reported = {
+        "MARSHAL_BOOTSTRAP_SERVERS": connection.bootstrap_servers,
+        "MARSHAL_COORDINATION_TOPIC": coordination_topic,
+    }
+    assert run_cli("settings", "set", "etl", "--new-group", "--yes", environment=reported) == ExitCode.OK
     at = ("--to-offset", "0=10,1=10,2=0,3=0,4=0,5=0", "--yes")
-    assert run_cli("position", "reset", "etl", wanted, *at, environment=told) == ExitCode.OK
+    assert run_cli("position", "reset", "etl", wanted, *at, environment=reported) == ExitCode.OK
     assert said(call("init", "--partitions", "1"))[0] == ExitCode.OK
     call("run", "--strategy", "weighted", "--coordination-topic", coordination_topic)
     with ExitStack() as stack:

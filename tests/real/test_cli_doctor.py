@@ -139,7 +139,7 @@ def open_transaction(connection: KafkaConnection, topic: str, messages: int) -> 
         producer.abort_transaction(WITHIN_S)
 
 
-def test_a_broker_tells_of_itself(connection: KafkaConnection, topic: MakeTopic, topics: Topics) -> None:
+def test_a_broker_reports_itself(connection: KafkaConnection, topic: MakeTopic, topics: Topics) -> None:
     """The inspector returns rights, replicas, version and offsets by time, as the client library reports them."""
     name = topic(2)
     write_aged(connection, name, [100, 10])

@@ -298,7 +298,7 @@ def test_a_topic_with_dangerous_settings_is_refused(kafka: str, topic: MakeTopic
     assert [each["name"] for each in wrong] == ["topic settings"]
 
 
-def test_a_pause_in_one_place_is_told(call: Call, kafka: str, coordination_topic: str) -> None:
+def test_a_pause_in_one_place_is_reported(call: Call, kafka: str, coordination_topic: str) -> None:
     """`status` shows a half-written pause, and `doctor` reports it as a problem."""
     pause = ReleaseGroup(instance="p", client="c", group="g", time_s=1, expiry_s=4_000_000_000)
     write_raw(kafka, coordination_topic, [(3, render(pause))])

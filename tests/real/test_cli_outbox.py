@@ -195,10 +195,10 @@ def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
     """On SIGTERM the leader hands over and ends with 0. Both harvesters report their health over HTTP."""
     with Harvesting.begun(stand) as first, Harvesting.begun(stand) as second:
         addresses = [each.await_event("started")["health"] for each in (first, second)]
-        leader, standby = _told_apart(first, second, addresses)
-        by_role = {told["role"]: (status, told) for status, told in map(health, addresses)}
+        leader, standby = _distinguished(first, second, addresses)
+        by_role = {reported["role"]: (status, reported) for status, reported in map(health, addresses)}
         assert {role: status for role, (status, _) in by_role.items()} == {"leader": 200, "standby": 200}
-        assert {told["failure"] for _, told in by_role.values()} == {None}
+        assert {reported["failure"] for _, reported in by_role.values()} == {None}
         stand.stash(OutboxRecord(stand.topic, "first", key="k"))
         assert stand.read(1) == [(b"k", b"first")]
         roles = ["1.0" if harvester is leader else "0.0" for harvester in (first, second)]
@@ -208,8 +208,8 @@ def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
             wait_until(partial(_is_served, address, line), "the role is served")
 
         leader.process.send_signal(signal.SIGTERM)
-        told = leader.await_event("stopped")
-        assert (leader.process.wait(WITHIN_S), told["published"], told["sessions"]) == (0, 1, 1)
+        reported = leader.await_event("stopped")
+        assert (leader.process.wait(WITHIN_S), reported["published"], reported["sessions"]) == (0, 1, 1)
         standby.await_event("leader")
         stand.stash(OutboxRecord(stand.topic, "second", key="k"))
         assert stand.read(2)[1] == (b"k", b"second")
@@ -220,7 +220,7 @@ def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
     assert stand.ask("status", "--json").json["session"] == 2
 
 
-def _told_apart(first: Harvesting, second: Harvesting, addresses: Sequence[str]) -> tuple[Harvesting, Harvesting]:
+def _distinguished(first: Harvesting, second: Harvesting, addresses: Sequence[str]) -> tuple[Harvesting, Harvesting]:
     """Wait until one harvester leads, and return that one first."""
     wait_until(lambda: "leader" in {health(address)[1]["role"] for address in addresses}, "one of the two leads")
     is_first = health(addresses[0])[1]["role"] == "leader"

@@ -66,7 +66,7 @@ def test_what_is_created_is_safe(topics: Topics, created: str) -> None:
         ("unclean.leader.election.enable", "true"),
     ],
 )
-def test_a_dangerous_topic_is_refused_unless_told(
+def test_a_dangerous_topic_is_refused_unless_reported(
     connection: KafkaConnection, topics: Topics, created: str, setting: str, value: str
 ) -> None:
     """A topic that breaks the protocol's promises is not safe. The danger can be accepted, or the setting corrected."""

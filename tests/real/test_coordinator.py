@@ -165,7 +165,7 @@ def test_coordinators_share_the_groups(
         assert [each.stopped for each in members] == [[], []]
 
 
-def test_topics_that_do_not_fit_each_other_are_told(
+def test_topics_that_do_not_fit_each_other_are_reported(
     connection: KafkaConnection, topics_of: CoordinatorTopics, topics: Topics
 ) -> None:
     """Different partition counts are an error: groups could have no coordinator, or two after a restart."""
@@ -186,7 +186,7 @@ def test_topics_that_do_not_fit_each_other_are_told(
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
-def test_a_topic_that_forgets_shares_is_told(
+def test_a_topic_that_forgets_shares_is_reported(
     connection: KafkaConnection, topics: Topics, topic: MakeTopic, policy: str
 ) -> None:
     """A stable group gets no new shares. Once the old ones are deleted, the runs of its members claim nothing."""
@@ -233,7 +233,7 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
         assert b"etl/stays/start" in kept()
 
 
-def test_a_coordinator_may_be_told_which_topics_there_are(
+def test_a_coordinator_may_be_reported_which_topics_there_are(
     connection: KafkaConnection, topics_of: CoordinatorTopics
 ) -> None:
     """With given topics, the coordinator does not ask the brokers."""
@@ -288,7 +288,7 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
         reader.close()
 
 
-def test_what_is_missing_or_wrong_is_told(connection: KafkaConnection) -> None:
+def test_what_is_missing_or_wrong_is_reported(connection: KafkaConnection) -> None:
     """Missing topics and invalid member ids are reported."""
     nowhere = CoordinatorTopics("not-made")
     with pytest.raises(TopicNotFoundError, match="creates the coordinator's topics"):

@@ -45,7 +45,7 @@ class Depot:
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     began_s: float = field(default_factory=time.monotonic)
 
-    def tell(self, what: str) -> None:
+    def report(self, what: str) -> None:
         """Log an event with its time."""
         logger.info("%5.1f s  %s", time.monotonic() - self.began_s, what)
 
@@ -110,7 +110,7 @@ class Depot:
             return set(shares) == set(members) and sum(counts) == PARTITIONS and max(counts) - min(counts) <= 1
 
         wait_until(is_even, f"{members} share all partitions evenly")
-        self.tell(", ".join(f"{name} {count}" for name, count in self.shares().items()))
+        self.report(", ".join(f"{name} {count}" for name, count in self.shares().items()))
 
     def taken(self) -> int:
         """Return the number of messages before the group's offsets."""
@@ -151,8 +151,8 @@ def history(depot: Depot) -> list[str]:
                 before, now = shares.get(order.member, frozenset()), places_of(order.places)
                 gained, lost = len(now - before), len(before - now)
                 shares[order.member] = now
-                told = f"{order.member} {len(now)} (+{gained} -{lost})"
-                by_generation.setdefault(order.generation, []).append(told)
+                reported = f"{order.member} {len(now)} (+{gained} -{lost})"
+                by_generation.setdefault(order.generation, []).append(reported)
     reader.close()
     return [f"generation {number}: {', '.join(each)}" for number, each in sorted(by_generation.items())]
 
@@ -167,22 +167,22 @@ def test_deployments_come_and_go_and_coordinators_are_killed(depot: Depot, spark
     for name in LATER:
         depot.start_member(name)
     depot.kill("coordinator-1")
-    depot.tell("killed a coordinator; two deployments are starting")
+    depot.report("killed a coordinator; two deployments are starting")
     depot.wait_until_even(*FIRST, *LATER)
 
     depot.processes["east"].terminate()
     depot.kill("north")
     depot.start_coordinator("coordinator-3")
     depot.kill("coordinator-2")
-    depot.tell("terminated a deployment, killed another one, and the other coordinator")
+    depot.report("terminated a deployment, killed another one, and the other coordinator")
     depot.wait_until_even(*LATER)
     assert depot.processes.pop("east").wait(WITHIN_S) == 0
 
     depot.write(PARTITIONS)
     wait_until(lambda: depot.taken() == depot.written.total(), "all messages are committed")
-    depot.tell(f"{depot.written.total()} messages are committed")
+    depot.report(f"{depot.written.total()} messages are committed")
     found = FileSink(depot.folder / "out").read(spark).select("partition", "offset").collect()
     wanted = [(number, offset) for number, count in depot.written.items() for offset in range(count)]
     assert sorted((row.partition, row.offset) for row in found) == sorted(wanted)
     for line in history(depot):
-        depot.tell(line)
+        depot.report(line)

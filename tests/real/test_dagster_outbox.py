@@ -51,9 +51,9 @@ def test_a_run_publishes_what_is_there_and_ends(
         box.stash(connection, [OutboxRecord(wanted, str(number), key="k") for number in range(2_500)])
     drain = build_outbox_drain_job()
 
-    told = drain.execute_in_process(instance=instance, resources={"outbox": outbox})
-    assert _metadata(told)["published"] == 2_500
-    assert _metadata(told)["rows waiting"] == 0
+    reported = drain.execute_in_process(instance=instance, resources={"outbox": outbox})
+    assert _metadata(reported)["published"] == 2_500
+    assert _metadata(reported)["rows waiting"] == 0
     assert outbox.status().registration.leader == f"{socket.gethostname()}:{os.getpid()}"
 
     again = drain.execute_in_process(instance=instance, resources={"outbox": outbox})
@@ -68,6 +68,6 @@ def test_a_run_publishes_what_is_there_and_ends(
     assert (outbox.status().rows, outbox.status().parked) == (0, 1)
 
 
-def _metadata(told: ExecuteInProcessResult) -> dict[str, object]:
-    (output,) = [event.step_output_data for event in told.all_events if event.event_type_value == "STEP_OUTPUT"]
+def _metadata(reported: ExecuteInProcessResult) -> dict[str, object]:
+    (output,) = [event.step_output_data for event in reported.all_events if event.event_type_value == "STEP_OUTPUT"]
     return {name: value.value for name, value in output.metadata.items()}

@@ -289,7 +289,7 @@ def test_a_second_tick_reads_only_new_records(site: Site) -> None:
     claimer.rationalizer.close()
 
 
-def test_an_unsafe_coordination_topic_is_refused_unless_told(site: Site, topic: MakeTopic) -> None:
+def test_an_unsafe_coordination_topic_is_refused_unless_reported(site: Site, topic: MakeTopic) -> None:
     """A dangerous setting of the coordination topic fails the run with the reason, unless the claimer accepts it."""
     settings = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
     unsafe = topic(1, {**settings, "unclean.leader.election.enable": "true"})
@@ -435,7 +435,7 @@ def test_a_run_canceled_while_spark_works_commits_nothing_more(site: Site, spark
         (None, *position)
     ] * PARTITIONS
     assert not slow.seen
-    assert _told_dropped(site, canceled) == ({(0, 0, 20), (1, 0, 20)} if is_dropping else set())
+    assert _reported_dropped(site, canceled) == ({(0, 0, 20), (1, 0, 20)} if is_dropping else set())
 
     assert job.execute_in_process(instance=site.instance, resources=resources).success
     rows = [(row.partition, row.offset) for row in sink.read(spark).collect()] if is_writing else []
@@ -444,7 +444,7 @@ def test_a_run_canceled_while_spark_works_commits_nothing_more(site: Site, spark
     assert [site.key(number).offset for number in range(PARTITIONS)] == [20, 20]
 
 
-def _told_dropped(site: Site, run: dg.DagsterRun) -> set[tuple[Any, Any, Any]]:
+def _reported_dropped(site: Site, run: dg.DagsterRun) -> set[tuple[Any, Any, Any]]:
     """Return the ranges that a run itself reported as possibly dropped."""
     found = set()
     for entry in site.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION):
@@ -621,9 +621,9 @@ def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
     for each in reversed(_tree(worker.pid)):
         each.kill()
     worker.join(WITHIN_S)
-    told = site.react(run, DeliveryMode.AT_LEAST_ONCE)
-    assert isinstance(told, dg.SensorResult)
-    assert f"revoked the claims of run {run.run_id}: {site.topic}/0: plan [0, 5)" in str(told.skip_reason)
+    reported = site.react(run, DeliveryMode.AT_LEAST_ONCE)
+    assert isinstance(reported, dg.SensorResult)
+    assert f"revoked the claims of run {run.run_id}: {site.topic}/0: plan [0, 5)" in str(reported.skip_reason)
     assert [(site.key(n).owner, site.key(n).plan_end) for n in range(PARTITIONS)] == [(None, 5), (None, 5)]
     again = site.react(run, DeliveryMode.AT_LEAST_ONCE)
     assert isinstance(again, dg.SkipReason)
@@ -634,7 +634,7 @@ def test_what_a_failed_at_most_once_run_dropped_is_reported(site: Site) -> None:
     """A run killed right after its commit is revoked, and its possibly dropped messages become an observation."""
     worker = site.start("kill_after_commit", delivery=DeliveryMode.AT_MOST_ONCE)
     assert _exit_code(worker) == -signal.SIGKILL
-    told = site.react(site.run(), DeliveryMode.AT_MOST_ONCE)
-    assert isinstance(told, dg.SensorResult)
-    assert [event.metadata["possibly_dropped_offsets"].value for event in told.asset_events] == [20, 20]
+    reported = site.react(site.run(), DeliveryMode.AT_MOST_ONCE)
+    assert isinstance(reported, dg.SensorResult)
+    assert [event.metadata["possibly_dropped_offsets"].value for event in reported.asset_events] == [20, 20]
     assert (site.key().owner, site.key().offset) == (None, 20)

@@ -131,12 +131,12 @@ def test_the_lag_sensor_sees_what_is_unread_and_how_old_it_is(site: Site) -> Non
     assert site.group not in {group.group_id for group in groups}
 
 
-def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None:
+def test_a_real_instance_keeps_what_sensors_ask_for_and_report(site: Site) -> None:
     """Requested runs with a run record are not requested again, and an exhausted plan fails a stored check."""
     site.write(0, [0, 0])
     job = site.job(reprocess=True)
-    told: list[object] = []
-    sensor = build_stale_claim_sensor(job, group=site.group, max_attempts=1, on_exhausted_plans=told.append)
+    reported: list[object] = []
+    sensor = build_stale_claim_sensor(job, group=site.group, max_attempts=1, on_exhausted_plans=reported.append)
     claimer = site.claim("a-dead-run", {0: 0})
     claimer.plan({0: 2})
     claimer.release()
@@ -151,7 +151,7 @@ def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None
     key = exhausted_plans_check_key(site.group, site.topic)
     (record,) = site.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
     assert record.status.value == "FAILED"
-    assert len(told) == 1
+    assert len(reported) == 1
     assert site.evaluate(sensor, second.cursor).asset_events == []
 
 
@@ -164,9 +164,9 @@ def test_all_that_failed_runs_held_is_free_after_one_tick(site: Site) -> None:
         site.claim(run.run_id, {partition: 0})
     for run in runs:
         site.instance.report_run_failed(run)
-    told = str(site.evaluate(failed, started.cursor).skip_message)
-    assert f"revoked the claims of run {runs[0].run_id}" in told
-    assert "revoked the claims of 1 other ended runs" in told
+    reported = str(site.evaluate(failed, started.cursor).skip_message)
+    assert f"revoked the claims of run {runs[0].run_id}" in reported
+    assert "revoked the claims of 1 other ended runs" in reported
     site.claim("next", dict.fromkeys(range(PARTITIONS), 0)).release()
 
 
@@ -212,9 +212,9 @@ def test_a_broker_that_stops_fails_ticks_and_harms_nothing(own_cluster: KafkaClu
         run = instance.create_run_for_job(site.job(), status=dg.DagsterRunStatus.STARTED)
         instance.report_run_failed(run)
         reaction = site.evaluate(_sensors(site)["dead runs"], before["dead runs"].cursor)
-        (told,) = reaction.dagster_run_reactions or ()
-        assert told.error is not None
-        assert "could not be revoked: Kafka at " in told.error.message
+        (reported,) = reaction.dagster_run_reactions or ()
+        assert reported.error is not None
+        assert "could not be revoked: Kafka at " in reported.error.message
         own_cluster.start(1)
         after = _until_it_answers(site, before)
         assert [len(found.run_requests or ()) for found in after.values()] == [0, 1]

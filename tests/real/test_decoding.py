@@ -266,7 +266,7 @@ def test_bad_records_fail_the_batch_with_their_count_and_the_first_ones(spark: "
     assert good.columns == read_schema().names
 
 
-def test_new_fields_are_an_error_where_asked(spark: "SparkSession") -> None:
+def test_new_fields_are_an_error_where_requested(spark: "SparkSession") -> None:
     """By default new fields are ignored. Bad records do not count as having new fields."""
     frame = batch(spark, ['{"a": 1, "b": {"c": 1}}', '{"a": 2, "b": {"c": 1, "d x": [{"e": 1}]}}', "[1]", "{", None])
     schema = "a int, b struct<c: int>"
@@ -408,9 +408,9 @@ def test_avro_of_several_schemas_is_read_by_one(spark: "SparkSession", registry:
         batch(spark, [value for value, _ in cases]), SchemaRegistry(url=registry.url), schema=json.dumps(READER)
     )
     assert outcome(decoded, len(cases)) == [expected for _, expected in cases]
-    asked = list(registry.asked)
+    requested = list(registry.requested)
     outcome(decoded, len(cases))
-    assert registry.asked == asked
+    assert registry.requested == requested
 
 
 def test_json_of_a_registry_has_its_schema_id_removed(spark: "SparkSession", registry: Registry) -> None:
@@ -461,8 +461,8 @@ def test_an_avro_record_of_another_name_is_bad(spark: "SparkSession", registry: 
     frame = batch(spark, [framed(order, b"\x02"), framed(invoice, b"\x02"), framed(text, b"\x02a")])
     reader = record("Order", {"id": "long"}, defaults={"id": 0})
     bad = [
-        f"schema id {number} is of {told}, but the reader's schema is of Order, without such an alias"
-        for number, told in ((invoice, "record Invoice"), (text, "no record"))
+        f"schema id {number} is of {reported}, but the reader's schema is of Order, without such an alias"
+        for number, reported in ((invoice, "record Invoice"), (text, "no record"))
     ]
     schemas = SchemaRegistry(url=registry.url)
     assert outcome(decode_avro(frame, schemas, schema=json.dumps(reader)), 3) == [{"id": 1}, *bad]
@@ -568,7 +568,7 @@ def test_avro_without_a_frame_and_with_schemas_in_files(spark: "SparkSession", t
     assert outcome(decoded, 2) == [one, "schema id 8 is not known"]
 
 
-def test_a_registry_that_cannot_be_asked_makes_no_record_bad(spark: "SparkSession", registry: Registry) -> None:
+def test_a_registry_that_cannot_be_requested_makes_no_record_bad(spark: "SparkSession", registry: Registry) -> None:
     """The batch fails if the registry is unavailable."""
     frame = batch(spark, [framed(registry.register("a", json.dumps(ORDER_1)), b"\x02\x00")])
     registry.status = 503

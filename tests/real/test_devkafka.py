@@ -247,8 +247,8 @@ def test_settings_and_loopback(tmp_path: Path) -> None:
     with running_kafka(tmp_path / "kafka é", settings={"message.max.bytes": "123456"}) as cluster:
         (broker,) = cluster.status().brokers
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-        (asked,) = admin.describe_configs([ConfigResource(ConfigResource.Type.BROKER, "1")]).values()
-        configs = asked.result(WITHIN_S)
+        (requested,) = admin.describe_configs([ConfigResource(ConfigResource.Type.BROKER, "1")]).values()
+        configs = requested.result(WITHIN_S)
         assert configs["message.max.bytes"].value == "123456"
         assert configs["auto.create.topics.enable"].value == "false"
         assert configs["group.initial.rebalance.delay.ms"].value == "0"

@@ -119,7 +119,7 @@ def check_terms(election: Election, count: int) -> None:
     On a busy machine there may be more of them. Each was reported by its leader.
     """
     terms = election.terms()
-    reported = {line["told"] for member in election.members for line in member.lines() if _starts_term(line)}
+    reported = {line["reported"] for member in election.members for line in member.lines() if _starts_term(line)}
     assert len(terms) >= count
     assert reported >= {fence for fence, _, _ in terms}
     for (_, _, last_ms), (_, first_ms, _) in pairwise(terms):
@@ -141,7 +141,7 @@ def test_a_leader_that_ends_hands_over_at_once(election: Election) -> None:
     leader.process.terminate()
     wait_until(other.leads, "another member leads", LONG_SESSION_S * 5 / 6)  # heartbeats are a sixth of it apart
     assert leader.process.wait(WITHIN_S) == 0
-    events = [(line["event"], line.get("told")) for line in leader.lines() if "event" in line]
+    events = [(line["event"], line.get("reported")) for line in leader.lines() if "event" in line]
     first, _ = [fence for fence, _, _ in election.terms()]
     assert events == [("TermStarted", first), ("TermEnded", first), ("Ended", None)]
     check_terms(election, 2)
@@ -157,7 +157,7 @@ def test_a_leader_that_was_stopped_does_not_believe_that_it_leads(election: Elec
     continued_ms = boot_ms()
     os.kill(leader.process.pid, signal.SIGCONT)
     wait_until(
-        lambda: ("TermEnded", fence) in [(line.get("event"), line.get("told")) for line in leader.lines()],
+        lambda: ("TermEnded", fence) in [(line.get("event"), line.get("reported")) for line in leader.lines()],
         "the former leader has resigned",
     )
     wait_until(lambda: len(leader.lines()) > before + 20, "the former leader beats on")
@@ -196,7 +196,7 @@ def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConne
     assert elector.term() is None
 
 
-def test_a_group_that_cannot_be_joined_is_told(connection: KafkaConnection, topic: MakeTopic) -> None:
+def test_a_group_that_cannot_be_joined_is_reported(connection: KafkaConnection, topic: MakeTopic) -> None:
     """If another program uses the election's group, the member can never join, and reports that."""
     name = topic(1, LEADER_SETTINGS)
     group = f"group-{name}"
@@ -277,22 +277,22 @@ def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: Kafk
         assert other.term() is None
 
 
-def test_a_topic_that_is_missing_is_told(connection: KafkaConnection) -> None:
+def test_a_topic_that_is_missing_is_reported(connection: KafkaConnection) -> None:
     """The error comes at once, in one line."""
     with (
-        pytest.raises(TopicNotFoundError, match="'no-such-topic'") as told,
+        pytest.raises(TopicNotFoundError, match="'no-such-topic'") as reported,
         Elector(connection, "no-such-topic", "group"),
     ):
         pass
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
-def test_brokers_that_are_down_are_told() -> None:
+def test_brokers_that_are_down_are_reported() -> None:
     """The error comes within the connection's timeout, in one line."""
     connection = KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=1)
-    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1") as told, Elector(connection, "topic", "group"):
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1") as reported, Elector(connection, "topic", "group"):
         pass
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def secured(tmp_path: Path) -> Iterator[SecuredKafka]:
         yield secured
 
 
-def test_a_right_that_is_missing_is_told(secured: SecuredKafka) -> None:
+def test_a_right_that_is_missing_is_reported(secured: SecuredKafka) -> None:
     """A missing right on the topic is reported at once, one on the group after a moment.
 
     Once all rights are granted, one elector leads and the other stands by.

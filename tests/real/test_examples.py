@@ -82,9 +82,9 @@ def test_the_tutorial_counts_each_order_once(
         monkeypatch.setattr(shop, "time", SimpleNamespace(sleep=lambda _: 1 / 0))
         assert not job.execute_in_process(instance=instance, raise_on_error=False).success
         monkeypatch.setattr(shop, "time", SimpleNamespace(sleep=lambda _: None))
-        asked = sensor(dg.build_sensor_context(instance=instance, resources=resources))
-        assert isinstance(asked, dg.SensorResult)
-        (request,) = asked.run_requests or []
+        requested = sensor(dg.build_sensor_context(instance=instance, resources=resources))
+        assert isinstance(requested, dg.SensorResult)
+        (request,) = requested.run_requests or []
         assert redo.execute_in_process(instance=instance, run_config=request.run_config).success
         assert sum(totals(shop, capsys).values()) == 80_000
         assert job.execute_in_process(instance=instance).success

@@ -60,7 +60,7 @@ def test_a_topic_id_is_url_safe_whatever_its_bits(topics: Topics, topic: MakeTop
     assert not any(set(each) & set("+/=") for each in seen)
 
 
-def test_a_topic_made_anew_has_another_id(kafka: str, topics: Topics, topic: MakeTopic) -> None:
+def test_a_topic_re_created_has_another_id(kafka: str, topics: Topics, topic: MakeTopic) -> None:
     """After deletion and re-creation of a topic its id differs, and its offsets start at 0."""
     name = topic(2)
     fill(kafka, name, {0: 1})
@@ -72,7 +72,7 @@ def test_a_topic_made_anew_has_another_id(kafka: str, topics: Topics, topic: Mak
     assert topics.offsets(name, [0, 1]) == {0: OffsetBounds(0, 0), 1: OffsetBounds(0, 0)}
 
 
-def test_a_topic_that_is_missing_is_told(connection: KafkaConnection) -> None:
+def test_a_topic_that_is_missing_is_reported(connection: KafkaConnection) -> None:
     """Every request about a missing topic raises long before its time-out, with the topic's name."""
     with Topics(replace(connection, timeout_s=WITHIN_S)) as topics:
         start = time.monotonic()
@@ -96,7 +96,7 @@ def test_a_misspelt_topic_is_reported_with_the_nearest_names_first(topics: Topic
         topics.describe(f"{name[:-1]}")
 
 
-def test_a_partition_that_is_missing_is_told(topics: Topics, topic: MakeTopic) -> None:
+def test_a_partition_that_is_missing_is_reported(topics: Topics, topic: MakeTopic) -> None:
     """Missing partitions are named in the error, also if others of the request exist."""
     name = topic(2)
     for wanted in ([2, 7], [0, 1, 2, 7]):
@@ -138,7 +138,7 @@ def test_offsets_are_the_first_and_the_next(kafka: str, topics: Topics, topic: M
     assert topics.offsets(name, []) == {}
 
 
-def test_many_offsets_are_asked_for_in_more_than_one_request(
+def test_many_offsets_are_requested_in_more_than_one_request(
     kafka: str, topics: Topics, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The results of the requests are merged."""
@@ -229,7 +229,7 @@ def test_a_topic_that_exists_is_left_alone(topics: Topics, topic: MakeTopic) -> 
         ("wrong-value", (1, 1), {"retention.ms": "soon"}, "retention.ms"),
     ],
 )
-def test_a_topic_that_cannot_be_made_is_told(
+def test_a_topic_that_cannot_be_made_is_reported(
     topics: Topics, name: str, numbers: tuple[int, int], settings: dict[str, str], words: str
 ) -> None:
     """The broker's reason is in the message."""

@@ -128,7 +128,7 @@ def test_ten_thousand_records_are_taken_at_once(producer: Producer, consumer: Co
     assert code(found[-1]) == END
 
 
-def test_a_consumer_reads_from_where_it_is_told(producer: Producer, consumer: Consumer, topic: MakeTopic) -> None:
+def test_a_consumer_reads_from_where_it_is_reported(producer: Producer, consumer: Consumer, topic: MakeTopic) -> None:
     """Reading starts at the given offset and reports the current end, also if there is nothing to read."""
     name = topic()
     append(producer, name, [b"a", b"b", b"c"])

@@ -257,7 +257,7 @@ def beat_until_it_ends(claimer: Claimer) -> None:
 
 
 @pytest.mark.parametrize("partitions", [2, 3])
-def test_a_log_made_anew_ends_the_claims(house: KafkaHouse, partitions: int) -> None:
+def test_a_log_re_created_ends_the_claims(house: KafkaHouse, partitions: int) -> None:
     """If the coordination topic is deleted and re-created, a member's claims end by its next heartbeat."""
     claimer = member(house.open())
     claimer.ensure_group_settings()

@@ -88,7 +88,7 @@ def test_where_no_record_is_unread_the_last_ones_count(
     assert bytes_per_offset(topics, connection, group, name) == 10
 
 
-def test_a_topic_that_is_not_there_is_told(connection: KafkaConnection, topics: Topics) -> None:
+def test_a_topic_that_is_not_there_is_reported(connection: KafkaConnection, topics: Topics) -> None:
     """A missing topic is an error, as everywhere."""
     with pytest.raises(TopicNotFoundError):
         bytes_per_offset(topics, connection, "sampled", "none-such")

@@ -75,7 +75,7 @@ def test_questions_are_answered_again_after_each_restart(cluster: KafkaCluster) 
         assert asking.stderr.read() == ""
 
 
-def test_a_broker_that_is_down_is_told_in_time_and_found_when_it_is_back(cluster: KafkaCluster) -> None:
+def test_a_broker_that_is_down_is_reported_in_time_and_found_when_it_is_back(cluster: KafkaCluster) -> None:
     """One client reports the cause while the broker is down, and works afterwards, also for a re-created topic."""
     connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=2)
     empty = {0: OffsetBounds(0, 0)}

@@ -191,7 +191,9 @@ WRONG_WAYS: dict[str, tuple[str, str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("way", WRONG_WAYS)
-def test_a_wrong_way_of_connecting_is_told(secured: SecuredKafka, capfd: pytest.CaptureFixture[str], way: str) -> None:
+def test_a_wrong_way_of_connecting_is_reported(
+    secured: SecuredKafka, capfd: pytest.CaptureFixture[str], way: str
+) -> None:
     """One line within the timeout names the problem and contains no secret. Nothing is printed to stderr."""
     protocol, listener, fields, words = WRONG_WAYS[way]
     trust = trusting(secured) if protocol.endswith("SSL") else {}
@@ -203,7 +205,7 @@ def test_a_wrong_way_of_connecting_is_told(secured: SecuredKafka, capfd: pytest.
 
 
 @pytest.mark.parametrize("authority", ["the system's", "another"])
-def test_a_certificate_that_is_not_trusted_is_told(secured: SecuredKafka, authority: str) -> None:
+def test_a_certificate_that_is_not_trusted_is_reported(secured: SecuredKafka, authority: str) -> None:
     """If the client does not trust the broker's authority, it sends nothing to the broker."""
     trust = {} if authority == "the system's" else {"ssl_ca_location": str(secured.certificate)}
     message = refused(connect(secured, "SASL_SSL", **WITH_SCRAM, **trust))
@@ -214,7 +216,7 @@ def test_a_certificate_that_is_not_trusted_is_told(secured: SecuredKafka, author
         assert "certificate verify failed" in refused(connect(secured, "SASL_SSL", **WITH_SCRAM, **text))
 
 
-def test_a_certificate_of_ones_own_that_is_not_trusted_is_told(secured: SecuredKafka) -> None:
+def test_a_certificate_of_ones_own_that_is_not_trusted_is_reported(secured: SecuredKafka) -> None:
     """The server rejects the client's certificate, and the error names the fields that configure it."""
     own = {"ssl_certificate_location": str(secured.unknown), "ssl_key_location": str(secured.unknown)}
     assert "ssl_certificate_location and ssl_key_location" in refused(
@@ -223,7 +225,9 @@ def test_a_certificate_of_ones_own_that_is_not_trusted_is_told(secured: SecuredK
 
 
 @pytest.mark.parametrize(("which", "words"), [("outdated", "expired on "), ("early", "is not valid before ")])
-def test_a_certificate_of_ones_own_that_is_not_in_date_is_told(secured: SecuredKafka, which: str, words: str) -> None:
+def test_a_certificate_of_ones_own_that_is_not_in_date_is_reported(
+    secured: SecuredKafka, which: str, words: str
+) -> None:
     """The server gives no reason for the rejection, so the client checks its own certificate.
 
     The error has the date and the file.
@@ -368,7 +372,7 @@ def test_offsets_take_the_right_to_describe_alone(secured: SecuredKafka, admin: 
         assert topics.offsets("described", [0, 1]) == dict.fromkeys((0, 1), OffsetBounds(0, 0))
 
 
-def test_a_producer_that_may_write_nowhere_is_told(secured: SecuredKafka) -> None:
+def test_a_producer_that_may_write_nowhere_is_reported(secured: SecuredKafka) -> None:
     """Without WRITE on any topic a producer does not work.
 
     The error explains it, and the client's log keeps the cause.
@@ -432,7 +436,7 @@ def test_who_may_not_write_snapshots_goes_without(
     log.close()
 
 
-def test_doctor_tells_what_this_user_can_do(
+def test_doctor_reports_what_this_user_can_do(
     secured: SecuredKafka, admin: Topics, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`doctor` reports each missing right with the command that grants it. A user that only reads is no problem."""
@@ -497,7 +501,7 @@ def test_spark_reads_through_tls_with_a_password(secured: SecuredKafka, admin: T
         assert not any(secret in plan for secret in (*SECRETS, "PRIVATE KEY"))
 
 
-def test_a_token_that_is_not_given_is_told(secured: SecuredKafka, unused_port: int) -> None:
+def test_a_token_that_is_not_given_is_reported(secured: SecuredKafka, unused_port: int) -> None:
     """An unknown client, an unreachable identity provider and an expired token are each one line with the fields."""
     unknown = with_tokens(secured, "unknown", oauth_client_secret="another")
     message = refused(unknown)

@@ -125,7 +125,7 @@ def test_the_record_before_a_snapshot_is_looked_at_in_the_log(
         assert newest_snapshots(log, bounds, WITHIN_S, newest_of)[0].next_offset == 2
 
 
-def test_a_missing_topic_is_told(connection: KafkaConnection) -> None:
+def test_a_missing_topic_is_reported(connection: KafkaConnection) -> None:
     """A missing snapshot topic raises an error at once."""
     missing = KafkaSnapshotTopic(replace(connection, timeout_s=WITHIN_S), "no-such-topic")
     began_s = time.monotonic()

@@ -473,7 +473,7 @@ def test_many_members_die_one_after_the_other(members: Members, output: Output, 
     assert output.rows() == input_rows()
 
 
-def test_a_data_topic_made_anew_while_spark_reads(
+def test_a_data_topic_re_created_while_spark_reads(
     members: Members, output: Output, spark: "SparkSession", topics: Topics, connection: KafkaConnection
 ) -> None:
     """Spark may read the new topic's messages at these offsets, but they never get into the output."""

@@ -107,7 +107,7 @@ def test_two_that_make_the_tables_at_once_do_not_hinder_each_other(named: Outbox
     [(1, "update marshal-dagster"), (-1, "`marshal-dagster outbox init` upgrades it")],
     ids=["newer", "older"],
 )
-def test_another_version_is_told(site: Site, step: int, said: str) -> None:
+def test_another_version_is_reported(site: Site, step: int, said: str) -> None:
     """Tables that are newer than this code, or not upgraded yet, are not harvested."""
     with psycopg.connect(site.dsn) as connection:
         statement = site.tables.named("UPDATE {registry} SET version = version + %s WHERE name = %s")
@@ -167,7 +167,7 @@ def test_outboxes_of_one_database_are_apart(postgres: str, connection: KafkaConn
     assert [len(site.rows()) for site in sites] == [0, 1, 0]
 
 
-def test_an_outbox_that_is_not_there_is_told(named: OutboxTables) -> None:
+def test_an_outbox_that_is_not_there_is_reported(named: OutboxTables) -> None:
     """The error names the command that creates the outbox."""
     with pytest.raises(ConfigurationError, match="`marshal-dagster outbox init` creates it"):
         PostgresStore(named).begin()
@@ -578,7 +578,7 @@ def test_large_values_respect_the_limit_of_bytes(site: Site, topic: MakeTopic) -
     assert [len(each.value or b"") for each in found] == [size * MEGABYTE - 100 for size in sizes]
 
 
-def test_the_status_tells_the_backlog(site: Site, topic: MakeTopic) -> None:
+def test_the_status_reports_the_backlog(site: Site, topic: MakeTopic) -> None:
     """The status has the number of waiting rows, the oldest age, the parked rows, and the harvester."""
     empty = site.status()
     assert (empty.rows, empty.oldest_age_s, empty.parked, empty.led_since) == (0, None, 0, None)

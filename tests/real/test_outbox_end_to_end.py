@@ -85,9 +85,9 @@ class Event:
     @classmethod
     def of(cls, number: str, key: str, value: str) -> "Event":
         """Parse an event."""
-        told = json.loads(value)
-        flight = told["kafka_partition"], told["kafka_offset"]
-        return cls(number, key, flight, (told["carrier"], told["flight"], told["arr_delay"]))
+        reported = json.loads(value)
+        flight = reported["kafka_partition"], reported["kafka_offset"]
+        return cls(number, key, flight, (reported["carrier"], reported["flight"], reported["arr_delay"]))
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class Circle:
     started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
     runs: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
-    def tell(self, what: str) -> None:
+    def report(self, what: str) -> None:
         """Log an event with its time."""
         logger.info("%5.1f s  %s", time.monotonic() - self.began_s, what)
 
@@ -264,9 +264,9 @@ def break_it(circle: Circle) -> None:
 
     with circle.caught_at_work() as leader:
         leader.kill()
-        circle.tell(f"killed the leading harvester; {circle.status().rows} rows of its backlog are left")
+        circle.report(f"killed the leading harvester; {circle.status().rows} rows of its backlog are left")
     wait_until(lambda: circle.ask(HELD), "the run has moved the rows of its second batch")
-    circle.tell(f"killed the run within its second transaction: {kill_tree(first.pid)} processes")
+    circle.report(f"killed the run within its second transaction: {kill_tree(first.pid)} processes")
     circle.ask(END_HELD)
     assert circle.rows() == BATCH
     circle.instance.report_run_failed(circle.instance.get_runs(limit=1)[0])
@@ -274,20 +274,20 @@ def break_it(circle: Circle) -> None:
     with circle.caught_at_work():
         broker = circle.notes_leader()
         circle.cluster.kill(broker)
-        circle.tell(f"killed broker {broker}; {circle.status().rows} rows of the next harvester's backlog are left")
+        circle.report(f"killed broker {broker}; {circle.status().rows} rows of the next harvester's backlog are left")
     circle.start_run()
     circle.ask(f"SELECT pg_advisory_unlock({SECOND})")
     circle.work_until(lambda: circle.rows() > BATCH, "a batch is taken with a broker down")
-    circle.tell(f"{circle.rows()} rows were written with the broker down")
+    circle.report(f"{circle.rows()} rows were written with the broker down")
     (other,) = (harvester for harvester in harvesters if harvester.poll() is None)
     other.terminate()
     assert other.wait(WITHIN_S) == 0
-    circle.tell(f"terminated the other harvester; {circle.status().rows} rows wait")
+    circle.report(f"terminated the other harvester; {circle.status().rows} rows wait")
     circle.ask(f"SELECT pg_advisory_unlock({LAST})")
     circle.cluster.start(broker)
-    circle.tell("the broker is back")
+    circle.report("the broker is back")
     circle.work_until(lambda: circle.runs[-1].poll() == 0 and circle.rows() == FLIGHTS, "all flights are processed")
-    circle.tell(f"all flights are processed, by {len(circle.runs)} runs, and {circle.status().rows} rows wait")
+    circle.report(f"all flights are processed, by {len(circle.runs)} runs, and {circle.status().rows} rows wait")
 
 
 def drain(circle: Circle) -> None:
@@ -296,20 +296,20 @@ def drain(circle: Circle) -> None:
     sensor = circle.defs.resolve_sensor_def("outbox_backlog")
     resources = {"outbox": (circle.defs.resources or {})["outbox"]}
     with dg.build_sensor_context(instance=circle.instance, resources=resources) as context:
-        asked = cast("dg.SensorResult", sensor(context))
-    assert len(asked.run_requests or ()) == 1
+        requested = cast("dg.SensorResult", sensor(context))
+    assert len(requested.run_requests or ()) == 1
     assert circle.defs.resolve_job_def("drain_outbox").execute_in_process(instance=circle.instance).success
     assert (circle.status().rows, circle.status().parked) == (0, 0)
-    circle.tell("the job has published what was left")
+    circle.report("the job has published what was left")
 
 
 def flights(circle: Circle) -> dict[Flight, Delay]:
     """Return all flights of the input topic."""
     found = {}
     for message in circle.messages("flights"):
-        told = json.loads(message.value() or b"")
+        reported = json.loads(message.value() or b"")
         flight = cast("int", message.partition()), cast("int", message.offset())
-        found[flight] = told["carrier"], told["flight"], told["arr_delay"]
+        found[flight] = reported["carrier"], reported["flight"], reported["arr_delay"]
     return found
 
 
@@ -349,7 +349,7 @@ def test_each_delay_is_seen_once_and_in_order(circle: Circle) -> None:
     assert_in_order(committed)
     assert Counter(event.id for event in committed) == Counter(event.id for event in seen)
     every = decoded(circle.messages("delays", committed_only=False))
-    circle.tell(
+    circle.report(
         f"{len(committed) - len(seen)} repeats read committed, {len(every) - len({each.id for each in every})} "
         f"uncommitted, {sum(deliveries - 1 for deliveries, _ in circle.seen())} to the consumer"
     )

@@ -265,7 +265,7 @@ def test_an_event_too_large_refuses_the_batch(output: PostgresOutput) -> None:
         (lambda schema: OutgoingEvents("t", outbox="other", schema=schema), "'other' .*outbox init"),
     ],
 )
-def test_what_is_missing_is_told_before_the_frame_is_evaluated(
+def test_what_is_missing_is_reported_before_the_frame_is_evaluated(
     output: PostgresOutput, events: Callable[[str], OutgoingEvents], match: str
 ) -> None:
     """The error names the field, or the command that creates the outbox."""

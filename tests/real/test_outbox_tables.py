@@ -229,7 +229,7 @@ def test_an_outbox_may_have_any_name(postgres: str, name: str) -> None:
         assert inspector.status().rows == 2
 
 
-def test_rows_that_cannot_be_set_aside_are_told(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_cannot_be_set_aside_are_reported(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """Other rows with their ids are set aside, so they wait in the outbox. The log shows that once."""
     assert site.set_aside() == 3
     site.connection.execute("TRUNCATE outbox RESTART IDENTITY")

@@ -27,7 +27,7 @@ class Racer:
         self._process = process
         assert self.answer() == "ready"
 
-    def tell(self, word: str) -> None:
+    def report(self, word: str) -> None:
         """Send a command to the process."""
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
@@ -65,7 +65,7 @@ def racer(connection: KafkaConnection, topic: str, run: str) -> Iterator[Racer]:
 def ask(racers: list[Racer], word: str) -> list[Any]:
     """Send a command to both processes, then wait for both answers."""
     for each in racers:
-        each.tell(word)
+        each.report(word)
     return [each.answer() for each in racers]
 
 

@@ -210,14 +210,14 @@ def test_a_writer_fills_a_topic_and_no_other(stand: Stand, secured: SecuredKafka
         another = KafkaOutput(stand.connection("writer"), "another")
         said = ["DESCRIBE on topic 'another'", "WRITE on topic 'another'", "DESCRIBE on topic 'another_marshal_ranges'"]
         said += ["WRITE on topic 'another_marshal_ranges'", "WRITE on transactional ids that begin with 'marshal"]
-        told = ""
+        reported = ""
         for missing, granted_then in zip(said, ["DESCRIBE", "WRITE", "READ", "WRITE", None], strict=True):
-            told = wait_until_refused(lambda: another.sink().verdicts(wanted), missing)
+            reported = wait_until_refused(lambda: another.sink().verdicts(wanted), missing)
             if granted_then is not None:
                 secured.grant(
                     "writer", granted_then, "TOPIC", "another" if "another'" in missing else "another_marshal_ranges"
                 )
-        assert "--transactional-id marshal-dagster/another/ --resource-pattern-type prefixed" in told
+        assert "--transactional-id marshal-dagster/another/ --resource-pattern-type prefixed" in reported
     output = KafkaOutput(stand.connection("writer"), "orders-upper")
     sink = output.sink()
     assert deliver_rows(sink, wanted).taken == tuple(wanted)
@@ -262,7 +262,7 @@ def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:
     assert refused(stand, "operator", "__marshal_snapshot")
 
 
-def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
+def test_a_coordinator_reports_members_and_has_no_data(stand: Stand) -> None:
     """With the page's rights a group is coordinated and inspected. No role can do the work of another."""
     made = wait_until_ok(lambda: stand.call("maker", "coordinator", "init", "--partitions", "2"))
     assert "__marshal_coordinator_orders" in made.out
@@ -456,10 +456,10 @@ def test_a_secret_is_found_nowhere(
 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    for asked in ("status --json", "doctor --json", "doctor", "tail --json", "--debug status"):
-        answer = call(capfd, *asked.split())
+    for requested in ("status --json", "doctor --json", "doctor", "tail --json", "--debug status"):
+        answer = call(capfd, *requested.split())
         assert answer.code == 0, answer.err
-        assert not [each for each in secrets if each in answer.out + answer.err], asked
+        assert not [each for each in secrets if each in answer.out + answer.err], requested
     wrong = {**environment, "MARSHAL_SSL_CA_LOCATION": str(secured.certificate), "MARSHAL_TIMEOUT_S": "30"}
     answer = start("--debug", "status", environment=wrong)
     assert "certificate verify failed" in answer.err

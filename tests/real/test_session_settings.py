@@ -160,7 +160,7 @@ def test_a_schema_is_inferred_from_objects_with_names_that_come_once(spark: "Spa
         infer_json_schema(batch(spark, '{"a": 1, "a": "x"}'))
 
 
-def test_fields_that_the_session_cannot_tell_apart_are_refused(spark: "SparkSession") -> None:
+def test_fields_that_the_session_cannot_report_apart_are_refused(spark: "SparkSession") -> None:
     """A case-sensitive session has two fields, as in JSON."""
     frame = batch(spark, '{"id": 1, "ID": 2}')
     with pytest.raises(ConfigurationError, match="column 'value': its fields 'id' and 'ID' are the same name"):

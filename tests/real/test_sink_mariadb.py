@@ -317,7 +317,7 @@ def locked(output: MariaDBOutput, step: str, use: Callable[[], None]) -> None:
     deliver(output, "a", part(0, 0, 2), sink=output.sink(reached))
 
 
-def test_a_position_held_too_long_is_told(output: MariaDBOutput) -> None:
+def test_a_position_held_too_long_is_reported(output: MariaDBOutput) -> None:
     """A writer waits for another one only for the timeout. Writers of other partitions do not wait."""
     deliver(output, "a", part(1, 0, 2))
 
@@ -332,7 +332,7 @@ def test_a_position_held_too_long_is_told(output: MariaDBOutput) -> None:
 
 
 @pytest.mark.parametrize("step", ["copied", "moved", "committing"])
-def test_a_lost_connection_is_told(output: MariaDBOutput, step: str) -> None:
+def test_a_lost_connection_is_reported(output: MariaDBOutput, step: str) -> None:
     """If the server ends the session, nothing is written. The next attempt works."""
 
     def reached(at: str) -> None:

@@ -241,7 +241,7 @@ def held(output: PostgresOutput) -> Iterator[psycopg.Connection]:
 
 
 @pytest.mark.usefixtures("held")
-def test_a_position_held_too_long_is_told(output: PostgresOutput) -> None:
+def test_a_position_held_too_long_is_reported(output: PostgresOutput) -> None:
     """A writer waits for another one only for the timeout. Then it raises an error that can be retried."""
     sink = FakePostgresSink(output.dsn, TABLE, schema=output.schema, lock_timeout_s=0.2)
     with pytest.raises(UnavailableError, match=r"another writer has locked these ranges for 0\.2 s"):
@@ -268,7 +268,7 @@ class SlowLines(FakeCopyRows):
             yield line
 
 
-def test_rows_that_do_not_come_in_time_are_told(output: PostgresOutput) -> None:
+def test_rows_that_do_not_come_in_time_are_reported(output: PostgresOutput) -> None:
     """The server ends a statement that takes too long, and nothing is written."""
     sink = Stalling(output.dsn, TABLE, schema=output.schema, statement_timeout_s=0.4)
     with pytest.raises(UnavailableError, match=r"did not finish within statement_timeout_s=0\.4"):
@@ -284,7 +284,7 @@ def test_a_server_that_is_read_only_is_unavailable(output: PostgresOutput) -> No
 
 
 @pytest.mark.parametrize("step", ["copied", "locked", "moved", "committing"])
-def test_a_lost_connection_is_told(output: PostgresOutput, step: str) -> None:
+def test_a_lost_connection_is_reported(output: PostgresOutput, step: str) -> None:
     """If the server ends the session at any point of the transaction, nothing is written. The next attempt works."""
 
     def reached(at: str) -> None:

@@ -126,7 +126,7 @@ class TestRules:
     test_gone = ReplacingConformance.test_offsets_that_are_no_longer_there_keep_their_rows
     test_compacted = ReplacingConformance.test_an_offset_compacted_while_its_row_is_written_is_replaced
     test_beyond = ReplacingConformance.test_rows_at_offsets_beyond_their_range_replace_nothing_there
-    test_asked = ReplacingConformance.test_the_batch_is_asked_after_kafka_was_read_for_the_last_time
+    test_requested = ReplacingConformance.test_the_batch_is_requested_after_kafka_was_read_for_the_last_time
     test_generations = ReplacingConformance.test_generation_upon_generation
     test_without_offsets = ReplacingConformance.test_rows_without_offsets_cannot_be_replaced
     test_overtaken = CrashConformance.test_a_writer_that_was_overtaken_adds_nothing

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_repeated_records_are_told_by_their_headers(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
+def test_repeated_records_are_reported_by_their_headers(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
     """A reader that keeps one record of each source message and generation gets each once.
 
     Existing headers are kept.
@@ -30,14 +30,14 @@ def test_repeated_records_are_told_by_their_headers(spark: "SparkSession", kafka
         written.write.format("kafka").options(**{"kafka.bootstrap.servers": kafka, "topic": output}).save()
     options = {"kafka.bootstrap.servers": kafka, "subscribe": output, "includeHeaders": "true"}
     found = spark.read.format("kafka").options(**options).load().selectExpr("string(value)", "headers").collect()
-    told = [(row.value, {header.key: bytes(header.value).decode() for header in row.headers}) for row in found]
-    assert len(told) == 18
-    assert all(headers.get("mine") == ("x" if int(value) < 3 else None) for value, headers in told)
+    reported = [(row.value, {header.key: bytes(header.value).decode() for header in row.headers}) for row in found]
+    assert len(reported) == 18
+    assert all(headers.get("mine") == ("x" if int(value) < 3 else None) for value, headers in reported)
     names = ("marshal-group", "marshal-topic", "marshal-partition", "marshal-offset", "marshal-generation")
-    once = {tuple(headers[name] for name in names): value for value, headers in told}
+    once = {tuple(headers[name] for name in names): value for value, headers in reported}
     sources = {("g", "t", str(n % 2), str(n), generation): str(n) for n in range(6) for generation in ("0", "20")}
     assert once == sources
-    assert {headers["marshal-epoch"] for _, headers in told} == {"10", "11", "21"}
+    assert {headers["marshal-epoch"] for _, headers in reported} == {"10", "11", "21"}
 
 
 def test_ranges_are_of_one_topic(spark: "SparkSession") -> None:

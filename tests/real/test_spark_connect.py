@@ -292,17 +292,20 @@ def test_decoding(driver: Driver, work: Work, topic: MakeTopic) -> None:
             framed(77, b""),
         ]
         protobuf = [framed_message(number, [1], b"\x08\x07"), framed_message(number, [0], b"")]
-        told = driver.call(decode, work, registry.url, avro, protobuf, dead)
+        reported = driver.call(decode, work, registry.url, avro, protobuf, dead)
 
-    assert told.json == [expected for _, expected in JSONS]
-    told_early = [f"it is truncated, or is not of schema id {each}, or does not fit" for each in (older, newer)]
-    assert told.avro[0] == {"id": 2, "note": "ä", "total": 0.5}
-    assert [each[: len(told_early[0])] for each in told.avro[1:]] == [*told_early, "schema id 77 is not known"]
-    assert (told.protobuf[0]["id"], told.protobuf[1]) == (7, "it is a shop.Other, not a shop.Order")
-    assert (told.bad.count, told.bad.first) == (1, (BadRecord("orders", 1, 100, MISFIT),))
-    assert told.good == [1]
+    assert reported.json == [expected for _, expected in JSONS]
+    reported_early = [f"it is truncated, or is not of schema id {each}, or does not fit" for each in (older, newer)]
+    assert reported.avro[0] == {"id": 2, "note": "ä", "total": 0.5}
+    assert [each[: len(reported_early[0])] for each in reported.avro[1:]] == [
+        *reported_early,
+        "schema id 77 is not known",
+    ]
+    assert (reported.protobuf[0]["id"], reported.protobuf[1]) == (7, "it is a shop.Other, not a shop.Order")
+    assert (reported.bad.count, reported.bad.first) == (1, (BadRecord("orders", 1, 100, MISFIT),))
+    assert reported.good == [1]
     assert [value for _, value, _ in read_letters(work.bootstrap_servers, dead, 1)] == [b"{"]
-    assert 'Unsupported data type "INTT"' in told.no_ddl
+    assert 'Unsupported data type "INTT"' in reported.no_ddl
 
 
 def test_a_revoked_batch_ends_its_operations_on_the_server(driver: Driver, work: Work) -> None:

@@ -74,9 +74,9 @@ class Group(Site):
 
     def start_version(self, folder: Path, output: Files, **orders: object) -> Worker:
         """Start a member whose library and worker code are imported from `folder`."""
-        told = self.orders(output, with_spark=False, max_records=MESSAGES // 4, **orders)
+        reported = self.orders(output, with_spark=False, max_records=MESSAGES // 4, **orders)
         process = subprocess.Popen(
-            [*PYTHON, "-m", "tests.real.sink_worker", told],
+            [*PYTHON, "-m", "tests.real.sink_worker", reported],
             env=importing(folder),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

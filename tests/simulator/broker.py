@@ -163,9 +163,9 @@ class SimulatedLog:
         """Coordination partition and offset of each acknowledged record with its sender's timestamp."""
         self.sender_timed: set[tuple[int, int]] = set()
         """The same for all own records that it has returned to its reader."""
-        self.told_sender_timed_ms: float | None = None
+        self.reported_sender_timed_ms: float | None = None
         """When it first returned an own record with its sender's timestamp to its reader."""
-        self.told_truncated_ms: float | None = None
+        self.reported_truncated_ms: float | None = None
         """When it reported that the log ends below what it had returned; None once the reader reads from there."""
         self._ended: dict[int, int] = {}
         """By partition, the end that it reported then."""
@@ -186,7 +186,7 @@ class SimulatedLog:
         bounds = self._log.bounds(partitions)
         self.looked_ms = self._cluster.scheduler.now_ms
         self._wait()
-        self._tell_ends({partition: at.end for partition, at in bounds.items()})
+        self._report_ends({partition: at.end for partition, at in bounds.items()})
         return bounds
 
     def follow(self, positions: Mapping[int, int]) -> None:
@@ -194,7 +194,7 @@ class SimulatedLog:
         self._log.follow(positions)
         self.read = dict(positions)
         if all(position <= self._ended.get(partition, position) for partition, position in positions.items()):
-            self.told_truncated_ms = None
+            self.reported_truncated_ms = None
             self._ended.clear()
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
@@ -301,22 +301,22 @@ class SimulatedLog:
         for record, (offset, _) in zip(records, acks, strict=True):
             partition = record.partition
             if offset is not None:
-                self._tell_ends({partition: offset})
+                self._report_ends({partition: offset})
                 if offset in timed[partition]:
                     self._appended.add((partition, offset))
 
     def _note_sender_timed(self, chunk: Chunk, end: int) -> None:
         """Record own records with senders' timestamps below `end`; a check of the log does not use later ones."""
         found = {(chunk.partition, offset) for offset, _, _ in chunk.records if offset < end} & self._appended
-        if found and self.told_sender_timed_ms is None:
-            self.told_sender_timed_ms = self._cluster.scheduler.now_ms
+        if found and self.reported_sender_timed_ms is None:
+            self.reported_sender_timed_ms = self._cluster.scheduler.now_ms
         self.sender_timed |= found
 
-    def _tell_ends(self, ends: Mapping[int, int]) -> None:
+    def _report_ends(self, ends: Mapping[int, int]) -> None:
         """Record an end of the log that the reader gets, now or a moment ago, if it has read further than that."""
         for partition, end in ends.items():
             if end < self.read.get(partition, 0):
-                self.told_truncated_ms = self._cluster.scheduler.now_ms
+                self.reported_truncated_ms = self._cluster.scheduler.now_ms
                 self._ended[partition] = end
 
     def _go_out(self) -> None:

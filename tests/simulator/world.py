@@ -618,7 +618,7 @@ class Simulation:
         if not claims and not run.leases:
             return
         self._check_certain(run.batch)
-        self._check_told(run.batch)
+        self._check_reported(run.batch)
         leases = [claim.lease for claim in claims.values()]
         if leases == run.leases:
             return
@@ -648,17 +648,17 @@ class Simulation:
         if held and not is_within_a_step and not rationalizer.world.partition_of(TOPIC).certain:
             self.fail("an observing reader never claims", f"{batch.batch_id} holds {held} partitions")
 
-    def _check_told(self, batch: ClaimedBatch) -> None:
+    def _check_reported(self, batch: ClaimedBatch) -> None:
         """A process holds nothing after a record that ends all promises, or after it skipped a part of the log.
 
         Such a record is one of its own with its sender's timestamp, or one of a Go consumer in a native group.
         """
         claims, rationalizer = batch._claimer._claim_set.claims, batch._claimer.rationalizer
         log = cast("SimulatedLog", rationalizer.log)
-        told_ms = log.told_sender_timed_ms
-        if told_ms is not None and told_ms < self.scheduler.now_ms and claims and not self.is_cut:
+        reported_ms = log.reported_sender_timed_ms
+        if reported_ms is not None and reported_ms < self.scheduler.now_ms and claims and not self.is_cut:
             self.fail(
-                "who reads a sender's timestamp holds nothing", f"{batch.batch_id} learned it at {told_ms:.0f} ms"
+                "who reads a sender's timestamp holds nothing", f"{batch.batch_id} learned it at {reported_ms:.0f} ms"
             )
         if cast("SimulatedRLock", rationalizer.lock).is_held:
             return
@@ -678,11 +678,11 @@ class Simulation:
     def _check_sending(self, log: SimulatedLog, process: Process, records: Sequence[Append]) -> None:
         """Judge what a process is about to send by what it has read."""
         if self.is_truncated:
-            told_ms = log.told_truncated_ms
-            if process in self.by_process and told_ms is not None and told_ms < self.scheduler.now_ms:
+            reported_ms = log.reported_truncated_ms
+            if process in self.by_process and reported_ms is not None and reported_ms < self.scheduler.now_ms:
                 self.fail("nothing is sent to a log that was found truncated", records[0].value.decode())
             return
-        if log.told_sender_timed_ms is not None and not self.is_cut:
+        if log.reported_sender_timed_ms is not None and not self.is_cut:
             self.fail("nothing follows a record with its sender's timestamp", records[0].value.decode())
         run = self.by_process.get(process)
         if run is None:
@@ -778,9 +778,9 @@ class Simulation:
 
     def _check_truncation_noticed(self, batch: ClaimedBatch) -> None:
         """A process that learned that the log ends before the records it has read holds nothing."""
-        told_ms = cast("SimulatedLog", batch._claimer.rationalizer.log).told_truncated_ms
-        if told_ms is not None and told_ms < self.scheduler.now_ms and batch._claimer._claim_set.claims:
-            self.fail("a truncated log is noticed", f"{batch.batch_id} learned it at {told_ms:.0f} ms")
+        reported_ms = cast("SimulatedLog", batch._claimer.rationalizer.log).reported_truncated_ms
+        if reported_ms is not None and reported_ms < self.scheduler.now_ms and batch._claimer._claim_set.claims:
+            self.fail("a truncated log is noticed", f"{batch.batch_id} learned it at {reported_ms:.0f} ms")
 
     def _beliefs(self) -> Iterator[Belief]:
         """Yield the beliefs that the checkers judge: none of a process whose instance id another one uses too."""

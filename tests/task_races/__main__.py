@@ -36,18 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="the number of seeds")
     parser.add_argument("--servers", metavar="HOST:PORT", help="a broker, instead of one that is started")
     parser.add_argument("--results", type=Path, metavar="FILE", help="add the sums of the seeds to this file")
-    asked = parser.parse_args(arguments)
-    seeds = range(asked.first, asked.first + asked.seeds) if asked.seed is None else [asked.seed]
+    requested = parser.parse_args(arguments)
+    seeds = range(requested.first, requested.first + requested.seeds) if requested.seed is None else [requested.seed]
     bad = 0
-    with _servers(asked.servers) as servers, Processes() as processes:
+    with _servers(requested.servers) as servers, Processes() as processes:
         for seed in seeds:
             began_s = time.monotonic()
             race = Race(KafkaConnection(bootstrap_servers=servers), processes, seed)
             found = race.go()
             bad += bool(found.violations)
             took_s = time.monotonic() - began_s
-            if asked.results is not None:
-                add_seed(asked.results, result_of(race, found, took_s))
+            if requested.results is not None:
+                add_seed(requested.results, result_of(race, found, took_s))
             sys.stdout.write(
                 f"seed {seed}: {found.records} records, {race.runs} runs, {race.killed} processes killed or stopped, "
                 f"{race.resumed} continued, {found.lost} lost, {found.twice} twice, {took_s:.1f} s\n"

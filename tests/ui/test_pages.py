@@ -35,8 +35,8 @@ def expect_plot(page: Page, asset: str, lags: list[int]) -> None:
     plot = page.get_by_text("lag", exact=True).first.locator("xpath=following::canvas[1]")
     plot.scroll_into_view_if_needed()
     expect(plot).to_be_visible()
-    asked = {"query": EVENTS, "variables": {"asset": [asset]}}
-    answer = page.request.post("/graphql", data=asked, timeout=WAIT_MS).json()
+    requested = {"query": EVENTS, "variables": {"asset": [asset]}}
+    answer = page.request.post("/graphql", data=requested, timeout=WAIT_MS).json()
     events = answer["data"]["assetOrError"]["assetMaterializations"]
     entries = [entry for event in reversed(events) for entry in event["metadataEntries"] if entry["label"] == "lag"]
     assert [entry.get("intValue") for entry in entries] == lags
@@ -87,8 +87,8 @@ def wait_for_reason(page: Page, reason: str) -> str:
     """Wait until the newest tick was skipped for `reason`, and return its text."""
 
     def look() -> str | None:
-        told = skip_reason(page)
-        return told if reason in told else None
+        reported = skip_reason(page)
+        return reported if reason in reported else None
 
     return wait_until(look, f"a tick was skipped for {reason!r}", pause_s=0.1)
 
@@ -110,8 +110,8 @@ def test_a_group_is_paused_and_resumed_by_clicking(page: Page, flights_run: str,
     expect(page.get_by_role("cell", name="not paused", exact=True)).to_be_visible()
     expect(page.get_by_role("cell", name=re.compile("^paused until 2"))).to_be_visible()
     shoot("pause")
-    told = wait_for_reason(page, "group 'flights-by-carrier' is paused by")
-    assert "s more: no runs" in told
+    reported = wait_for_reason(page, "group 'flights-by-carrier' is paused by")
+    assert "s more: no runs" in reported
     shoot("tick-paused")
     open_launchpad(page, "resume_flights", "dry_run: true")
     replace_in_launchpad(page, "true", "false")

@@ -47,7 +47,7 @@ def test_consuming_a_new_partition_1_a_batch_chooses_the_largest_lag() -> None:
 
 
 @sentence(NEW, "1.1", "Each consumer may choose in its own way")
-def test_consuming_a_new_partition_1_1_any_choice_may_be_asked_for(site: Site) -> None:
+def test_consuming_a_new_partition_1_1_any_choice_may_be_requested(site: Site) -> None:
     """A claimer claims the given partitions in the given order."""
     member = site.member()
     assert [claim.partition for claim in member.claim([7, 2, 5], max_claims=2)] == [7, 2]

@@ -179,7 +179,7 @@ def test_protocol_messages_parameter_5_an_offset_is_the_next_to_read(scene: Scen
         "an offset is a limit of what is read and may be no message's own; it stays within Kafka's bounds",
     ),
 )
-def test_protocol_messages_parameter_5b_no_offset_lies_outside_of_what_kafka_told(scene: Scene) -> None:
+def test_protocol_messages_parameter_5b_no_offset_lies_outside_of_what_kafka_reported(scene: Scene) -> None:
     """With small batches, gaps and retention, all offsets stay within the topic's bounds."""
     scene.data.skip(0, 3)
     scene.data.append(0, 4)
