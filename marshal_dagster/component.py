@@ -455,9 +455,9 @@ class ClaimedTopicComponent(Component, CheckedModel):
     )
     sensors: list[Literal["stale_claims", "dead_runs", "topic"]] = Field(
         default=["stale_claims", "dead_runs", "topic"],
-        description="The sensors. stale_claims: requests runs that repeat the work of dead ones. dead_runs: two "
-        "sensors that revoke the claims of failed and canceled runs. topic: the topic's asset and a sensor that "
-        "observes it; if several components use one topic, list it in only one of them.",
+        description="The sensors. `stale_claims` requests runs that repeat the work of dead ones. `dead_runs` is two "
+        "sensors that revoke the claims of failed and canceled runs. `topic` is the topic's asset and a sensor that "
+        "observes it. If several components use one topic, list `topic` in only one of them.",
     )
     max_lag: int | None = Field(
         default=None, description="Maximum unread offsets for the check `lag` (default: no check)."

@@ -370,8 +370,8 @@ class PositionNotSetError(MarshalError):
         message states which, if any, were set.
 
     Cause:
-        Members held their partitions longer than the command waits, other members or operators wrote at the same time,
-        or the brokers did not acknowledge the records.
+        Members held their partitions longer than the command waits. Or other members or operators wrote at the same
+        time, or the brokers did not acknowledge the records.
 
     Action:
         Look at the positions with `marshal-dagster status`, let the runs that hold partitions end or stop them, then
@@ -389,8 +389,8 @@ class SettingsNotSetError(MarshalError):
         The group keeps its old settings in the coordination partitions that the message names.
 
     Cause:
-        Members held their partitions longer than the command waits, other members or operators wrote at the same time,
-        or the brokers did not acknowledge the records.
+        Members held their partitions longer than the command waits. Or other members or operators wrote at the same
+        time, or the brokers did not acknowledge the records.
 
     Action:
         Let the runs that hold partitions end or stop them, then repeat the command. It completes what is missing.

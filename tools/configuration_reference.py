@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import enum
 import inspect
+import os
 import re
 import textwrap
 import types
@@ -123,7 +124,10 @@ _UNIT_OF_NAME: Final = {
     "start": "offset",
 }
 _SINKS: Final = "[Sinks](docs/how-to/sinks.md)"
+_DECISION: Final = re.compile(r"docs/contributing/decisions/(\d{4})-[\w-]+\.md")
 _NUMBERS: Final = re.compile(r"\b(?:int|float)\b")
+_PLAIN_MODULES: Final = frozenset({"builtins", "collections.abc"})
+"""The modules whose generic types are shown as common nouns, such as `sequence`."""
 _STATED: Final = re.compile(r"\s*\(default: ((?:[^()]|\([^()]*\))*)\)")
 """The default in a description, such as `(default: all)`."""
 
@@ -201,9 +205,11 @@ def _of_parameters(owner: Callable[..., Any]) -> Iterator[Option]:
 
 def _option(name: str, kind: Any, default: Any, about: str) -> Option:  # noqa: ANN401 - types and values of options
     text = " ".join(about.split())
-    if kind is bool and default is None:
+    stated = _STATED.search(text)
+    if kind is bool and stated is not None and stated[1] not in {"true", "false"}:
+        stated = None
+    if kind is bool and stated is None and default is None:
         default = False
-    stated = None if kind is bool else _STATED.search(text)
     if stated is not None:
         text = text.replace(stated[0], "", 1)
     unit = next((word for suffix, word in _UNIT_OF_SUFFIX.items() if name.endswith(suffix)), "")
@@ -217,9 +223,11 @@ def _value(value: Any) -> str:  # noqa: ANN401 - the default of an option
     if value is inspect.Parameter.empty:
         return ""
     if isinstance(value, enum.Enum):
-        return f"`{value.value}`"
-    if value is None or (isinstance(value, list | tuple | dict | Mapping) and not value):
+        return _choice(value)
+    if value is None or (isinstance(value, list | tuple | frozenset | dict | Mapping) and not value):
         return "-"
+    if isinstance(value, tuple):
+        return ", ".join(map(_value, value))
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -227,6 +235,11 @@ def _value(value: Any) -> str:  # noqa: ANN401 - the default of an option
     if dataclasses.is_dataclass(value):
         return f"`{type(value).__name__}()`"
     return f"`{getattr(value, '__name__', value)}`"
+
+
+def _choice(member: enum.Enum) -> str:
+    """Return how a user writes the member: its text, or its name if its value is only a number."""
+    return f"`{member.value}`" if isinstance(member.value, str) else f"`{type(member).__name__}.{member.name}`"
 
 
 def _type(kind: Any) -> str:  # noqa: ANN401 - a type of any form
@@ -240,17 +253,21 @@ def _type(kind: Any) -> str:  # noqa: ANN401 - a type of any form
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if inspect.isclass(kind) and issubclass(kind, enum.Enum):
-        return ", ".join(f"`{member.value}`" for member in kind)
+        return ", ".join(map(_choice, kind))
     if kind is bool:
         return "true or false"
     if isinstance(kind, typing.ForwardRef):
         return kind.__forward_arg__
+    if origin is os.PathLike:
+        return "path"
     if origin is not None and arguments and "Callable" not in str(origin):
         inner = ", ".join(_type(argument) for argument in arguments if argument is not Ellipsis)
-        return f"{getattr(origin, '__name__', origin).lower()} of {inner}"
+        name = getattr(origin, "__name__", str(origin))
+        return f"{name.lower() if origin.__module__ in _PLAIN_MODULES else name} of {inner}"
     if "Callable" in str(kind):
         return "function"
-    return re.sub(r"[\w.]+\.(\w+)", r"\1", getattr(kind, "__name__", str(kind)))
+    text = re.sub(r"[\w.]+\.(\w+)", r"\1", getattr(kind, "__name__", str(kind)))
+    return text.removesuffix(" | None").replace(" | ", " or ")
 
 
 def _hints(owner: Any) -> dict[str, Any]:  # noqa: ANN401 - a class or function
@@ -335,6 +352,7 @@ def _table(options: list[Option]) -> str:
 
 
 def _cell(text: str) -> str:
+    text = _DECISION.sub(r"[decision \1](\g<0>)", text)
     return text.replace("|", "\\|").replace("docs/how-to/sinks.md", _SINKS)
 
 

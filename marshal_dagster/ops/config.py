@@ -55,8 +55,8 @@ class ClaimedBatchConfig(Config):
     retry_exhausted: bool = Field(default=False, description="Retry plans that failed too many times once more.")
     on_idle: Literal["skip", "fail"] = Field(
         default="skip",
-        description="If there is nothing to do (topic drained, group paused, partitions held by other runs): skip the "
-        "steps that depend on this one, or fail the run.",
+        description="Whether a run that finds nothing to process skips the steps that depend on this one, or fails. "
+        "Reasons are a drained topic, a paused group, or partitions that other runs hold.",
     )
     allow_data_loss: bool | None = Field(
         default=None,

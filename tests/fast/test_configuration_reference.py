@@ -2,10 +2,12 @@
 
 import enum
 import inspect
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 
@@ -32,6 +34,40 @@ def paint(colour: Colour | str = Colour.RED, *, wait_s: float = 2.0, partitions:
             the paint.
         wait_s: How long to wait.
         partitions: What to paint (default: all (of them)).
+    """
+
+
+class Policy(enum.Enum):
+    """An option's values, which are numbers without a meaning."""
+
+    KEEP = enum.auto()
+    DROP = enum.auto()
+
+
+class Answers(TypedDict, total=False):
+    """Options that a caller may leave out."""
+
+    loud: bool
+    """Whether it is loud (default: true)."""
+    slow: bool
+    """Whether it is slow (default: it is fast)."""
+
+
+def dip(
+    policy: Policy = Policy.KEEP,
+    colours: tuple[Colour, ...] = (Colour.RED,),
+    without: frozenset[str] = frozenset(),
+    path: str | os.PathLike[str] | None = None,
+    brush: "Brush | None" = None,
+) -> None:
+    """Dip.
+
+    Args:
+        policy: The policy.
+        colours: The colours.
+        without: The exceptions.
+        path: The path.
+        brush: The brush.
     """
 
 
@@ -91,6 +127,25 @@ def test_an_option_has_type_unit_default_and_meaning() -> None:
         ("colour", "`red`", "", "`red`", "The colour of the paint."),
         ("wait_s", "float", "seconds", "2", "How long to wait."),
         ("partitions", "sequence of int", "partition numbers", "all (of them)", "What to paint."),
+    ]
+
+
+def test_a_boolean_has_the_default_that_its_description_states() -> None:
+    """A boolean that may be left out is false, unless its description states that it is true."""
+    assert [(option.default, option.about) for option in configuration_reference.options_of(Answers)] == [
+        ("true", "Whether it is loud."),
+        ("false", "Whether it is slow (default: it is fast)."),
+    ]
+
+
+def test_types_and_defaults_are_names_that_a_user_writes() -> None:
+    """An enum of numbers shows its members, a collection its values, and no type ends in None."""
+    assert [(option.kind, option.default) for option in configuration_reference.options_of(dip)] == [
+        ("`Policy.KEEP`, `Policy.DROP`", "`Policy.KEEP`"),
+        ("tuple of `red`", "`red`"),
+        ("frozenset of str", "-"),
+        ("str or path", "-"),
+        ("Brush", "-"),
     ]
 
 

@@ -18,9 +18,10 @@ _COMMANDS: Final = {
 _INTRODUCTIONS: Final = {
     Kind.SPARK: """## Spark
 
-On each version the tests claim and read batches, decode records, and write through each sink (files, Delta Lake on 3.5
-and 4.0, PostgreSQL, Kafka, and MariaDB in the long list). They also kill sessions, repeat their batches, and run
-at most once. `spark_settings` and `delta_settings` choose the jars that fit.""",
+On each version the tests claim and read batches, decode records, and write through the sinks. These are the sinks for
+files, PostgreSQL and Kafka, for Delta Lake on 3.5 and 4.0, and in the long list for MariaDB. The tests also kill
+sessions, repeat their batches, and run at most once. `spark_settings` and `delta_settings` choose the jars
+that fit.""",
     Kind.TUTORIAL: """## The tutorial
 
 The files of the [tutorial](docs/tutorials/first-batch.md): a run, a failed run that the sensor repeats, and the

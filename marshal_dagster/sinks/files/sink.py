@@ -118,8 +118,8 @@ class FileSink(Steps):
         """Configure the output; the sink does not access the path before its first use.
 
         Args:
-            path: A local path, a `file:` URI, a URI of an object store (`s3://`, `s3a://`, `gs://`, `abfss://`), or
-                one of a file system that Hadoop supports, such as `hdfs://`.
+            path: A local path or a `file:` URI. Or a URI of an object store (`s3://`, `s3a://`, `gs://`, `abfss://`)
+                or of a file system that Hadoop supports, such as `hdfs://`.
             format: `parquet`, `orc`, `json`, `csv` or `avro`.
             options: Options of Spark's writer and reader for `format`. Options that the sink sets itself, so that
                 rows are read back as they were written, are refused.
@@ -129,8 +129,8 @@ class FileSink(Steps):
             exclusive: For Hadoop file systems that do not declare it themselves: how this one lets only one of several
                 writers create a file (docs/how-to/sinks.md, "Files").
             storage_options: For object stores: settings of this process's client, by their names in obstore, such as
-                `endpoint` and `region`. A value is a text, a secret such as pydantic's `SecretStr`, or a text
-                `env:NAME` or `file:/PATH` that names where the value is (docs/how-to/sinks.md, "Object stores").
+                `endpoint` and `region`. A value is a text or a secret, such as pydantic's `SecretStr`. A text
+                `env:NAME` or `file:/PATH` names where the value is (docs/how-to/sinks.md, "Object stores").
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
                 is refused if another group has ranges in the output.
             previous_group: The group whose ranges this group continues, after it was renamed (docs/how-to/sinks.md,

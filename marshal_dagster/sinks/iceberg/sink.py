@@ -98,7 +98,7 @@ class IcebergSink(Steps):
                 as `{"uri": "https://..."}`. They are never logged.
             branch: The branch of the table. It must exist, unless it is `main`.
             mode: Only `append`. One row for each key is not supported (docs/contributing/decisions/0022-iceberg.md).
-            source_column: The name of a column of type `string`, in which the sink stores for each row its group, its
+            source_column: The name of a column of type `string`. In it the sink stores for each row its group, its
                 topic and Kafka's id of the topic. With it and the columns `partition` and `offset` of the table, a new
                 generation replaces rows. The result must not have this column.
             shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
