@@ -4,14 +4,15 @@ Any tool can start the session: `start_session`, `dagster_pyspark` or a cluster'
 one-line error.
 """
 
+import logging
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from marshal_dagster._internal.extras import Extra, require_extra
@@ -22,11 +23,13 @@ from marshal_dagster.spark import connect
 from marshal_dagster.spark.connector import EXCLUDES, connector_jars, fetch_connector
 from marshal_dagster.spark.conversion_settings import GREGORIAN_DATES
 from marshal_dagster.spark.error_text import first_line
-from marshal_dagster.spark.packages import kafka_package, minor_version, session_build
+from marshal_dagster.spark.packages import find_spark, kafka_package, minor_version, session_build
 from marshal_dagster.spark.task_attempts import check_attempts_are_shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 SINGLE_EXECUTION: Mapping[str, str] = {
     "spark.task.maxFailures": "1",
@@ -40,7 +43,12 @@ SINGLE_EXECUTION: Mapping[str, str] = {
 # Limits for the lengths that an Avro record claims. Without them a broken record of seven bytes can use all memory.
 _AVRO_LIMITS: Mapping[str, int] = {"string": 128 * 1024**2, "bytes": 128 * 1024**2, "collectionItems": 16 * 1024**2}
 _JAVA_OPTIONS = " ".join(f"-Dorg.apache.avro.limits.{name}.maxLength={limit}" for name, limit in _AVRO_LIMITS.items())
+_DRIVER_OPTIONS, _EXECUTOR_OPTIONS = "spark.driver.defaultJavaOptions", "spark.executor.defaultJavaOptions"
+JAVA_VARIABLES = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
+"""Environment variables with options for the JVM of a local session."""
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_LOG_FILE = re.compile(r"log4j2(-test)?\.(properties|ya?ml|jso?n|xml)")
+_REPOSITORIES = frozenset({"spark.jars.repositories", "spark.jars.ivySettings"})
 _LOCAL_MASTER = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
 _CONNECTOR_NAME = ":spark-sql-kafka-0-10_"
@@ -78,8 +86,9 @@ def spark_settings(
         connector: Maven coordinates of the Kafka connector (default: the one for the installed Spark).
         ivy_folder: The folder of the connector's jars (default: in the user's cache folder).
         extra: Settings that replace or extend the defaults. `spark.jars` and `spark.jars.packages` are added to the
-            connector's. With another `spark.master` than `local`, the settings for one machine are left out. Among
-            these are settings of the JVM's log, unless the folder of Spark's configuration has a `log4j2.properties`.
+            connector's, and `defaultJavaOptions` of driver and executors to the limits for Avro. With another
+            `spark.master` than `local`, the settings for one machine are left out. Among these are settings of the
+            JVM's log, unless the folder of Spark's configuration has a `log4j2` file or Java's options name one.
 
     Returns:
         The settings, for `start_session` or `SparkSession.builder`.
@@ -99,13 +108,13 @@ def spark_settings(
     jars = [*map(str, fetched), *_listed(wanted.pop("spark.jars", ""))]
     packages = [*([] if fetched else [connector]), *_listed(wanted.pop("spark.jars.packages", ""))]
     excludes = [*EXCLUDES, *_listed(wanted.pop("spark.jars.excludes", ""))]
+    options = {name: f"{_JAVA_OPTIONS} {wanted.pop(name, '')}".strip() for name in (_DRIVER_OPTIONS, _EXECUTOR_OPTIONS)}
     settings = {
         "spark.app.name": app_name,
         "spark.master": "local[*]",
         **_joined({"spark.jars": jars, "spark.jars.packages": packages}),
         **(_joined({"spark.jars.excludes": excludes, "spark.jars.ivy": [str(folder / "ivy")]}) if packages else {}),
-        "spark.driver.defaultJavaOptions": _JAVA_OPTIONS,
-        "spark.executor.defaultJavaOptions": _JAVA_OPTIONS,
+        **options,
         "spark.sql.session.timeZone": "UTC",
         **GREGORIAN_DATES,
         "spark.ui.enabled": "false",
@@ -120,16 +129,22 @@ def spark_settings(
             # Runs retry whole batches. Retrying a stage gains nothing, and at_most_once forbids it.
             "spark.stage.maxConsecutiveAttempts": "1",
         }
-        if not _has_log_settings():
-            settings["spark.driver.defaultJavaOptions"] += f" -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
+        user_options = (settings[_DRIVER_OPTIONS], wanted.get("spark.driver.extraJavaOptions", ""))
+        if not _has_log_settings(user_options) and _LOG_SETTINGS.is_file():  # it is no file in an archive
+            settings[_DRIVER_OPTIONS] += f" -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
     return settings | wanted
 
 
-def _has_log_settings() -> bool:
-    """Return whether the folder of Spark's configuration has a log4j2 file, which then applies."""
-    home = os.environ.get("SPARK_HOME")
-    folder = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
-    return folder is not None and Path(folder, "log4j2.properties").is_file()
+def _has_log_settings(options: Iterable[str]) -> bool:
+    """Return whether `options` of Java or the environment name a log4j2 file, or Spark's configuration has one."""
+    from_environment = (os.environ.get(name, "") for name in JAVA_VARIABLES)
+    if "LOG4J_CONFIGURATION_FILE" in os.environ or any(
+        "configurationFile" in text for text in (*options, *from_environment)
+    ):
+        return True
+    home, named = find_spark(), os.environ.get("SPARK_CONF_DIR")
+    folder = Path(named) if named else home and home / "conf"
+    return folder is not None and any(_LOG_FILE.fullmatch(file.name) for file in folder.glob("log4j2*"))
 
 
 def start_session(settings: Mapping[str, str]) -> "SparkSession":
@@ -208,19 +223,32 @@ def _startup_errors() -> Iterator[None]:
 
 def _prepare_lazy_session(resource: object) -> None:
     """Prepare this process for a local session. Other resources, and a master elsewhere, need no preparation."""
-    settings = getattr(resource, "spark_config", None)
-    if not isinstance(settings, Mapping):
+    settings, started = getattr(resource, "spark_config", None), getattr(resource, "_spark_session", None)
+    if started is not None or not isinstance(settings, Mapping):
         return
     nested = settings.get("spark")
     master = settings.get("spark.master") or (nested.get("master") if isinstance(nested, Mapping) else None)
     if is_local(str(master or "local")):
         find_java()
         _prepare_local_process()
-        if isinstance(settings, dict):
-            # Spark would download the connector itself, without a lock, and print a report of a hundred lines.
-            fetched = with_connector(settings)
-            settings.clear()
-            settings.update(fetched)
+        if isinstance(settings, dict) and not _REPOSITORIES & settings.keys():
+            _use_connector(settings)
+
+
+def _use_connector(settings: dict[str, Any]) -> None:
+    """Put the connector's jars into the settings of a lazy session, and download them first if necessary.
+
+    Spark would download them without a lock, and print a report of a hundred lines. Without a network it can still
+    have them from another session, so it tries if this library cannot.
+    """
+    try:
+        fetched = with_connector(settings)
+    except UnavailableError as error:
+        logger.warning("Spark downloads its Kafka connector itself, because this library cannot: %s", error)
+        return
+    settings.update(fetched)  # never empty, because another thread may start the session
+    for name in settings.keys() - fetched.keys():
+        del settings[name]
 
 
 def _prepare_local_process() -> None:

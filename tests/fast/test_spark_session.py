@@ -46,31 +46,70 @@ def test_settings_for_one_machine(tmp_path: Path) -> None:
     assert all(isinstance(value, str) for value in settings.values())
 
 
-def test_the_log_of_a_local_session_has_settings_unless_the_user_has_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file that the JVM is to read exists. A file of the user, in either folder of Spark's configuration, wins."""
+@pytest.fixture
+def log_settings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
+    """Return a function that finds the file with the settings of the JVM's log in the settings of a session."""
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR", *session.JAVA_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
 
-    def log_settings(**extra: str) -> str | None:
+    def file_in_settings(**extra: str) -> str | None:
         options = spark_settings(app_name="flights", extra=extra)["spark.driver.defaultJavaOptions"]
         found = re.search(r"-Dlog4j2\.configurationFile=file://(\S+)", options)
         return found and unquote(found[1])
 
-    monkeypatch.delenv("SPARK_HOME", raising=False)
-    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    return file_in_settings
+
+
+def test_the_log_of_a_local_session_has_settings(
+    log_settings: Callable[..., str | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file that the JVM is to read exists. If this library is in an archive, there is no file."""
     found = log_settings()
     assert found is not None
     assert "rootLogger.level = warn" in Path(found).read_text()
     assert log_settings(**{"spark.master": "spark://host:7077"}) is None
-    assert log_settings(**{"spark.driver.defaultJavaOptions": "-Da=b"}) is None
-    (tmp_path / "conf").mkdir()
-    for name, folder in (("SPARK_HOME", tmp_path), ("SPARK_CONF_DIR", tmp_path / "conf")):
-        monkeypatch.setenv(name, str(folder))
-        assert log_settings() == found
-        (tmp_path / "conf" / "log4j2.properties").touch()
+    monkeypatch.setattr(session, "_LOG_SETTINGS", tmp_path / "library.zip" / "log4j2.properties")
+    assert log_settings() is None
+
+
+@pytest.mark.parametrize("file", ["log4j2.properties", "log4j2.xml", "log4j2.yaml", "log4j2.json", "log4j2-test.yml"])
+@pytest.mark.parametrize("where", ["SPARK_HOME", "SPARK_CONF_DIR", "pyspark"])
+def test_a_file_of_the_user_has_the_settings_of_the_log(
+    log_settings: Callable[..., str | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, file: str
+) -> None:
+    """It may have any form that the JVM finds in the folder of Spark's configuration, be it PySpark's own."""
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    if where == "pyspark":
+        monkeypatch.setattr(session, "find_spark", lambda: tmp_path)
+    else:
+        monkeypatch.setenv(where, str(tmp_path if where == "SPARK_HOME" else folder))
+    (folder / "log4j2.properties.template").touch()
+    assert log_settings() is not None
+    (folder / file).touch()
+    assert log_settings() is None
+
+
+def test_options_of_the_user_name_the_settings_of_the_log(
+    log_settings: Callable[..., str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's options are in force, whichever of their two names and places they have."""
+    for name in ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions"):
+        assert log_settings(**{name: "-Dlog4j.configurationFile=file:/a.xml"}) is None
+        assert log_settings(**{name: "-Da=b"}) is not None
+    for name in session.JAVA_VARIABLES:
+        monkeypatch.setenv(name, "-Dlog4j2.configurationFile=/a.xml")
         assert log_settings() is None
-        (tmp_path / "conf" / "log4j2.properties").unlink()
         monkeypatch.delenv(name)
+
+
+def test_options_of_the_user_keep_the_limits_of_avro() -> None:
+    """The user's options of Java come after the limits, so they may change them, but do not remove them."""
+    names = [f"spark.{process}.defaultJavaOptions" for process in ("driver", "executor")]
+    settings = spark_settings(app_name="flights", extra=dict.fromkeys(names, "-XX:+UseZGC"))
+    for name in names:
+        assert settings[name].count("-Dorg.apache.avro.limits.") == 3
+        assert settings[name].rindex("-Dorg.apache.avro.limits.") < settings[name].index("-XX:+UseZGC")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +164,65 @@ def test_a_lazy_resource_gets_the_connector_that_this_library_downloads(
     else:
         assert "spark.jars" not in started
         assert started["spark.jars.packages"] == f"{kafka_package()},a:b:1"
+
+
+class LazyResource:
+    """A resource that starts Spark when its session is read, as `LazyPySparkResource` does."""
+
+    def __init__(self, **settings: str) -> None:
+        self.spark_config: dict[str, Any] = {"spark.jars.packages": kafka_package(), **settings}
+        self._spark_session: dict[str, Any] | None = None
+
+    @property
+    def spark_session(self) -> dict[str, Any]:
+        """The session."""
+        self._spark_session = self._spark_session or dict(self.spark_config)
+        return self._spark_session
+
+
+@pytest.mark.parametrize("name", ["spark.jars.repositories", "spark.jars.ivySettings"])
+def test_a_lazy_resource_downloads_from_the_repositories_of_its_settings(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Spark knows these settings, and the download of this library does not."""
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    resource = LazyResource(**{name: "https://mirror"})
+    started = cast("dict[str, str]", session.session_of_resource(resource))
+    assert started == {"spark.jars.packages": kafka_package(), name: "https://mirror"}
+
+
+def test_a_lazy_resource_uses_what_spark_downloaded_before_if_there_is_no_network(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If this library cannot download the connector, Spark tries it. The next batch does not try it again."""
+    tries = []
+
+    def fail(*_: object, **__: object) -> tuple[Path, ...]:
+        tries.append(1)
+        raise UnavailableError("no network")
+
+    monkeypatch.setattr(session, "fetch_connector", fail)
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    resource = LazyResource()
+    for _ in range(2):
+        started = cast("dict[str, str]", session.session_of_resource(resource))
+        assert started == {"spark.jars.packages": kafka_package()}
+    assert tries == [1]
+    assert "no network" in caplog.text
+
+
+def test_a_lazy_resource_never_lacks_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may start the session of the resource at any time."""
+
+    class Watched(dict[str, Any]):
+        def clear(self) -> None:
+            raise AssertionError("the settings are empty for a moment")
+
+    monkeypatch.setattr(session, "fetch_connector", lambda *_, **__: (Path("/jars/kafka.jar"),))
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    resource = LazyResource()
+    resource.spark_config = Watched(resource.spark_config)
+    assert cast("dict[str, str]", session.session_of_resource(resource)) == {"spark.jars": "/jars/kafka.jar"}
 
 
 FAKE_JAVA = """#!{python}
