@@ -158,6 +158,8 @@ class Reader:
         self._shown_from: dict[int, int] = {}
         self._shown_until: dict[int, int] = {}
         self._since_ms: int | None = None
+        self._has_names = False
+        """Whether a record to show names the group and the topic of the filter."""
         count = self._identity.partitions
         followed = range(count) if wanted.topic is None else [coordination_partition(wanted.topic, count)]
         for partition, bounds in log.bounds(followed).items():
@@ -238,14 +240,19 @@ class Reader:
             yield _merged(batch)
 
     def report_unknown_names(self) -> None:
-        """Write a note for a group or topic that no record read so far names, because it may be misspelt."""
-        if self._world is None:
+        """Write a note for a group or topic that no record read so far names, because it may be misspelt.
+
+        The world state has only what accepted records name. If records after `--until` are left unread, they may name
+        it.
+        """
+        if self._world is None or self._has_names or self._shown_until:
             return
         group, topic = self._wanted.group, self._wanted.topic
-        if group is not None and group not in group_names(self._world):
-            output.write_note(unknown_group(self._world, group))
-        elif topic is not None and topic not in topic_names(self._world, group):
-            # Only the topic's own coordination partition is read, so the names of other topics are not known here.
+        if topic is None:
+            if group is not None and group not in group_names(self._world):
+                output.write_note(unknown_group(self._world, group))
+        elif topic not in topic_names(self._world, group):
+            # Only the topic's own coordination partition is read, so the group's other topics are not known here.
             whose = "" if group is None else f" of group {group!r}"
             output.write_note(f"no record{whose} is about topic {topic!r}; `marshal-dagster lag` lists the topics")
 
@@ -298,6 +305,7 @@ class Reader:
             is_early = self._since_ms is not None and judged.log_time_ms < self._since_ms
             if not (is_unseen or is_early) and self._wanted.shows(judged):
                 shown.append(judged)
+                self._has_names = self._has_names or self._wanted.topic is None or not _is_about_group(judged)
         if world is not None:
             world.apply_many(unseen)
         self._positions[chunk.partition] = chunk.position

@@ -138,6 +138,46 @@ def test_a_name_that_no_record_has_is_reported(
     assert bool(shown_note) == bool(note)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "until_ms"),
+    [
+        (RecordFilter(group="revoked"), None),
+        (RecordFilter(topic="late"), None),
+        (RecordFilter(group="shops", topic="late"), None),
+        (RecordFilter(group="shops"), 5),
+        (RecordFilter(topic="orders"), 5),
+    ],
+)
+def test_a_name_that_a_record_has_is_not_reported(
+    capsys: pytest.CaptureFixture[str], wanted: RecordFilter, until_ms: int | None
+) -> None:
+    """A refused record has it too, and a record after `--until`, which may not be read."""
+    broker = MemoryBroker(1)
+    for value in (
+        b"ClaimingPartition/1/1/run.1/c/shops/orders/0",
+        b"ReleaseGroup/1/1/op.1/c/shops//0/9",
+        b"ClaimingPartition/1/1/run.1/c/shops/late/0",
+        b"RevokingClaim/1/1/op.1/c/revoked/orders/0/7",
+    ):
+        broker.append(0, value, 10)
+    opened = Reader(MemoryLog(broker), judge=True, timeout_s=1, wanted=wanted)
+    opened.limit(None, until_ms)
+    list(shown(opened, lines=None, follow=False))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_group_that_has_other_topics_is_not_reported_as_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    """With a topic, the coordination partitions of the group's other topics are not read."""
+    names = ["orders", *(f"topic-{number}" for number in range(100))]
+    other = next(name for name in names if coordination_partition(name, 2) != coordination_partition("orders", 2))
+    broker = MemoryBroker(2)
+    value = b"ClaimingPartition/1/1/run.1/c/shops/orders/0"
+    broker.append(coordination_partition("orders", 2), value, 1)
+    wanted = RecordFilter(group="shops", topic=other)
+    list(shown(Reader(MemoryLog(broker), judge=True, timeout_s=1, wanted=wanted), lines=None, follow=False))
+    assert capsys.readouterr().err.startswith(f"no record of group 'shops' is about topic {other!r};")
+
+
 def test_the_last_lines_alone_are_not_read_from_the_start(broker: MemoryBroker) -> None:
     """Without verdicts the last N records are found at the log's end."""
     opened = reader(broker, judge=False)
