@@ -1,8 +1,13 @@
 """Keep Python's cyclic garbage collector out of steps that create thousands of objects at once."""
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+_steps: Final[set[object]] = set()
+"""The steps of this process that have paused the collector."""
 
 
 @contextmanager
@@ -16,8 +21,21 @@ def paused_collector() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
+    step = object()
     try:
+        _steps.add(step)
         gc.disable()
         yield
     finally:
         gc.enable()
+        _steps.discard(step)
+
+
+def _resume_in_fork() -> None:
+    """Resume the collector in a process that was forked during a step, which never ends there."""
+    if _steps:
+        _steps.clear()
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_resume_in_fork)

@@ -1,6 +1,7 @@
 """Check that a step pauses the garbage collector, and never leaves it off."""
 
 import gc
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,30 @@ def test_an_interrupt_on_the_way_into_a_step_leaves_the_collector_on() -> None:
     assert not gc.isenabled()
     del step
     assert gc.isenabled()
+
+
+FORK = """
+import gc, os
+from marshal_dagster._internal.collector import paused_collector
+
+def is_on_in_fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(gc.isenabled())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+with paused_collector():
+    paused = is_on_in_fork()
+gc.disable()
+with paused_collector():
+    print(paused, is_on_in_fork())
+"""
+
+
+def test_a_process_that_is_forked_during_a_step_collects() -> None:
+    """Another thread may fork, and the step never ends in the new process. The user's own choice stays."""
+    done = subprocess.run([sys.executable, "-c", FORK], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["1", "0"]
 
 
 def test_a_name_is_imported_without_the_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
