@@ -30,7 +30,7 @@ from marshal_dagster.protocol.open_plans import (
     open_plans,
     retry_commands,
     skip_command,
-    skip_text,
+    skip_title,
 )
 from marshal_dagster.protocol.staleness import stale_after_ms
 
@@ -97,19 +97,19 @@ def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) ->
     """Return the exhausted plans as JSON values."""
     return [
         {"group": plan.group, "topic": plan.topic, **plan_json(plan)}
-        | {"retry": retry_commands([plan]), "skip": _skip_command(view, [plan])}
+        | {"retry": retry_commands([plan]), "skip": skip_command([plan], _offsets(view, [plan]))}
         for plan in exhausted(plans_of(view), max_attempts)
     ]
 
 
 def _retry_or_skip(view: WorldView, plans: Sequence[OpenPlan]) -> tuple[str, str | None]:
-    skip = _skip_command(view, plans)
-    return retry_commands(plans), skip and f"or {skip_text(len(plans))}: {skip}"
+    offsets = _offsets(view, plans)
+    skip = skip_command(plans, offsets)
+    return retry_commands(plans), skip and f"or {skip_title(plans, offsets)}: {skip}"
 
 
-def _skip_command(view: WorldView, plans: Sequence[OpenPlan]) -> str | None:
-    keys = {plan.partition: view.world.key(plan.group, plan.topic, plan.partition) for plan in plans}
-    return skip_command(plans, {partition: key.offset for partition, key in keys.items()})
+def _offsets(view: WorldView, plans: Sequence[OpenPlan]) -> dict[int, int | None]:
+    return {plan.partition: view.world.key(plan.group, plan.topic, plan.partition).offset for plan in plans}
 
 
 def plan_json(plan: OpenPlan) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Sensors and the command line use this to report failing batches and to suggest the command that retries them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
@@ -142,16 +142,17 @@ def skip_command(plans: Iterable[OpenPlan], offsets: Mapping[int, int | None]) -
     """
     import shlex
 
-    plans = list(islice((plan for plan in plans if plan.start == offsets[plan.partition]), MOST_SKIPPED))
+    plans = list(islice(_at_position(plans, offsets), MOST_SKIPPED))
     if not plans:
         return None
     to = ",".join(f"{plan.partition}={plan.end}" for plan in sorted(plans, key=attrgetter("partition")))
     return shlex.join(["marshal-dagster", "position", "reset", plans[0].group, plans[0].topic, "--to-offset", to])
 
 
-def skip_text(count: int) -> str:
-    """Return what `skip_command` does with that many plans, for the text before it."""
-    return "skip its offsets" if count <= MOST_SKIPPED else f"skip offsets, {MOST_SKIPPED} partitions at a time"
+def skip_title(plans: Iterable[OpenPlan], offsets: Mapping[int, int | None]) -> str:
+    """Return what the result of `skip_command` does, for the text before it."""
+    is_part = next(islice(_at_position(plans, offsets), MOST_SKIPPED, None), None) is not None
+    return f"skip offsets, {MOST_SKIPPED} partitions at a time" if is_part else "skip its offsets"
 
 
 def way_out(plans: Sequence[OpenPlan], offsets: Mapping[int, int | None]) -> str:
@@ -163,4 +164,8 @@ def way_out(plans: Sequence[OpenPlan], offsets: Mapping[int, int | None]) -> str
     """
     skip = skip_command(plans, offsets)
     retry = f"Fix the cause and run `{retry_commands(plans)}`"
-    return retry if skip is None else f"{retry}, or {skip_text(len(plans))}: `{skip}`"
+    return retry if skip is None else f"{retry}, or {skip_title(plans, offsets)}: `{skip}`"
+
+
+def _at_position(plans: Iterable[OpenPlan], offsets: Mapping[int, int | None]) -> Iterator[OpenPlan]:
+    return (plan for plan in plans if plan.start == offsets[plan.partition])

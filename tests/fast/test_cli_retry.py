@@ -228,6 +228,12 @@ def test_a_skip_command_of_thousands_of_plans_can_be_read() -> None:
     assert way_out(plans[:1], positions) == f"Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`"
 
 
+def test_a_skip_command_that_skips_all_it_can_promises_no_more() -> None:
+    """Of many plans of one partition only the first begins at the position."""
+    plans = [OpenPlan(GROUP, TOPIC, 1, start, start + 10, 5) for start in range(50, 1_000, 10)]
+    assert f"or skip its offsets: `{SKIP.replace('=80', '=60')}`" in way_out(plans, {1: 50})
+
+
 def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
     """They are a problem and the first finding about the world state."""
     reader = Rationalizer(site.log(), clock=site.clock)

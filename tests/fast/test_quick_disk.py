@@ -4,9 +4,12 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy
+
+from tests.fast.conftest import ENOUGH_BYTES, may_have_files
 
 
 def test_no_database_of_a_test_waits_for_the_disk(tmp_path: Path) -> None:
@@ -29,3 +32,17 @@ def test_a_file_that_is_no_database_is_reported_at_its_first_use(tmp_path: Path)
 def test_no_file_of_a_test_waits_for_the_disk() -> None:
     """`os.fsync` does nothing, so it accepts even what is no open file."""
     os.fsync(-1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "free_bytes", "is_suitable"),
+    [(0, ENOUGH_BYTES, True), (os.ST_NOEXEC, ENOUGH_BYTES, False), (0, ENOUGH_BYTES - 1, False)],
+)
+def test_files_are_in_memory_only_where_scripts_may_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, free_bytes: int, is_suitable: bool
+) -> None:
+    """Docker forbids programs in `/dev/shm`, and some tests write and run one. Often there is little room too."""
+    found = SimpleNamespace(f_flag=flags, f_frsize=1, f_bavail=free_bytes)
+    monkeypatch.setattr(os, "statvfs", lambda _: found)
+    assert may_have_files(tmp_path) is is_suitable
+    assert not may_have_files(tmp_path / "missing")
