@@ -113,6 +113,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "extras",
         "import_contracts",
         "leftovers",
+        "measured_figures",
         "parts",
         "platforms",
         "processes",
