@@ -68,9 +68,9 @@ class ClaimRevoker(LogUser):
         reader = self.reader
         with reader.lock:
             world = reader.follow_all()
+            require_certain(world, self.topic)
             require_known(world, self.group, "There is nothing to revoke")
             require_known_topic(world, self.group, self.topic, "There is nothing to revoke")
-            require_certain(world, self.topic)
             return self._held(world)
 
     def carry_out(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:

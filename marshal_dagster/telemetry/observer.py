@@ -100,8 +100,12 @@ def telemetry_observer(group: str) -> "Iterator[Telemetry]":
 
     Example:
         ```python
-        with telemetry_observer("shops") as observer:
-            session = BatchSession.open(connection, "shops", observer=observer)
+        with (
+            telemetry_observer("shops") as observer,
+            BatchSession.open(connection, "shops", observer=observer) as session,
+            session.claimed_batch(BatchRequest(topic="orders")) as batch,
+        ):
+            ...
         ```
     """
     telemetry = Telemetry(group)

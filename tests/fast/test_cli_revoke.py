@@ -169,6 +169,16 @@ def test_nothing_is_revoked_by_a_log_that_shows_no_epochs(site: Site, capsys: py
     assert (answer.code, "marshal-dagster recover" in answer.err.splitlines()[-1]) == (1, True)
 
 
+def test_a_log_without_its_beginning_does_not_show_that_a_name_is_misspelt(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Retention may have deleted all records that name the group, so the log has to be recovered first."""
+    site.owner_of(0)
+    site.overtake()
+    answer = act(capsys, *REVOKE, "x", "--yes")
+    assert (answer.code, "marshal-dagster recover" in answer.err.splitlines()[-1]) == (1, True)
+
+
 def test_revocations_are_written_as_the_groups_members_write(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
