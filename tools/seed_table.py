@@ -19,7 +19,7 @@ INTRODUCTION = f"""\
 
 # The seed protocol, sentence by sentence
 
-This library started from the description of the Marshal protocol that came with the public Go library.
+This library started from the description of the Marshal protocol that came with the public Go library: the *seed*.
 [The protocol](docs/reference/protocol.md) of this project decides where the two differ. Each sentence of the seed that
 promises something or describes a step has a test in `{FOLDER}`. The name of the test begins with the
 section and the place. If the protocol differs or requires more, the table names its section and the reason. The test

@@ -43,6 +43,7 @@ The contents of the coordination log in six cases, with the readers' verdict on 
 members find and what happens between the records. The library itself writes these transcripts, with a log in memory,
 and tests compare them with its current behaviour. An offset is the next one to read. A range [start, end) excludes its
 end. A record is shown without the fields that are the same in all records. A dash means that a value no longer exists.
+HI is the heartbeat interval of the group. [The protocol](docs/reference/protocol.md) explains the records.
 """
 
 State = Mapping[str, Mapping[str, object]]
@@ -357,7 +358,7 @@ def render(scenario: Scenario) -> str:
 
 def page() -> str:
     """Return the page of the documentation, from the stored transcripts."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION.replace("](docs/", "](../")]
     for scenario in SCENARIOS:
         text = path_of(scenario).read_text()
         lines = text[text.index(COLUMNS) :].rstrip("\n")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NEW, RESTART = "Consuming a New Partition", "Consuming Recently Used Partitions on Restart"
 NO_TENURE_GOES_ON = (
     "6, Instance id",
-    "a client id proves nothing, and no tenure is continued; a member that knows the owner is dead revokes and claims",
+    "a client id proves nothing, and no tenure is continued. A member that knows the owner is dead revokes and claims",
 )
 GO_LOG = Path(__file__).parents[2] / "vectors" / "marshal-log.jsonl"
 
