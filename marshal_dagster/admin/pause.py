@@ -201,8 +201,11 @@ def topic_names(world: World, group: str | None = None) -> set[str]:
     return {topic for name, (topic, _), _, _ in world.keys() if group in {None, name}}  # noqa: SIM118 - no mapping
 
 
-def unknown_group(world: World, group: str) -> str:
-    """Return the message that the log has no record of this group, with those that it has, the most similar first."""
+def unknown_group(world: World, group: str, log: str = "the log") -> str:
+    """Return the message that the log has no record of this group, with those that it has, the most similar first.
+
+    `log` is a name for the part of the log that was read.
+    """
     names = nearest_first(group, group_names(world))
     shown = first_few(list(map(repr, names)), _SHOWN)
-    return f"the log has no group {group!r}{f'; it has {shown}' if names else ' and no other group'}"
+    return f"{log} has no group {group!r}{f'; it has {shown}' if names else ' and no other group'}"

@@ -11,7 +11,6 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from marshal_dagster._internal.texts import first_few
-from marshal_dagster.admin.pause import unknown_group
 from marshal_dagster.admin.texts import owner_text
 from marshal_dagster.cli import output
 from marshal_dagster.cli.world_view import (
@@ -132,9 +131,8 @@ def _others(view: WorldView, max_attempts: int) -> Iterator[Need]:
 
 
 def _unknown_group(view: WorldView) -> Iterator[Need]:
-    name = view.wanted.group
-    if name is not None and not view.groups:
-        problem, _, advice = unknown_group(view.world, name).partition("; ")
+    if view.unknown_group is not None:
+        problem, _, advice = view.unknown_group.partition("; ")
         yield Need(f"unknown group: {problem}", advice or "start a run of the group, or correct the name")
 
 

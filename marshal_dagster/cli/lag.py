@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from marshal_dagster._internal.texts import first_few
-from marshal_dagster.admin.pause import group_names, unknown_group
 from marshal_dagster.admin.texts import owner_text
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.command import command, command_group
@@ -58,8 +57,8 @@ def lag(
         output.show(*_page(view))
         return
     output.write_json({"at_ms": view.at_ms, "partitions": list(_json(view))})
-    if group is not None and group not in group_names(view.world):
-        output.write_note(unknown_group(view.world, group))
+    if view.unknown_group is not None:
+        output.write_note(view.unknown_group)
 
 
 def _page(view: WorldView, problem: str | None = None, lines: int | None = None) -> Iterator[str | Line | Table]:

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from marshal_dagster.admin.pause import group_names, unknown_group
 from marshal_dagster.cli import attention, output, world_tables
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.exit_codes import ExitCode
@@ -73,8 +72,8 @@ def status(
         )
     else:
         output.show(*page(view))
-    if options.as_json and group is not None and not check and group not in group_names(view.world):
-        output.write_note(unknown_group(view.world, group))
+    if options.as_json and not check and view.unknown_group is not None:
+        output.write_note(view.unknown_group)
     return ExitCode.PROBLEMS if check and needed else ExitCode.OK
 
 

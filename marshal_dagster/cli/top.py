@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from marshal_dagster._internal.texts import utc_to_second
-from marshal_dagster.admin.pause import group_names, unknown_group
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.attention import exhausted_json, urgent_lines
 from marshal_dagster.cli.command import command, command_group
@@ -79,8 +78,8 @@ def top(
                 output.write_json(_to_json(view, watched.rates, max_attempts))
             else:
                 output.show(*page(view, watched.rates, max_attempts=max_attempts))
-            if options.as_json and group is not None and group not in group_names(view.world):
-                output.write_note(unknown_group(view.world, group))
+            if options.as_json and view.unknown_group is not None:
+                output.write_note(view.unknown_group)
         else:
             title = f"{options.coordination_topic}, every {interval:g} s, q ends"
             first = watched.look()  # an error is reported before the screen is taken

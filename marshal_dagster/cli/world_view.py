@@ -174,8 +174,18 @@ class WorldView:
     @property
     def nothing(self) -> str:
         """The text that is shown if there is no group to show."""
+        return f"T{(self.unknown_group or f'{self._log} has no group')[1:]}."
+
+    @property
+    def unknown_group(self) -> str | None:
+        """A text with the name of the chosen group and those that there are; None if it is there or none is chosen."""
         name = self.wanted.group
-        return "The log has no group." if name is None else f"T{unknown_group(self.world, name)[1:]}."
+        return None if name is None or self.groups else unknown_group(self.world, name, self._log)
+
+    @property
+    def _log(self) -> str:
+        topic = self.wanted.topic
+        return "the log" if topic is None else f"the coordination partition of topic {topic!r}"
 
 
 def _totals(counters: Iterable[Mapping[Any, int]]) -> dict[str, int]:

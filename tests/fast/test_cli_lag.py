@@ -7,7 +7,9 @@ import pytest
 from marshal_dagster._internal.texts import nearest_first
 from marshal_dagster.cli import lag, output, world_reader
 from marshal_dagster.cli.watching import problem_line
+from marshal_dagster.kafka.admin_client import TopicDescription
 from marshal_dagster.kafka.record_times import record_ages
+from marshal_dagster.protocol.messages import coordination_partition
 from tests.admin_fixtures import END, START, FakeTopics, act, at_work_on, site_now
 from tests.members import GROUP, TOPIC, Site
 
@@ -88,6 +90,21 @@ def test_an_unknown_group_or_topic_is_reported_with_those_that_exist(capsys: pyt
     assert f"the log has no group 'elt'; it has '{GROUP}'" in act(capsys, "lag", "--group", "elt", "--json").err
     answer = act(capsys, "lag", "--topic", "ordres")
     assert (answer.code, f"the log has the topics '{TOPIC}'" in answer.error) == (5, True)
+
+
+@pytest.mark.parametrize("command", ["lag", "status"])
+def test_with_a_topic_only_its_coordination_partition_is_known(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """The group has partitions of another topic, so the log has it. Go consumers write no settings elsewhere."""
+    names = [f"topic-{number}" for number in range(100)]
+    other = next(name for name in names if coordination_partition(name, site.partitions) != site.home)
+    monkeypatch.setattr(world_reader, "open_reader", lambda _, __, topics: site.reader(site.log(), topics))
+    monkeypatch.setattr(FakeTopics, "describe", lambda *_: TopicDescription(other, "id", (0,), 1))
+    site.broker.append(site.home, f"ClaimingPartition/1/1/consumer/c/go/{TOPIC}/0".encode())
+    text = f"he coordination partition of topic {other!r} has no group 'go'; it has {GROUP!r}"
+    assert f"t{text}" in act(capsys, command, "--group", "go", "--topic", other, "--json").err
+    assert f"T{text}." in act(capsys, command, "--group", "go", "--topic", other).out
 
 
 @pytest.mark.usefixtures("site")
