@@ -39,7 +39,7 @@ INTRODUCTION: Final = """\
 
 Each option of the library with its unit and default, by where you set it. The [API reference](api/resources.md) shows
 the same options with examples, and [the command line](cli.md) has the options of commands. A dash as default means that
-the option is not set. An option without a default is required.
+the option is not set. [The glossary](docs/concepts/glossary.md) explains the terms.
 """
 
 _BY_NAME: Final = {
@@ -346,7 +346,7 @@ def _table(options: list[Option]) -> str:
     rows = []
     for option in options:
         kind = f"{option.kind}, {option.unit}" if option.unit else option.kind
-        cells = " | ".join(map(_cell, (kind, option.default, option.about)))
+        cells = " | ".join(map(_cell, (kind, option.default or "required", option.about)))
         rows.append(f"| `{option.name}` | {cells} |\n")
     return head + "".join(rows)
 
