@@ -58,7 +58,7 @@ class GroupRules:
     strategy: Strategy
     """The function that assigns partitions to members."""
     min_session_ms: int = 1_000
-    """The shortest session time-out with which a member may register, in milliseconds (1 to 3,600,000)."""
+    """The shortest session timeout with which a member may register, in milliseconds (1 to 3,600,000)."""
     max_failed_pings: int = 1
     """How many pings a member may leave unanswered. With one more it is removed."""
     gather_ms: float = 100.0

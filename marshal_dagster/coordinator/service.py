@@ -88,7 +88,7 @@ class CoordinatorOptions:
     recovery_ms: float = 10_000.0
     """How long members of the previous coordinator have to register again, in milliseconds.
 
-    They have the longest of their session time-outs (up to a minute) if that is longer.
+    They have the longest of their session timeouts (up to a minute) if that is longer.
     """
 
     def __post_init__(self) -> None:
