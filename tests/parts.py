@@ -114,6 +114,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "import_contracts",
         "leftovers",
         "measured_figures",
+        "page_blocks",
         "parts",
         "platforms",
         "processes",
