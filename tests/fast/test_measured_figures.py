@@ -103,7 +103,7 @@ CLAIMS_MS: Final = case("claim", "claim 1,000 partitions")
             "nothing to maintain | yes | [# s]",
             [result("connect")["cases"][0]["beside"]],
         ),
-        (SPARK_SESSIONS, "if the server was started so | # s |", [result("connect")["cases"][0]["ours"]]),
+        (SPARK_SESSIONS, "# s | | a cluster, by its master's URL", [result("connect")["cases"][0]["ours"]]),
     ],
 )
 def test_the_page_has_the_kept_figures(page: str, sentence: str, measured: list[float]) -> None:
