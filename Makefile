@@ -115,7 +115,7 @@ test-without-services: $(READY) ## runs all fast tests, the simulators and the f
 	$(if $(call in_part,coordination coordinator outbox),$(BIN)/python -m tests.fuzz --seconds $(TESTED_FUZZ_SECONDS))
 
 .PHONY: test-fast
-test-fast: $(READY) ## runs the tests that need neither Java nor a service, except those that take 0.15 s or more each
+test-fast: $(READY) ## runs the tests that need neither Java nor a service, except those that take 0.1 s or more each
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not thorough" $(call tests_in,fast)
 
 .PHONY: test-real

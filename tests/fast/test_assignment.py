@@ -90,6 +90,7 @@ def test_no_move_would_make_the_sticky_spread_more_even(of: AssignmentInput) -> 
                 assert not any(place[0] in other.topics for place, name in found.items() if name == member.id)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(0, 8), st.integers(0, 4))
 def test_sticky_moves_no_more_than_it_must(partitions: int, members: int, gone: int, come: int) -> None:
     """Only partitions of members that left move, and those that new members need for an even load."""

@@ -744,6 +744,7 @@ def wait_for_beats(scene: Scene, count: int) -> None:
     wait_until(lambda: beats(scene) == count, "the heartbeats are in the log")
 
 
+@pytest.mark.slow
 def test_long_work_is_kept_alive(scene: Scene) -> None:
     """Heartbeats with the current offset continue while the block works, and commit nothing."""
     with scene.batch(scene.delivery(settings=GroupSettings(50))) as batch:

@@ -50,6 +50,7 @@ def test_some_pages_may_have_wide_code_or_long_sentences() -> None:
     assert problems(f"It has {'many ' * 17}words. " * 10, next(iter(check_pages.LONG_PAGES))) == []
 
 
+@pytest.mark.slow
 def test_the_pages_are_right(capsys: pytest.CaptureFixture[str]) -> None:
     """The pages of the repository have no finding."""
     assert check_pages.main() == 0, capsys.readouterr().out

@@ -61,6 +61,7 @@ def test_health_is_off_unless_requested(fake: type[Fake], capsys: pytest.Capture
     assert "its health is at http://127.0.0.1:" in reported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("healthy", "status"), [(True, 200), (False, 503)])
 def test_it_answers_while_the_coordinator_works(
     fake: type[Fake], capsys: pytest.CaptureFixture[str], healthy: bool, status: int

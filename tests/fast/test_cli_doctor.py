@@ -316,6 +316,7 @@ def test_a_snapshot_beyond_the_end_is_a_problem(broker: MemoryBroker, clock: Man
     assert is_complete(of_snapshots(broker, snapshots, Retention(time_ms=10**15)))
 
 
+@pytest.mark.slow
 def test_wrong_settings_are_corrected_not_replaced_by_a_new_kafka(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +329,7 @@ def test_wrong_settings_are_corrected_not_replaced_by_a_new_kafka(
     assert "kafka up" not in text
 
 
+@pytest.mark.slow
 def test_a_misspelled_variable_is_a_warning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +349,7 @@ def test_variables_of_others_are_not_misspelled() -> None:
     assert misspelled_variables({"MARSHAL_DATA_PASWORD": ""}) == {"MARSHAL_DATA_PASWORD": "MARSHAL_DATA_PASSWORD"}
 
 
+@pytest.mark.slow
 def test_no_kafka_at_all_is_found_not_raised(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

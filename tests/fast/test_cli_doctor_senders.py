@@ -129,6 +129,7 @@ def test_what_was_long_ago_is_not_reported(broker: MemoryBroker, clock: ManualCl
     assert states(broker, clock)[0] is CheckState.OK
 
 
+@pytest.mark.slow
 def test_of_a_long_log_the_end_is_read(broker: MemoryBroker, clock: ManualClock) -> None:
     """Only the newest records are checked."""
     send(broker, CLAIM, ahead_ms=60_000)

@@ -36,6 +36,7 @@ def ask(address: str, path: str) -> tuple[int, str]:
         return answer.status, answer.read().decode()
 
 
+@pytest.mark.slow
 def test_it_serves_until_a_signal(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +58,7 @@ def test_it_serves_until_a_signal(
     assert scene.opened == 1
 
 
+@pytest.mark.slow
 def test_an_error_at_the_start_ends_it(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     """It is one line on stderr, with the exit code of that error."""
     scene.broker.delete()

@@ -57,6 +57,7 @@ def imported_by(*arguments: str) -> set[str]:
     return {name.partition(".")[0] for name in modules}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_the_list_of_commands_imports_nothing_heavy(arguments: list[str]) -> None:
     """The list of commands and the version need no Dagster, Spark, Kafka client, psutil or rich."""
@@ -93,6 +94,7 @@ def test_help_has_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[st
     assert "Exit codes: 0 done;" in answer.out
 
 
+@pytest.mark.slow
 def test_every_example_is_one_that_the_parser_takes() -> None:
     """Each example in a command's help, and after its pipes, has valid arguments and options."""
     lines = [line for _, command in FOUND for line in command.help.partition("Example")[2].splitlines()]

@@ -446,6 +446,7 @@ def test_options_reach_the_harvester(worker: Worker, capsys: pytest.CaptureFixtu
     assert worker.options == HarvesterOptions(limits=HarvestLimits(topic_patience_s=7), partitioner="fnv1a")
 
 
+@pytest.mark.slow
 def test_health_is_off_unless_requested(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
     """The address is reported; an invalid one is an error that names the option."""
     assert act(capsys, "harvest", "--json", *BROKERS).lines[0]["health"] is None

@@ -299,6 +299,7 @@ def test_a_group_that_is_paused_does_nothing_again(members: Members, capsys: pyt
     assert (answer.code, members.site.key().offset, is_paused(members.site)) == (1, STOOD, True)
 
 
+@pytest.mark.slow
 def test_a_pause_that_another_begins_meanwhile_stays(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
     """The new pause may also replace the one under which the position is set."""
     owner = members.site.owner_of(0, at=STOOD)
@@ -373,6 +374,7 @@ def test_a_window_of_time_is_done_again_in_all_partitions(members: Members, caps
     assert not is_paused(members.site)
 
 
+@pytest.mark.slow
 def test_a_partition_that_is_done_waits_for_no_other(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
     """Its position is restored at once, so no message after its range is processed again meanwhile."""
     members.site.owner_of(1, at=STOOD).release()

@@ -78,6 +78,7 @@ def everything(records: list[tuple[int, int, int, bytes | None]]) -> list[Judged
     return list(heapq.merge(*(seen[number] for number in sorted(seen)), key=lambda each: each.log_time_ms))
 
 
+@pytest.mark.slow
 def test_all_records_are_shown_with_the_verdicts_that_the_rules_give(
     broker: MemoryBroker, records: list[tuple[int, int, int, bytes | None]]
 ) -> None:
@@ -333,6 +334,7 @@ def judged_with(broker: MemoryBroker, wanted: RecordFilter = EVERYTHING, *, judg
     return [seen for batch in shown(opened, lines=None, follow=False) for seen in batch]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wanted",
     [

@@ -113,6 +113,7 @@ def test_every_public_name_with_options_is_on_the_page() -> None:
     assert set(public_owners()) - shown == configuration_reference.WITHOUT_OPTIONS.keys()
 
 
+@pytest.mark.slow
 def test_every_environment_variable_is_on_the_page() -> None:
     """Each variable that a string of the code names as a whole is in the table."""
     source = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))

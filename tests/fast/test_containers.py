@@ -60,6 +60,7 @@ def test_the_compose_file_follows_the_schema() -> None:
     assert not Draft202012Validator(schema).is_valid(misspelt)
 
 
+@pytest.mark.slow
 def test_the_dockerfile_has_no_fault() -> None:
     """Hadolint reports nothing."""
     hadolint = Path(sys.executable).with_name("hadolint")

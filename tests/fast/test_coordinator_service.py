@@ -260,6 +260,7 @@ def test_a_failure_is_kept_while_a_term_begins(coordinator: Coordinator) -> None
     assert coordinator.health()["failure"] == "cannot be read"
 
 
+@pytest.mark.slow
 def test_its_own_brokers_are_looked_at_too(
     coordinator: Coordinator,
     ends: Ends,
@@ -284,6 +285,7 @@ def test_its_own_brokers_are_looked_at_too(
     wait_until(takes_a_turn_and_works, "the brokers can be used again")
 
 
+@pytest.mark.slow
 def test_it_answers_over_http(coordinator: Coordinator) -> None:
     """The health server answers with status 200, and with 503 once the coordinator hangs."""
     with HealthServer(coordinator.health) as server:
@@ -570,6 +572,7 @@ def until_weighed(coordinator: Coordinator, ends: Ends, group: str) -> None:
     wait_until(is_weighed, f"{group} has its weights")
 
 
+@pytest.mark.slow
 def test_a_weighing_that_fails_is_done_again(
     coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, weighs: dict[str, Any]
 ) -> None:

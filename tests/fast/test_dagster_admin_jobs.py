@@ -194,6 +194,7 @@ def test_a_group_is_paused_and_resumed_from_the_launchpad(stand: Stand) -> None:
     assert stand.is_paused() == {False}
 
 
+@pytest.mark.slow
 def test_a_pause_of_some_coordination_partitions_is_reported_as_such(stand: Stand) -> None:
     """Coordination partitions with the same state share a row."""
     site = stand.site
@@ -246,6 +247,7 @@ def test_the_launchpad_opens_with_a_dry_run(stand: Stand, name: str) -> None:
         assert not resources.is_required
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_what_opens_changes_nothing(stand: Stand, name: str) -> None:
     """A run with the launchpad's initial config writes nothing; it shows a preview, or what the config still needs."""
@@ -267,6 +269,7 @@ def test_what_opens_changes_nothing(stand: Stand, name: str) -> None:
         assert shown(result)
 
 
+@pytest.mark.slow
 def test_several_partitions_are_reprocessed(stand: Stand) -> None:
     """All jobs name partitions in one form."""
     again = {"topic": TOPIC, "partitions": "0-1", "start": 30, "end": 40, "dry_run": True}
@@ -277,6 +280,7 @@ def test_several_partitions_are_reprocessed(stand: Stand) -> None:
     assert all("'0-3,7'" in (field.description or "") for field in forms)
 
 
+@pytest.mark.slow
 def test_the_group_is_in_name_and_description(stand: Stand) -> None:
     """An operator of several groups sees whose job it is, and a job of another group's claimer fails."""
     job = build_pause_job(group="my-shops")
@@ -286,6 +290,7 @@ def test_the_group_is_in_name_and_description(stand: Stand) -> None:
         job.execute_in_process(resources={"claimer": stand.claimer()}, instance=stand.instance)
 
 
+@pytest.mark.slow
 def test_an_operators_run_is_tagged_with_the_group(stand: Stand) -> None:
     """Runs of batches have the same tag, so the list of runs can be filtered by group."""
     run = stand.instance.get_run_by_id(stand.run("resume_group").run_id)
@@ -293,6 +298,7 @@ def test_an_operators_run_is_tagged_with_the_group(stand: Stand) -> None:
     assert run.tags[GROUP_TAG] == GROUP
 
 
+@pytest.mark.slow
 def test_a_pause_ends_at_a_time(stand: Stand) -> None:
     """The end of a pause may be given in any time zone."""
     (row,) = shown(stand.run("pause_group", until="2100-01-01T01:00:00+01:00"))
@@ -355,6 +361,7 @@ def test_positions_are_set_from_the_launchpad(stand: Stand) -> None:
     assert stand.intervals[-1] == HI_MS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config"),
     [
@@ -384,6 +391,7 @@ class Unable:
 unable = Unable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "after"),
     [
@@ -402,6 +410,7 @@ def test_each_way_to_name_a_position_is_in_the_config(
     assert stand.offsets() == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -419,6 +428,7 @@ def test_a_position_that_cannot_be_fails_the_run(stand: Stand, config: dict[str,
     assert stand.site.values() == before
 
 
+@pytest.mark.slow
 def test_members_that_stay_fail_the_run(stand: Stand) -> None:
     """No position is set, and the failure's metadata show that."""
     stand.site.owner_of(0, at=50)
@@ -431,6 +441,7 @@ def test_members_that_stay_fail_the_run(stand: Stand) -> None:
     assert (stand.offsets()[:2], stand.is_paused()) == ([50, 50], {False})
 
 
+@pytest.mark.slow
 def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an error in the middle, the failure's metadata show which positions the log has."""
     set_positions = GroupAdmin.set_positions
@@ -450,6 +461,7 @@ def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: 
     assert [(row["partition"], row["set"]) for row in table] == [(0, True), (1, False), (2, False)]
 
 
+@pytest.mark.slow
 def test_what_a_run_holds_that_is_over_is_not_waited_for(stand: Stand) -> None:
     """Dagster knows that the run is over, so its claims do not have to expire first."""
     over = stand.run("resume_group")
@@ -460,6 +472,7 @@ def test_what_a_run_holds_that_is_over_is_not_waited_for(stand: Stand) -> None:
     assert stand.site.key(0).offset == 30
 
 
+@pytest.mark.slow
 def test_offsets_that_kafka_does_not_take_are_a_warning(stand: Stand) -> None:
     """Only lag tools read these offsets, so an error with them is a warning."""
     stand.topics.problem = "READ is missing"
@@ -489,6 +502,7 @@ def test_first_positions_are_adopted_from_the_launchpad(stand: Stand) -> None:
     assert stand.offsets() == [50, 50, 45]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_adopted_from_the_launchpad(stand: Stand, tmp_path: Path) -> None:
     """Partitions without a checkpointed offset start at the beginning."""
     write_batch(tmp_path, 0, {TOPIC: {0: 33}})
@@ -496,6 +510,7 @@ def test_a_checkpoint_is_adopted_from_the_launchpad(stand: Stand, tmp_path: Path
     assert stand.offsets() == [50, 50, START]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -514,6 +529,7 @@ def test_an_adoption_that_cannot_be_fails_the_run(stand: Stand, config: dict[str
     assert stand.site.values() == before
 
 
+@pytest.mark.slow
 def test_a_range_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group's members process the range again; the metadata show the old position and where the group continues."""
     again = {"topic": TOPIC, "partitions": "0", "start": 30, "end": 40}
@@ -531,6 +547,7 @@ WINDOW = {"from_datetime": "1970-01-01T00:00:01.500Z", "to_datetime": "1970-01-0
 """The window of time with the offsets from 30 up to 45."""
 
 
+@pytest.mark.slow
 def test_a_window_of_time_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The members process the window's offsets of each partition that has a position."""
     stand.work_in_sleeps(monkeypatch, up_to=45)
@@ -541,6 +558,7 @@ def test_a_window_of_time_is_done_again_from_the_launchpad(stand: Stand, monkeyp
     assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [{}, {"partitions": "0", "start": 30}, {**WINDOW, "end": 3}, {"partitions": "0", "start": 3, "end": 5, **WINDOW}],
@@ -551,6 +569,7 @@ def test_a_config_that_selects_nothing_fails_in_one_line(stand: Stand, config: d
     assert "must have either partitions, start and end, or from_datetime and to_datetime" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["1970-01-01-00:00", "1970-01-01-00:01"])
 def test_a_backfill_does_the_windows_of_its_partitions_again(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, last: str
@@ -577,6 +596,7 @@ def test_a_backfill_does_the_windows_of_its_partitions_again(
     assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
 
 
+@pytest.mark.slow
 def test_a_backfill_in_which_nothing_was_processed_succeeds(stand: Stand) -> None:
     """A window without processed messages is materialized, and nothing is written."""
     before = stand.site.values()
@@ -638,6 +658,7 @@ def test_exhausted_plans_are_tried_again_from_the_launchpad(stand: Stand) -> Non
     assert "group 'etl' has no exhausted plan in topic 'orders'" in (data.user_failure_data.description or "")
 
 
+@pytest.mark.slow
 def test_what_the_dead_hold_is_revoked_from_the_launchpad(stand: Stand) -> None:
     """The metadata show the claims that were revoked; a dry run shows those that would be."""
     dead = stand.site.owner_of(0, 1, at=50)
@@ -666,6 +687,7 @@ def test_a_dry_run_without_an_owner_shows_all_claims(stand: Stand) -> None:
     assert "has no claim" in error_of(stand.run("revoke_claims", topic=TOPIC, instance=""))
 
 
+@pytest.mark.slow
 def test_a_revocation_of_nothing_fails_the_run(stand: Stand) -> None:
     """The failure names the instance that does hold a claim."""
     owner = stand.site.owner_of(0)
@@ -677,6 +699,7 @@ def test_a_revocation_of_nothing_fails_the_run(stand: Stand) -> None:
     assert stand.site.values() == before
 
 
+@pytest.mark.slow
 def test_what_changed_hands_fails_the_run(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The failure's metadata show which claims were revoked."""
     dead = stand.site.owner_of(0, 1, at=50)
@@ -716,6 +739,7 @@ def test_an_operators_job_can_be_named_and_tagged(name: str) -> None:
     assert JOBS[name][0]().name == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config"), [("set_position", {"to_latest": True}), ("revoke_claims", {"instance": "i"})]
 )
@@ -741,6 +765,7 @@ def test_only_what_writes_needs_the_right_to(stand: Stand) -> None:
 # Groups without settings, and groups that Go consumers share
 
 
+@pytest.mark.slow
 def test_a_group_without_settings_gets_the_claimers_before_it_is_paused(empty: Stand) -> None:
     """Without settings, the members would not recognise the pause as one of this library."""
     assert empty.run("pause_group", duration="1h", dry_run=True).success
@@ -750,6 +775,7 @@ def test_a_group_without_settings_gets_the_claimers_before_it_is_paused(empty: S
     assert {world.groups[GROUP].settings for world in empty.site.world().partitions.values()} == {SETTINGS}
 
 
+@pytest.mark.slow
 def test_a_group_without_settings_gets_the_claimers_before_its_positions_are_set(empty: Stand) -> None:
     """The same is true for imported positions."""
     empty.topics.committed = {0: 30, 1: 40, 2: 45}
@@ -812,6 +838,7 @@ def test_a_group_is_given_its_claimers_settings(stand: Stand) -> None:
     assert "already has these settings" in stand.lines(stand.run("set_settings"))
 
 
+@pytest.mark.slow
 def test_a_dead_go_owner_is_freed_from_the_launchpad(empty: Stand) -> None:
     """The partitions are released without a revocation.
 

@@ -388,6 +388,7 @@ def cut(ends: Sequence[int]) -> list[RecordedRange]:
     ]
 
 
+@pytest.mark.slow
 @given(cuts, st.randoms())
 def test_ranges_that_follow_on_one_another_are_well_in_any_order(ends: list[int], chance: Any) -> None:  # noqa: ANN401 - a Random
     """Consecutive ranges are correct in whatever order they were recorded."""

@@ -155,6 +155,7 @@ def shop(stand: Stand, own_instance: dg.DagsterInstance) -> Shop:
 # The asset
 
 
+@pytest.mark.slow
 def test_each_batch_is_one_materialization(shop: Shop) -> None:
     """The last materialization is the step's own output; it also shows why the run ended."""
     result = shop.run(max_records=12)
@@ -184,6 +185,7 @@ def test_with_nothing_to_do_nothing_is_materialized(shop: Shop) -> None:
     assert (reported.asset_key, reported.metadata["state"].value) == (shop.key, "drained")
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_has_recorded_what_it_committed(shop: Shop) -> None:
     """Batches before the failure are recorded; the batch that failed is not."""
     calls = iter((None, RuntimeError("a bad message")))
@@ -199,6 +201,7 @@ def test_a_run_that_fails_has_recorded_what_it_committed(shop: Shop) -> None:
     assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [12]
 
 
+@pytest.mark.slow
 def test_metadata_of_the_function_does_not_hide_what_a_batch_recorded(shop: Shop) -> None:
     """Metadata of the user's function are added to the run's last materialization."""
 
@@ -213,6 +216,7 @@ def test_metadata_of_the_function_does_not_hide_what_a_batch_recorded(shop: Shop
     assert len(metadata["ranges"].records) == 3
 
 
+@pytest.mark.slow
 def test_a_batch_is_recorded_also_when_the_next_cannot_be_claimed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data cluster becomes unavailable between two batches."""
     data = shop.stand.scene.data
@@ -272,6 +276,7 @@ def test_an_asset_that_is_tried_again_is_materialized_though_nothing_is_left(
     assert len(recorded_ranges(own_instance, shop.key, GROUP, TOPIC, 9)) == 9
 
 
+@pytest.mark.slow
 def test_an_interrupt_stays_one_though_dagsters_storage_fails(
     stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +370,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 # Jobs
 
 
+@pytest.mark.slow
 def test_the_sensor_asks_for_what_a_dead_run_left_of_an_asset(shop: Shop) -> None:
     """The job that the sensor requests takes over the open plan and materializes the asset."""
     scene = shop.stand.scene
@@ -393,6 +399,7 @@ def test_the_sensor_asks_for_what_a_dead_run_left_of_an_asset(shop: Shop) -> Non
     assert sorted(scene.sink.counts()) == [(1, offset) for offset in range(4)]
 
 
+@pytest.mark.slow
 def test_a_job_of_an_asset_has_what_a_job_of_an_op_has(shop: Shop) -> None:
     """An asset's job has a config and a schedule.
 
@@ -594,6 +601,7 @@ def test_a_run_of_one_partition_observes_that_one(stand: Stand, own_instance: dg
     assert own_instance.get_dynamic_partitions(f"kafka/{TOPIC}") == ["0", "1", "2", "3"]
 
 
+@pytest.mark.slow
 def test_a_tick_asks_dagster_once_for_each_partition(
     stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -625,6 +633,7 @@ def test_a_tick_of_a_topic_whose_cluster_is_down_fails_with_one_line(shop: Shop)
         shop.tick()
 
 
+@pytest.mark.slow
 def test_a_tick_of_a_topic_that_is_not_there_says_so(shop: Shop) -> None:
     """The topic's name may be wrong, so the tick fails; an option allows a topic that is created later."""
     shop.stand.scene.data.delete()

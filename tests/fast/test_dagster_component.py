@@ -163,6 +163,7 @@ def config_defaults(asset: dg.AssetsDefinition) -> Any:  # noqa: ANN401 - a name
     return SimpleNamespace(**{name: one.default_value for name, one in fields.items() if one.default_provided})
 
 
+@pytest.mark.slow
 def test_claims_of_ranges_reach_claimer_and_asset(executed: Executed) -> None:
     """The group claims ranges, with the given size; the rest has the library's defaults."""
     found = built(ranges={"size": 5}, max_claims=3, spark_key=None, max_records=7)
@@ -182,6 +183,7 @@ def spark_settings_of(resource: Any) -> dict[str, Any]:  # noqa: ANN401 - any re
         return spark.spark_config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("delivery", "failures"), [("at_most_once", "1"), ("at_least_once", None)])
 def test_at_most_once_has_a_session_that_runs_no_task_twice(delivery: str, failures: str | None) -> None:
     """The component's own session has the settings for the delivery mode."""
@@ -189,6 +191,7 @@ def test_at_most_once_has_a_session_that_runs_no_task_twice(delivery: str, failu
     assert spark_settings_of(spark).get("spark.task.maxFailures") == failures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_without_a_resource_of_its_own_the_run_starts_the_session(
     executed: Executed, monkeypatch: pytest.MonkeyPatch, is_installed: bool
@@ -313,6 +316,7 @@ def test_a_subclass_processes_batches_without_a_frame(executed: Executed) -> Non
     assert (spec.with_frame, spec.spark_key) == (False, None)
 
 
+@pytest.mark.slow
 def test_a_function_without_a_frame_needs_no_subclass(executed: Executed) -> None:
     """`with_frame` and the keys of resources may be set in YAML; the asset has the name of the function."""
     found = built(function="process.py:send", with_frame=False, required_resource_keys=["pipes"], max_records=7)

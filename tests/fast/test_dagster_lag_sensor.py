@@ -421,6 +421,7 @@ def test_plans_that_were_tried_too_often_are_left_to_a_person(watch: Watch) -> N
     assert watch.skipped().endswith("not counted because their plan failed too many times: partitions 0")
 
 
+@pytest.mark.slow
 def test_a_tick_that_finds_only_exhausted_plans_fails(watch: Watch) -> None:
     """No run would be requested any more, so the tick names the plan and the command that retries it."""
     watch.settings = {"max_lag_records": 20, "max_attempts": 2}
@@ -434,6 +435,7 @@ def test_a_tick_that_finds_only_exhausted_plans_fails(watch: Watch) -> None:
     assert len(watch.requests()) == 1, "runs can process the other partitions"
 
 
+@pytest.mark.slow
 def test_an_exhausted_range_fails_the_tick_too(watch: Watch) -> None:
     """In a group that claims ranges, the offset stays before such a range."""
     watch.settings = {"max_lag_records": 20, "max_attempts": 2}
@@ -446,6 +448,7 @@ def test_an_exhausted_range_fails_the_tick_too(watch: Watch) -> None:
         watch.tick()
 
 
+@pytest.mark.slow
 def test_ranges_done_after_an_exhausted_one_are_progress(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exhausted range keeps the group's offset where it is, although runs process the ranges after it."""
     watch.settings = {"max_lag_records": 0}
@@ -493,6 +496,7 @@ def test_deleted_runs_bring_no_key_back(watch: Watch, deleted: list[int]) -> Non
 # Cursor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -210,6 +210,7 @@ def _error(result: dg.ExecuteInProcessResult) -> str:
     return error.error.to_string()
 
 
+@pytest.mark.slow
 def test_one_run_works_batch_after_batch_in_one_session(stand: Stand) -> None:
     """Batches of at most `max_records` offsets follow each other until the topic is drained, in one Spark session."""
     result = stand.run(max_records=12)
@@ -221,6 +222,7 @@ def test_one_run_works_batch_after_batch_in_one_session(stand: Stand) -> None:
     assert result.output_for_node("after") == done
 
 
+@pytest.mark.slow
 def test_each_batch_is_recorded_with_its_ranges_and_numbers(stand: Stand) -> None:
     """Each batch is a materialization with a table of its ranges, plotted numbers, delivery mode and batch id."""
     result = stand.run(max_records=12)
@@ -259,6 +261,7 @@ def _claim(stand: Stand, partition: int) -> str:
     )
 
 
+@pytest.mark.slow
 def test_records_are_distinguished_from_offsets_where_they_are_counted(stand: Stand) -> None:
     """Offsets without a record (compacted, aborted, markers) count in a range's width, not in its records."""
     stand.scene.data._topics[TOPIC].partitions[1].messages = [0, 3, 4, 6, 7, 8, 9]
@@ -276,6 +279,7 @@ def test_records_are_distinguished_from_offsets_where_they_are_counted(stand: St
     assert _output(result).metadata["records"].value == 27
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mean", "limits", "offsets"),
     [
@@ -315,6 +319,7 @@ def test_what_retention_deleted_is_reported_with_its_range(stand: Stand) -> None
     assert reported.metadata["lost_offsets"].value == 5
 
 
+@pytest.mark.slow
 def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:
     """The op's output has the sums, the remaining lag, all ranges and the reason why the run ended."""
     result = stand.run(max_records=12, max_batches=2)
@@ -328,6 +333,7 @@ def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:
     assert len(cast("dg.TableMetadataValue", metadata["ranges"]).records) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "plan"), [(AT_LEAST_ONCE, 10), (EFFECTIVELY_ONCE, None)])
 def test_the_claim_comes_before_the_session(stand: Stand, mode: DeliveryMode, plan: int | None) -> None:
     """The partitions are held when the session starts; a batch is planned before its sink is called."""
@@ -347,6 +353,7 @@ def test_the_claim_comes_before_the_session(stand: Stand, mode: DeliveryMode, pl
     assert planned == ([10] if mode is EFFECTIVELY_ONCE else [])
 
 
+@pytest.mark.slow
 def test_the_run_is_tagged_with_group_and_topic(stand: Stand) -> None:
     """Runs can be found by group, topic and outcome."""
     tags = stand.tags(stand.run())
@@ -538,6 +545,7 @@ def test_a_run_that_finds_only_exhausted_plans_fails_and_says_what_to_do(stand: 
     assert not evaluations(stand, stand.run())
 
 
+@pytest.mark.slow
 def test_a_run_that_did_other_work_beside_exhausted_plans_warns_and_fails_its_check(stand: Stand) -> None:
     """The run succeeds; the exhausted plans are a warning in its log and a failed check."""
     for _ in range(3):
@@ -1053,6 +1061,7 @@ class _Totals(list[Any]):
     columns = ["carrier", "flights"]  # noqa: RUF012 - like a DataFrame's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "has_claimed"), [("LazyPySparkResource", True), ("PySparkResource", False)])
 def test_a_pyspark_resource_starts_spark_after_the_claim_if_it_is_lazy(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, kind: str, has_claimed: bool
@@ -1252,6 +1261,7 @@ def test_a_function_that_makes_no_sink_is_named(stand: Stand) -> None:
     assert "ClaimingPartition" not in "".join(stand.scene.values())
 
 
+@pytest.mark.slow
 def test_ranges_that_the_sink_has_are_committed_without_spark(stand: Stand) -> None:
     """If a dead run had written its ranges but not committed them, the next run commits without reading."""
     with suppress(ZeroDivisionError), stand.scene.batch(stand.scene.delivery(stand.mode)) as batch:
@@ -1268,6 +1278,7 @@ def test_ranges_that_the_sink_has_are_committed_without_spark(stand: Stand) -> N
 # At most once
 
 
+@pytest.mark.slow
 def test_at_most_once_announces_before_it_commits(stand: Stand) -> None:
     """The Spark session starts first; the run's events have the ranges before the offsets move."""
     stand.mode = AT_MOST_ONCE
@@ -1308,6 +1319,7 @@ def _reported_dropped(stand: Stand, result: dg.ExecuteInProcessResult) -> list[t
     return [(row["partition"], row["start"], row["end"], row["state"]) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", [InterruptError(), KeyboardInterrupt()], ids=repr)
 def test_a_drop_is_reported_when_the_commit_is_interrupted(stand: Stand, interrupt: BaseException) -> None:
     """The interrupt comes after the commit: offsets have moved, nothing was processed, and the run reports that."""
@@ -1338,6 +1350,7 @@ def test_a_drop_is_reported_when_the_frame_cannot_be_made(stand: Stand, monkeypa
     assert _reported_dropped(stand, result) == [(n, 0, 10, "dropped") for n in range(3)]
 
 
+@pytest.mark.slow
 def test_a_drop_is_reported_when_the_run_goes_on(stand: Stand) -> None:
     """One partition's acknowledgement is lost: the run processes the others, succeeds, and reports both."""
     stand.mode = AT_MOST_ONCE
@@ -1438,6 +1451,7 @@ def test_a_job_of_another_op_is_refused() -> None:
         build_claimed_batch_job(other)
 
 
+@pytest.mark.slow
 def test_what_the_sensor_saw_is_in_the_metadata(stand: Stand) -> None:
     """The metadata of a reprocessing run show the state that its request expected, next to what it did."""
     seen = ExpectedKeyState(partition=2, generation=0, offset=4, epoch=17, instance="dead.1")
@@ -1463,6 +1477,7 @@ def test_what_a_reader_of_the_output_should_know_is_recorded(stand: Stand, monke
     assert record.metadata["output"].value == "read what is committed"
 
 
+@pytest.mark.slow
 def test_a_sink_may_be_made_for_each_run(stand: Stand) -> None:
     """A function of the context may return the sink, so that the sink can use the run's resources."""
     made: list[MemorySink] = []

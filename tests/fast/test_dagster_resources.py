@@ -446,6 +446,7 @@ def test_an_announcement_can_be_read_from_the_run() -> None:
     assert found == [AnnouncedRange("etl", "orders", 0, 7, 0, 5), AnnouncedRange("etl", "orders", 3, 10, 2, 9)]
 
 
+@pytest.mark.slow
 def test_an_announcement_that_is_not_stored_stops_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the event cannot be read back, the batch is aborted before anything is committed."""
     log_event = dg.OpExecutionContext.log_event

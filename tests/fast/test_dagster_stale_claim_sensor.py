@@ -326,6 +326,7 @@ def test_a_run_that_is_under_way_is_not_requested_again(watch: Watch, status: dg
     assert "was requested and has not ended" in watch.skipped()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before_plan", [False, True])
 def test_a_run_that_died_though_dagster_says_started_blocks_nothing(watch: Watch, before_plan: bool) -> None:
     """If the stale owner belongs to the requested run itself, another run is requested, up to a limit."""
@@ -429,6 +430,7 @@ def test_the_run_key_of_a_bundle_never_repeats(watch: Watch) -> None:
     assert first.run_key not in {request.run_key for request in watch.requests()}
 
 
+@pytest.mark.slow
 def test_after_a_fruitless_bundle_its_partitions_are_requested_one_by_one(watch: Watch) -> None:
     """A message that always fails then affects only its own partition; other partitions are repeated alone."""
     watch.die()
@@ -445,6 +447,7 @@ def test_after_a_fruitless_bundle_its_partitions_are_requested_one_by_one(watch:
     assert [_config(request)["partitions"] for request in watch.requests()] == ["0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED])
 def test_after_a_failure_it_is_requested_again_under_another_key(watch: Watch, status: dg.DagsterRunStatus) -> None:
     """A run that failed or was canceled, even before it claimed, is followed by another."""
@@ -457,6 +460,7 @@ def test_after_a_failure_it_is_requested_again_under_another_key(watch: Watch, s
     assert len(keys) == 3
 
 
+@pytest.mark.slow
 def test_an_attempt_by_anybody_makes_another_key(watch: Watch) -> None:
     """A scheduled run took over the plan and died too, so the next request has another run key."""
     watch.die(partitions=(0,))
@@ -476,6 +480,7 @@ def test_a_claim_with_nothing_behind_it_is_requested_once(watch: Watch) -> None:
     assert watch.skipped() == "nothing to redo"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outcome", ["done", "given_up", "topic_missing"])
 def test_a_run_that_did_not_take_it_is_followed_by_another(watch: Watch, outcome: str) -> None:
     """A run that only took other partitions, or changed nothing, is followed by another, up to a limit."""
@@ -503,6 +508,7 @@ def test_a_run_that_could_not_try_wears_nothing_out(watch: Watch, outcome: str) 
         watch.was_requested(request, dg.DagsterRunStatus.SUCCESS, outcome)
 
 
+@pytest.mark.slow
 def test_a_success_elsewhere_does_not_hide_a_new_death(watch: Watch) -> None:
     """A claim that becomes stale at a later offset is requested again."""
     watch.die(max_records=6)
@@ -531,6 +537,7 @@ def test_a_plan_that_was_tried_too_often_is_left_alone_and_named(watch: Watch) -
     )
 
 
+@pytest.mark.slow
 def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
     """Runs that cannot even start, for example without Java, are requested only up to a limit."""
     watch.settings = {"max_attempts": 2}
@@ -554,6 +561,7 @@ def _checks(result: dg.SensorResult) -> list[dg.AssetCheckEvaluation]:
     return [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
 
 
+@pytest.mark.slow
 def test_after_each_failure_it_is_requested_later(watch: Watch) -> None:
     """The pause before the next run doubles each time; other partitions do not wait."""
     watch.settings = {"retry_wait_s": 100, "max_attempts": 9, "grouping": "partition"}
@@ -568,6 +576,7 @@ def test_after_each_failure_it_is_requested_later(watch: Watch) -> None:
     assert [_config(request)["partitions"] for request in watch.requests()] == ["1"]
 
 
+@pytest.mark.slow
 def test_the_pause_after_a_failure_counts_from_the_runs_end(watch: Watch) -> None:
     """The pause is the same for a run that failed after a long time and for one that failed at once."""
     watch.settings = {"retry_wait_s": 100}
@@ -605,6 +614,7 @@ def test_what_is_given_up_fails_a_check_once_and_passes_it_when_it_is_mended(wat
     assert _checks(watch.tick()) == []
 
 
+@pytest.mark.slow
 def test_the_check_reaches_dagsters_storage(watch: Watch) -> None:
     """The instance stores the failed evaluation as the daemon sends it."""
     _wear_out(watch)
@@ -716,6 +726,7 @@ def test_the_hook_is_reported_once_of_each_place_that_is_given_up(watch: Watch) 
     assert len(report) == 2, "the hook is not called for a repaired partition"
 
 
+@pytest.mark.slow
 def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> None:
     """The tick still requests other partitions and the check fails; the hook is called until it succeeds."""
     calls: list[ExhaustedPlans] = []
@@ -741,6 +752,7 @@ def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> No
     assert len(calls) == 3
 
 
+@pytest.mark.slow
 def test_a_hook_that_is_added_later_is_reported_what_was_given_up_before(watch: Watch) -> None:
     """A new hook is called for all places that need attention at that time."""
     _wear_out(watch)
@@ -751,6 +763,7 @@ def test_a_hook_that_is_added_later_is_reported_what_was_given_up_before(watch: 
     assert [one.total for one in report] == [1]
 
 
+@pytest.mark.slow
 def test_what_is_given_up_is_remembered_through_a_pause(watch: Watch) -> None:
     """In a paused group nothing is evaluated: the check does not pass, and nothing is reported again afterwards."""
     report: list[ExhaustedPlans] = []
@@ -980,6 +993,7 @@ def test_what_a_run_finished_was_not_dropped(watch: Watch, status: dg.DagsterRun
     assert _partitions(result) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_plan_that_a_successor_replayed_was_not_dropped(watch: Watch) -> None:
     """A later owner announced the same offsets, so the plan was not committed, and that owner processed them."""
     _die_at_most_once(watch)
@@ -1014,6 +1028,7 @@ def test_an_op_of_ones_own_is_reported_by_its_last_range(watch: Watch) -> None:
     assert _dropped(watch.tick()) == [1, 10, 10]
 
 
+@pytest.mark.slow
 def test_what_the_other_sensor_reported_is_not_reported_again(watch: Watch, dead_runs: DeadRunWatch) -> None:
     """The stale-claim sensor does not repeat drops that the sensor for failed runs has observed."""
     _die_at_most_once(watch)
@@ -1048,6 +1063,7 @@ def test_what_announced_runs_there_are_is_read_bit_by_bit(watch: Watch, monkeypa
     assert sorted(found) == sorted(runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("also_before", [0, 1])
 def test_runs_that_announce_after_others_were_deleted_are_found(watch: Watch, also_before: int) -> None:
     """Dagster's storage may reuse the ids of a deleted run's events for later runs."""
@@ -1102,6 +1118,7 @@ def test_an_uncommitted_at_most_once_plan_may_be_run(watch: Watch) -> None:
     assert [seen["plan_end"] for seen in _config(request)["seen"]] == [10, 10, 10]
 
 
+@pytest.mark.slow
 def test_runs_that_never_end_are_not_watched_without_end(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above a limit, the oldest run is no longer watched, and named; a run that Dagster deleted is forgotten."""
     monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.MOST_WATCHED", 2)
@@ -1120,6 +1137,7 @@ def test_runs_that_never_end_are_not_watched_without_end(watch: Watch, monkeypat
     assert list(StaleClaimCursor.read(watch.cursor).watched) == runs[2:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_done", [True, False])
 def test_what_an_op_records_is_what_the_sensor_compares(
     watch: Watch, monkeypatch: pytest.MonkeyPatch, is_done: bool
@@ -1518,6 +1536,7 @@ def test_sensors_of_two_groups_that_get_one_name_are_reported(caplog: pytest.Log
     assert report.startswith("the sensors of 'one-name' and of 'one_name' are both named one_name_lag")
 
 
+@pytest.mark.slow
 def test_the_interval_is_that_of_the_group(watch: Watch) -> None:
     """The heartbeat interval is that of the group's settings, not a setting of the sensor."""
     watch.die()

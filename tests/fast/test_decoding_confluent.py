@@ -48,6 +48,7 @@ def test_schemas_are_those_of_our_own_client(registry: Registry) -> None:
     assert registry.requested == []
 
 
+@pytest.mark.slow
 def test_the_newest_schema_is_requested_each_time(registry: Registry) -> None:
     """A schema that is registered later is found, though the client keeps others."""
     registry.register("orders", AVRO)

@@ -108,6 +108,7 @@ def test_without_java_nothing_is_started_or_kept(tmp_path: Path, monkeypatch: py
     assert read_state(tmp_path / "kafka") is None
 
 
+@pytest.mark.slow
 def test_a_directory_at_work_is_said_to_be(tmp_path: Path) -> None:
     """A second command waits for the first, and reports it after its timeout."""
     with (
@@ -225,6 +226,7 @@ def test_a_broker_is_requested_whom_it_knows(listener: socket.socket, answer: by
     server.join()
 
 
+@pytest.mark.slow
 def test_a_port_that_does_not_answer_knows_nobody(listener: socket.socket) -> None:
     """The timeout applies to a silent port and to a closed one."""
     port = listener.getsockname()[1]

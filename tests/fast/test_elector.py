@@ -32,6 +32,7 @@ def test_a_term_is_over_with_its_deadline_whether_that_was_looked_at_or_not() ->
     assert elector.wait_for_term(0.01) is None
 
 
+@pytest.mark.slow
 def test_an_elector_outlives_what_the_client_makes_of_a_fatal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """During callbacks, the client raises a SystemError: the elector reports it and becomes a candidate again."""
     timing = Timing(receive_deadline_ms=100, poll_interval_ms=10)
@@ -50,6 +51,7 @@ def test_an_elector_outlives_what_the_client_makes_of_a_fatal_error(monkeypatch:
     assert isinstance(elector.failure, UnavailableError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [BufferError("the queue is full"), TypeError("of a listener")])
 def test_an_elector_stands_again_after_any_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The thread does not end silently; it keeps the error and becomes a candidate again."""

@@ -306,6 +306,7 @@ def test_a_hanging_broker_does_not_keep_the_work_going(running: Running) -> None
         may_continue.set()
 
 
+@pytest.mark.slow
 def test_after_the_block_no_heartbeat_is_sent(running: Running) -> None:
     """The threads end with the block."""
     with Heartbeats(running.member, ignore) as heartbeats:

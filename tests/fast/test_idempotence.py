@@ -74,6 +74,7 @@ def test_plans_do_not_depend_on_the_order(offered: dict[int, tuple[int, int]], m
 few = st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=4)
 
 
+@pytest.mark.slow
 @given(few, st.integers(0, 10))
 def test_plans_are_those_of_taking_one_by_one(partitions: dict[int, tuple[int, int]], most: int) -> None:
     """The result is that of a loop which takes each next offset from the partition with the most unread offsets.

@@ -313,6 +313,7 @@ def random_messages(rng: Random, ends: dict[int, int]) -> Iterator[Any]:
                 ends[partition] += 1
 
 
+@pytest.mark.slow
 def test_chunks_have_every_record_time_reason_and_end() -> None:
     """Whatever the order of partitions, ends and errors in what the client returns, nothing is lost."""
     for seed in range(300):

@@ -19,6 +19,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_services_end_with_the_process_that_started_them(how: signal.Signals) -> None:
     """Also a service with a session of its own ends, whichever signal ends the process that started it."""

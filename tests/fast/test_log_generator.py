@@ -221,6 +221,7 @@ def test_a_seed_is_a_log(profile: Profile) -> None:
     assert len(first) == 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["mixed", "hostile", "go", "ranges", "steady"])
 def test_offsets_rise(profile: Profile) -> None:
     """Offsets increase within a coordination partition and fit into int64."""

@@ -49,6 +49,7 @@ def test_acknowledgements_of_other_offsets_are_found(monkeypatch: pytest.MonkeyP
     assert_found()
 
 
+@pytest.mark.slow
 def test_a_record_that_is_given_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that is returned twice is found."""
     read_until = MemoryLog.read_until
@@ -61,6 +62,7 @@ def test_a_record_that_is_given_twice_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert_found()
 
 
+@pytest.mark.slow
 def test_a_position_that_is_not_reported_as_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that moves a reader to its start, instead of raising PositionLostError, is found."""
     read_until = MemoryLog.read_until
@@ -74,6 +76,7 @@ def test_a_position_that_is_not_reported_as_lost_is_found(monkeypatch: pytest.Mo
     assert_found()
 
 
+@pytest.mark.slow
 def test_a_reader_that_begins_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that starts one offset too late is found."""
     follow = MemoryLog.follow

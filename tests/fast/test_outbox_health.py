@@ -49,6 +49,7 @@ def ask(address: str, path: str = "/health", method: str = "GET") -> tuple[int, 
 # The endpoint
 
 
+@pytest.mark.slow
 def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
     """A working harvester returns status 200 with its role and counts."""
     harvester.counts.published, harvester.counts.parked, harvester.counts.sessions = 5, 2, 1
@@ -74,6 +75,7 @@ def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_harvester_that_hangs_is_not(harvester: Harvester) -> None:
     """The status is 503 once the harvester's thread has been idle for longer than any of its own waits."""
     harvester._alive_at_s = time.monotonic()
@@ -83,6 +85,7 @@ def test_a_harvester_that_hangs_is_not(harvester: Harvester) -> None:
         assert ask(server.address)[0] == 503
 
 
+@pytest.mark.slow
 def test_a_harvester_that_fails_is_given_time(harvester: Harvester) -> None:
     """The status is 503 once the harvester has failed for longer than the given time, until it succeeds."""
     with HealthServer(lambda: harvester.health(failing_after_s=30)) as server:
@@ -96,6 +99,7 @@ def test_a_harvester_that_fails_is_given_time(harvester: Harvester) -> None:
         assert (ask(server.address)[0], harvester.failing_s) == (200, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/healthz", "/health/", "/../health"])
 def test_all_else_is_not_found(harvester: Harvester, path: str) -> None:
     """Any other path returns status 404."""
@@ -103,6 +107,7 @@ def test_all_else_is_not_found(harvester: Harvester, path: str) -> None:
         assert ask(server.address, path)[0] == 404
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 def test_it_can_only_be_requested(harvester: Harvester, method: str) -> None:
     """Methods other than GET return status 501."""
@@ -110,6 +115,7 @@ def test_it_can_only_be_requested(harvester: Harvester, method: str) -> None:
         assert ask(server.address, method=method)[0] == 501
 
 
+@pytest.mark.slow
 def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that sends nothing blocks neither other clients nor the shutdown."""
     handler = health_server._handler(harvester.health)
@@ -279,6 +285,7 @@ def test_a_pause_ends_when_a_signal_stops_the_harvester(harvester: Harvester) ->
     assert time.monotonic() - began_s >= 0.2
 
 
+@pytest.mark.slow
 def test_a_long_answer_is_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time-out is that of one piece, so a scrape over a slow link gets all of it."""
     body, sizes = bytes(24_000_000), list[int]()

@@ -105,6 +105,7 @@ def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[FakeOutb
     assert (meters.flushes, backlog.requested, backlog.closed) == (1, 0, 1)
 
 
+@pytest.mark.slow
 def test_the_leader_measures_the_backlog_now_and_then(
     meters: Meters, backlog: type[FakeOutboxInspector], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def test_two_hundred_seeds_keep_every_promise_under_every_fault() -> None:
     assert min(tally.outcomes[what] for what in ("fenced", "rows set aside", "sessions", "terms")) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_seed_is_the_same_each_time(seed: int) -> None:
     """A seed produces the same run again, also in another process with another hash seed."""

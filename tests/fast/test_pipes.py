@@ -220,6 +220,7 @@ def test_the_manifest_has_the_batch_and_no_secret(scene: Scene) -> None:
         launch(batch, partial(process, scene))
 
 
+@pytest.mark.slow
 def test_a_thousand_partitions_fit_into_one_environment_variable_and_one_line_of_a_log() -> None:
     """Linux allows 128 KiB for one variable, platforms less for all job arguments. Kubernetes cuts lines at 16 KiB."""
     scene = Scene()

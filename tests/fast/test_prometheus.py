@@ -59,6 +59,7 @@ def report(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values
     return {"healthy": True, "live": True, "ready": True, **fields}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["healthy", "live", "ready"])
 @pytest.mark.parametrize("is_well", [True, False])
 def test_each_probe_has_its_own_answer(field: str, is_well: bool) -> None:
@@ -69,12 +70,14 @@ def test_each_probe_has_its_own_answer(field: str, is_well: bool) -> None:
     assert status == {"health": 200, "live": 200, "ready": 200} | {name: 200 if is_well else 503}
 
 
+@pytest.mark.slow
 def test_a_report_without_these_fields_counts_as_healthy_or_not() -> None:
     """A report of an own service may have `healthy` alone."""
     with HealthServer(lambda: {"healthy": False}) as server:
         assert [ask(server.address, path)[0] for path in ("/live", "/ready")] == [503, 503]
 
 
+@pytest.mark.slow
 def test_the_instruments_are_rendered_by_their_one_definition() -> None:
     """Counters, gauges and histograms have Prometheus' names, and no label of the library's own."""
     with health_server(report, "0") as server:
@@ -127,6 +130,7 @@ def test_a_provider_of_the_process_gets_the_same_measurements(monkeypatch: pytes
     provider.shutdown()
 
 
+@pytest.mark.slow
 def test_without_the_extra_only_the_probes_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """/metrics is one line that names the extra."""
     for name in ("opentelemetry.exporter", "prometheus_client"):
@@ -142,6 +146,7 @@ def test_without_the_extra_only_the_probes_answer(monkeypatch: pytest.MonkeyPatc
     assert not any(name.startswith("opentelemetry.sdk") for name in set(sys.modules) - before)
 
 
+@pytest.mark.slow
 def test_a_server_without_metrics_names_the_paths_that_it_has() -> None:
     """An embedded server has /metrics only if it is given something that renders them."""
     with HealthServer(report) as server:
@@ -155,6 +160,7 @@ def test_an_address_that_cannot_be_used_names_the_option() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_long_body_is_compressed_if_the_client_accepts_that() -> None:
     """A scrape of many partitions is a tenth of its size."""
     long = b"marshal_x 1\n" * 10_000

@@ -88,6 +88,7 @@ def _nothing_is_left() -> Iterator[None]:
     ]
 
 
+@pytest.mark.slow
 def test_rows_ranges_and_positions(instance: dg.DagsterInstance) -> None:
     """The result has the rows in the sink, the ranges, the committed positions and Dagster's own result."""
     result = run_in_memory(shops, ORDERS, partitions=2, instance=instance)
@@ -135,6 +136,7 @@ def test_at_least_once_repeats(instance: dg.DagsterInstance, point: CrashPoint) 
     assert not result.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [CrashPoint.AFTER_COMMIT, CrashPoint.AFTER_CLAIM, CrashPoint.AFTER_PROCESS])
 def test_at_most_once_loses(instance: dg.DagsterInstance, point: CrashPoint) -> None:
     """A crash after the commit and before the function loses the batch; nothing is sent twice."""
@@ -147,6 +149,7 @@ def test_at_most_once_loses(instance: dg.DagsterInstance, point: CrashPoint) -> 
     assert result.group == "shops"
 
 
+@pytest.mark.slow
 def test_a_crash_in_the_function(instance: dg.DagsterInstance) -> None:
     """`crash` ends the run in the middle of the function; at least once repeats the whole batch."""
     sent: list[str] = []
@@ -172,6 +175,7 @@ def test_several_crashes_and_attempts(instance: dg.DagsterInstance) -> None:
     assert [len(attempt.ranges) for attempt in result.attempts] == [1, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_later_call_continues(instance: dg.DagsterInstance) -> None:
     """A call with the same cluster and sink processes only new records."""
     kafka, sink = MemoryKafka(), MemorySink()
@@ -243,6 +247,7 @@ def test_records_of_another_form(record: Any, why: str) -> None:  # noqa: ANN401
         MemoryKafka().append({"orders": [record]})
 
 
+@pytest.mark.slow
 def test_pandas(instance: dg.DagsterInstance) -> None:
     """A function that takes and returns frames of pandas needs no Spark."""
 
@@ -456,6 +461,7 @@ def test_the_function_is_reachable() -> None:
     assert op.replace(max_claims=1).fn is shops.fn
 
 
+@pytest.mark.slow
 def test_ops_with_one_sink(instance: dg.DagsterInstance) -> None:
     """A sink of one's own is used although it is empty, and its rows are in the result once, also if ops share it."""
 
@@ -481,6 +487,7 @@ def test_ops_with_one_sink(instance: dg.DagsterInstance) -> None:
     assert result.rows == sink.rows()
 
 
+@pytest.mark.slow
 def test_a_job_with_an_alias_and_a_retry_policy(instance: dg.DagsterInstance) -> None:
     """The run config reaches an op under its alias, and the job's tags and retry policy apply."""
     calls: list[int] = []
@@ -508,6 +515,7 @@ def test_a_job_with_an_alias_and_a_retry_policy(instance: dg.DagsterInstance) ->
     assert attempt.run.tags["team"] == "shops"
 
 
+@pytest.mark.slow
 def test_the_rows_of_an_alias(instance: dg.DagsterInstance) -> None:
     """They are those of its op's sink."""
     real = marshal.build_claimed_batch_op(shops.fn, name="real", topic="orders", sink=marshal.FileSink("/nowhere/a"))
@@ -568,6 +576,7 @@ def test_results_are_checked_as_in_production(instance: dg.DagsterInstance) -> N
             run_in_memory(claimed, ORDERS, instance=instance)
 
 
+@pytest.mark.slow
 def test_a_crash_in_a_thread(instance: dg.DagsterInstance) -> None:
     """`crash` ends the run also in a thread that the function has started."""
     sent: list[str] = []
@@ -661,6 +670,7 @@ def test_a_sink_that_would_get_nothing(tmp_path: Path) -> None:
         run_in_memory(shops, ORDERS, sink=marshal.FileSink(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_retry_policy_and_tags_of_an_asset_job(instance: dg.DagsterInstance) -> None:
     """The retry policy and the tags of a job of assets apply."""
     calls: list[int] = []
@@ -684,6 +694,7 @@ def test_the_retry_policy_and_tags_of_an_asset_job(instance: dg.DagsterInstance)
     assert (run.job_name, run.tags["team"]) == ("retried", "shops")
 
 
+@pytest.mark.slow
 def test_errors_name_the_function(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error about the result of a function that gets a frame names it, and not the library's wrapper."""
     monkeypatch.setattr(job_control, "batch_jobs", lambda *_: nullcontext())

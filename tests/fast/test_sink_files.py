@@ -499,6 +499,7 @@ def test_a_file_system_that_hangs_keeps_no_process_alive() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=WITHIN_S)
 
 
+@pytest.mark.slow
 def test_an_output_that_is_no_longer_used_keeps_no_thread() -> None:
     """Each output has its own thread for calls to the JVM, which ends with the output."""
 

@@ -64,6 +64,7 @@ def commits(then: Callable[[Callable[[], None]], None]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_commit_whose_answer_was_lost_counts(target: IcebergTarget) -> None:
     """After an error the table shows whether it has the commit."""
 
@@ -88,6 +89,7 @@ def test_a_commit_that_was_applied_and_then_refused_counts(target: IcebergTarget
     assert target.found() == rows_of("a", part(0, 0, 3))
 
 
+@pytest.mark.slow
 def test_a_commit_that_arrives_later_is_refused_by_the_catalog(target: IcebergTarget) -> None:
     """A request whose outcome is unknown may arrive after the next attempt, and then changes nothing."""
     held: list[Callable[[], None]] = []
@@ -105,6 +107,7 @@ def test_a_commit_that_arrives_later_is_refused_by_the_catalog(target: IcebergTa
     assert target.found() == rows_of("next", part(0, 0, 3))
 
 
+@pytest.mark.slow
 def test_a_late_commit_that_succeeds_is_found_by_the_next_attempt(target: IcebergTarget) -> None:
     """The files of an attempt stay while its commit may still arrive, and the next attempt skips the range then."""
     held: list[Callable[[], None]] = []
@@ -136,6 +139,7 @@ def test_a_commit_of_a_busy_database_is_an_error(target: IcebergTarget) -> None:
     assert target.found() == rows_of("a", part(0, 0, 3)) + rows_of("c", part(0, 3, 6))
 
 
+@pytest.mark.slow
 def test_a_writer_that_was_overtaken_does_not_write_its_rows_again(target: IcebergTarget) -> None:
     """It judges again and commits the same files."""
     mine, tries = part(0, 0, 3), list[str]()
@@ -155,6 +159,7 @@ def test_a_writer_that_was_overtaken_does_not_write_its_rows_again(target: Icebe
     assert len(list(target.folder.glob("**/*.parquet"))) == 4
 
 
+@pytest.mark.slow
 def test_a_writer_that_lost_a_part_commits_the_rest(target: IcebergTarget) -> None:
     """Files have rows of one Kafka partition each, so those of another writer's range are left out and deleted."""
     batch = [part(0, 0, 4), part(1, 0, 4)]
@@ -221,6 +226,7 @@ def test_a_rollback_before_the_first_commit_is_refused(target: IcebergTarget) ->
     assert deliver(target, "b", part(0, 3, 6)).taken
 
 
+@pytest.mark.slow
 def test_a_table_that_was_dropped_and_created_again_fails_the_running_batch(target: IcebergTarget) -> None:
     """Its files belong to the dropped table. The next batch finds an empty output."""
     sink, steps = target.sink(), list[str]()

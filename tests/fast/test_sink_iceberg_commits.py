@@ -100,6 +100,7 @@ def test_a_commit_that_is_always_refused_is_an_error(target: IcebergTarget) -> N
     assert len(made) == 1
 
 
+@pytest.mark.slow
 def test_a_commit_to_another_branch_does_not_fail_the_batch(target: IcebergTarget) -> None:
     """Sequence numbers belong to all branches, so the table refuses the older one with an error of its own."""
     deliver(target, "a", part(0, 0, 3))
@@ -190,6 +191,7 @@ def test_the_plan_of_the_tasks_does_not_grow_with_the_snapshots(target: IcebergT
     assert max(sizes) - min(sizes) < 100
 
 
+@pytest.mark.slow
 def test_the_size_of_the_positions_is_bounded() -> None:
     """Ranges without rows leave gaps between written offsets. With many partitions, more of the gaps are merged."""
 

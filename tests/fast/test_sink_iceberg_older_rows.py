@@ -86,6 +86,7 @@ def test_a_file_of_older_rows_only_is_removed_as_a_whole(target: IcebergTarget) 
     )
 
 
+@pytest.mark.slow
 def test_a_file_with_other_rows_is_written_again(target: IcebergTarget) -> None:
     """Only at the offsets that were read, in one snapshot."""
     deliver(target, "old", part(0, 0, 10))
@@ -207,6 +208,7 @@ def test_rows_of_a_column_that_was_created_again_are_not_replaced(column: str, t
     assert target.sink().can_replace([newer(0, 4, 8)]) is not None
 
 
+@pytest.mark.slow
 def test_rows_of_another_source_column_are_not_replaced(target: IcebergTarget) -> None:
     """The option was given another name. A column that is renamed is the same one."""
     deliver(target, "old", part(0, 0, 4))
@@ -238,6 +240,7 @@ def test_a_column_that_is_created_again_during_a_batch_does_not_find_its_rows(ta
     assert target.sink().can_replace([newer(0, 0, 4)]) is not None
 
 
+@pytest.mark.slow
 def test_a_column_of_a_wider_type_finds_older_rows(target: IcebergTarget) -> None:
     """The bounds of older files have four bytes."""
     deliver(target, "old", part(0, 0, 6))
@@ -247,6 +250,7 @@ def test_a_column_of_a_wider_type_finds_older_rows(target: IcebergTarget) -> Non
     assert target.found() == rows_of("new", part(0, 0, 4)) + rows_of("old", part(0, 4, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shown"),
     [

@@ -146,6 +146,7 @@ def test_variants_are_refused(tmp_path: Path) -> None:
         write(one_column(tmp_path, i.StringType()), frame_of(variant(), []))
 
 
+@pytest.mark.slow
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     """A column that the table does not have is refused, and so is a required one that the result does not have."""
     schema = Schema(i.NestedField(1, "a.b", i.LongType()), i.NestedField(2, "Ünïcode x", i.LongType(), required=True))
@@ -238,6 +239,7 @@ def test_text_that_is_not_utf_8_is_refused() -> None:
     assert problem(nested, i.NestedField(1, "value", kind)) == NOT_UTF8
 
 
+@pytest.mark.slow
 def test_a_condition_does_not_hold_for_nan(tmp_path: Path) -> None:
     """Without counts of NaNs, a deletion by a condition would take a file with NaNs as a whole."""
     target = one_column(tmp_path, i.DoubleType())

@@ -78,6 +78,7 @@ def test_a_vacuum_begins_a_transaction_again_up_to_ten_times(output: SqliteOutpu
     assert len(entries(output)) == 14
 
 
+@pytest.mark.slow
 def test_ranges_that_come_again_after_a_vacuum_are_skipped(output: SqliteOutput) -> None:
     """Also one that is within a merged entry. New ranges are taken, and one that overlaps in part is refused."""
     before = output.found()
@@ -96,6 +97,7 @@ def test_ranges_that_come_again_after_a_vacuum_are_skipped(output: SqliteOutput)
     assert output.sink().check() == []
 
 
+@pytest.mark.slow
 def test_a_generation_replaces_rows_of_merged_ranges(output: SqliteOutput) -> None:
     """Entries whose rows are all replaced are deleted then, and the older generation is still refused."""
     output.sink().vacuum(dry_run=False)
@@ -185,6 +187,7 @@ class Called:
         return self.capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_commands(
     output: SqliteOutput, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def test_each_kind_of_store(objects: Objects, uri: str, header: tuple[str, str])
 # What can go wrong with a commit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "faults",
     [
@@ -116,6 +117,7 @@ def test_a_commit_whose_answer_is_missing_or_wrong_counts_once(output: ObjectOut
     assert len(output.left()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault.LOST_REQUEST, Fault.CONFLICT, Fault.THROTTLED, Fault.LOST_ANSWER, Fault.LATE])
 def test_another_commit_that_is_first_wins(output: ObjectOutput, fault: Fault) -> None:
     """A writer whose request fails, and whose number another writer takes, judges again and takes the rest."""
@@ -134,6 +136,7 @@ def test_another_commit_that_is_first_wins(output: ObjectOutput, fault: Fault) -
     assert output.rows() == rows_of("a", mine) + rows_of("b", shared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_commit_that_may_come_yet_keeps_its_rows(output: ObjectOutput, arrives: bool) -> None:
     """If it is not known whether a commit was made, its rows stay until commits decide its ranges."""
@@ -196,6 +199,7 @@ def test_of_writers_at_once_one_makes_the_commit(objects: Objects) -> None:
 # Before the first batch
 
 
+@pytest.mark.slow
 def test_a_store_that_only_pretends_is_refused(output: ObjectOutput) -> None:
     """A store that ignores the condition is found before the batch is processed. Nothing but the test is written."""
     output.objects.pretends = True
@@ -207,6 +211,7 @@ def test_a_store_that_only_pretends_is_refused(output: ObjectOutput) -> None:
     assert output.objects.content == {}
 
 
+@pytest.mark.slow
 def test_a_store_is_tried_once(output: ObjectOutput) -> None:
     """Each process tries the store before its first batch, and removes the object."""
     sink = output.sink()
@@ -221,6 +226,7 @@ def test_a_store_is_tried_once(output: ObjectOutput) -> None:
     output.sink().verdicts([part(0, 3, 4)])
 
 
+@pytest.mark.slow
 def test_readers_need_no_right_to_write(output: ObjectOutput) -> None:
     """A reader neither tries the store nor writes to it."""
     deliver(output, "a", part(0, 0, 3))
@@ -233,6 +239,7 @@ def test_readers_need_no_right_to_write(output: ObjectOutput) -> None:
         output.sink().verdicts([part(0, 3, 4)])
 
 
+@pytest.mark.slow
 def test_a_listing_that_misses_a_note(output: ObjectOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store may show the folder of an attempt in one listing without its note, if both were created meanwhile."""
 
@@ -254,6 +261,7 @@ def test_a_listing_that_misses_a_note(output: ObjectOutput, monkeypatch: pytest.
     assert output.rows() == rows_of("a", part(0, 0, 3))
 
 
+@pytest.mark.slow
 def test_one_output_has_several_uris(output: ObjectOutput) -> None:
     """The commits of `s3://` and `s3a://`, with and without a slash at the end, are the same."""
     deliver(output, "a", part(0, 0, 3))
@@ -301,6 +309,7 @@ def test_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, objects: 
         FileSink(f"s3://{BUCKET}/x", storage_options=nowhere).verdicts([part(0, 0, 3)])
 
 
+@pytest.mark.slow
 def test_no_text_has_a_secret(output: ObjectOutput, caplog: pytest.LogCaptureFixture) -> None:
     """Errors, their causes, logs and `repr` show no secret."""
     caplog.set_level(logging.DEBUG)
@@ -325,6 +334,7 @@ def test_no_text_has_a_secret(output: ObjectOutput, caplog: pytest.LogCaptureFix
 # Objects that are not the sink's
 
 
+@pytest.mark.slow
 def test_marks_of_folders_are_no_attempts(output: ObjectOutput) -> None:
     """Hadoop's S3A leaves empty objects as marks of folders, which are neither files nor attempts."""
     deliver(output, "a", part(0, 0, 3))
@@ -337,6 +347,7 @@ def test_marks_of_folders_are_no_attempts(output: ObjectOutput) -> None:
     assert sink.sweep() == 0
 
 
+@pytest.mark.slow
 def test_files_of_no_attempt_are_removed(output: ObjectOutput) -> None:
     """A late task's files, whose attempt was cleared, are removed by the next vacuum."""
     deliver(output, "a", part(0, 0, 3))
@@ -347,6 +358,7 @@ def test_files_of_no_attempt_are_removed(output: ObjectOutput) -> None:
     assert output.rows() == rows_of("a", part(0, 0, 3))
 
 
+@pytest.mark.slow
 def test_a_committed_object_that_is_missing(output: ObjectOutput) -> None:
     """`check` names it."""
     deliver(output, "a", part(0, 0, 3))
@@ -367,6 +379,7 @@ def test_checkpoints(output: ObjectOutput, monkeypatch: pytest.MonkeyPatch) -> N
     assert output.sink().verdicts([part(0, 7, 8)]) == {part(0, 7, 8): Verdict.TAKE}
 
 
+@pytest.mark.slow
 def test_an_output_that_was_copied_from_elsewhere_is_not_extended(output: ObjectOutput) -> None:
     """Its files were moved to visible places, which is not possible here."""
     deliver(output, "a", part(0, 0, 3))

@@ -70,6 +70,7 @@ def test_a_check_of_a_folder_names_missing_files_gaps_and_overlaps(folder: FileO
     assert "is damaged" in folder.sink().check()[0]
 
 
+@pytest.mark.slow
 def test_a_check_names_files_that_nobody_committed_and_those_that_are_not_visible(
     folder: FileOutput, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_check_names_files_that_nobody_committed_and_those_that_are_not_visibl
     assert folder.sink().check() == []
 
 
+@pytest.mark.slow
 def test_a_check_beside_a_writer_raises_no_alarm(folder: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a writer commits while the files are listed, the check begins again."""
     sink, looks = folder.sink(), list[int]()
@@ -112,6 +114,7 @@ def test_a_check_beside_a_writer_raises_no_alarm(folder: FileOutput, monkeypatch
     assert len(looks) == 2
 
 
+@pytest.mark.slow
 def test_a_check_counts_the_rows_of_parquet_files(folder: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files with another number of rows, and files that cannot be read, are faults."""
     sink = folder.sink()
@@ -132,6 +135,7 @@ def test_a_check_counts_the_rows_of_parquet_files(folder: FileOutput, monkeypatc
     assert problem.endswith("cannot be read: no footer")
 
 
+@pytest.mark.slow
 def test_a_vacuum_of_a_folder_removes_attempts_that_cannot_commit(
     folder: FileOutput, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

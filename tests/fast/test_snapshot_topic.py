@@ -193,6 +193,7 @@ def test_what_was_not_read_back_whole_deletes_nothing(site: Site) -> None:
     assert len(kept(site, topic)) == 2
 
 
+@pytest.mark.slow
 def test_it_is_found_behind_whatever_came_after_it(site: Site) -> None:
     """The topic is read backwards from its end until a complete snapshot is found."""
     reads: list[OffsetBounds] = []

@@ -186,6 +186,7 @@ def _claim_as_another(scene: Scene) -> None:
 # Metrics
 
 
+@pytest.mark.slow
 def test_a_run_is_measured(stand: Stand, measured: Measured) -> None:
     """Three batches of three partitions count each claim, commit, batch, offset and phase once, and record the lag."""
     assert stand.run(max_records=12).success
@@ -206,6 +207,7 @@ def test_a_run_is_measured(stand: Stand, measured: Measured) -> None:
     assert measured.values("marshal.batch.lag") == {(): 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", DeliveryMode)
 @pytest.mark.parametrize("ranges", [False, True])
 def test_a_run_is_measured_in_each_mode(stand: Stand, measured: Measured, mode: DeliveryMode, ranges: bool) -> None:
@@ -220,6 +222,7 @@ def test_a_run_is_measured_in_each_mode(stand: Stand, measured: Measured, mode: 
     assert 0 < point.max <= 1.9 * HI_MS / 1_000
 
 
+@pytest.mark.slow
 def test_the_lag_that_a_batch_leaves_is_measured(stand: Stand, measured: Measured) -> None:
     """A run that stops at a limit records the remaining lag in the gauge."""
     assert stand.run(max_records=12, max_batches=2).success
@@ -227,6 +230,7 @@ def test_the_lag_that_a_batch_leaves_is_measured(stand: Stand, measured: Measure
     assert measured.values("marshal.batch.lag") == {(): 6}
 
 
+@pytest.mark.slow
 def test_the_lease_is_measured_as_it_was_before_the_heartbeat(stand: Stand, measured: Measured) -> None:
     """If a commit follows a whole interval after the last heartbeat, 0.9 intervals of the lease were left, not 1.9."""
     stand.mode = AT_LEAST_ONCE
@@ -237,6 +241,7 @@ def test_the_lease_is_measured_as_it_was_before_the_heartbeat(stand: Stand, meas
     assert (point.count, point.min) == (1, pytest.approx(0.9 * HI_MS / 1_000))
 
 
+@pytest.mark.slow
 def test_a_refused_commit_and_a_lost_claim_are_counted(stand: Stand, measured: Measured) -> None:
     """If a claim is revoked just before the commit, the commit is counted as refused and the claim as lost."""
     stand.mode = AT_LEAST_ONCE
@@ -251,6 +256,7 @@ def test_a_refused_commit_and_a_lost_claim_are_counted(stand: Stand, measured: M
     assert measured.values("marshal.offsets") == {"not_committed": 30}
 
 
+@pytest.mark.slow
 def test_a_claim_that_another_got_first_is_counted(stand: Stand, measured: Measured) -> None:
     """The second claim is counted as refused, and none as lost."""
     stand.log = stand.scene.meddled(Side.BEFORE, "ClaimingPartition", lambda: _claim_as_another(stand.scene))
@@ -291,6 +297,7 @@ def test_a_range_that_is_done_cannot_be_lost(measured: Measured) -> None:
     assert measured.values("marshal.claims") == {"won": 2, "lost": 1}
 
 
+@pytest.mark.slow
 def test_the_metrics_are_handed_over_at_the_end(stand: Stand, measured: Measured) -> None:
     """The op flushes the provider once, within its time-out."""
     assert stand.run().success
@@ -337,12 +344,14 @@ def test_what_opentelemetry_raises_stops_no_run(
     assert SECRET not in caplog.text
 
 
+@pytest.mark.slow
 def test_without_a_provider_nothing_is_recorded(stand: Stand) -> None:
     """With OpenTelemetry's API but no SDK, a run behaves as without both."""
     assert type(api.get_meter_provider()).__module__.startswith("opentelemetry.metrics")
     assert stand.run().success
 
 
+@pytest.mark.slow
 def test_without_opentelemetry_nothing_is_imported(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """If no other code has imported OpenTelemetry, a run does not either, and there are no instruments."""
     monkeypatch.delenv("OTEL_PYTHON_METER_PROVIDER", raising=False)
@@ -416,6 +425,7 @@ def _reported(caplog: pytest.LogCaptureFixture) -> list[Mapping[str, Any]]:
     return [vars(record) for record in caplog.records if record.name == log_lines.LOGGER.name]
 
 
+@pytest.mark.slow
 def test_each_claim_and_commit_has_a_line_with_fields(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     """At INFO, group, topic, partition and epoch are fields of the record and part of its text."""
     caplog.set_level(logging.INFO, log_lines.LOGGER.name)
@@ -436,6 +446,7 @@ def test_each_claim_and_commit_has_a_line_with_fields(stand: Stand, caplog: pyte
     assert SECRET not in str(reported)
 
 
+@pytest.mark.slow
 def test_a_refusal_and_a_loss_have_lines_that_warn(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     """Refusals and losses are logged as warnings with the reason, so the default level shows them."""
     stand.mode = AT_LEAST_ONCE
@@ -453,6 +464,7 @@ def test_a_refusal_and_a_loss_have_lines_that_warn(stand: Stand, caplog: pytest.
     assert not result.success
 
 
+@pytest.mark.slow
 def test_a_record_that_was_not_acknowledged_has_a_line(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     """A record without an acknowledgement is logged as neither accepted nor refused, with its key."""
     stand.log = FaultyLog(stand.scene.log())

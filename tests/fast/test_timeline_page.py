@@ -79,6 +79,7 @@ def test_a_page_names_no_address_from_which_it_would_load_anything(page: str) ->
     assert "<script src" not in page
 
 
+@pytest.mark.slow
 def test_a_page_is_small(page: str) -> None:
     """Nearly all of it is the library that draws."""
     assert len(page) < 2_000_000
@@ -170,6 +171,7 @@ def test_names_from_a_log_cannot_become_part_of_the_page() -> None:
     assert "<" not in script(found, "figure") + script(found, "data") + script(found, "texts")
 
 
+@pytest.mark.slow
 def test_a_lane_with_an_unusual_name_is_short_and_no_formula() -> None:
     """Bokeh would load a library for text between two pairs of dollar signs."""
     names = [r"$$x$$\(y\)\[z\]", "l" * 255]
@@ -226,6 +228,7 @@ def test_only_the_instances_of_one_run_share_a_fill() -> None:
     assert fills == [RUNS[0], RUNS[0], RUNS[1], RUNS[2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runs", "repeats"), [(len(RUNS), False), (len(RUNS) + 1, True)])
 def test_a_page_says_that_runs_share_colours(*, runs: int, repeats: bool) -> None:
     """Without that sentence two bars of one colour look like those of one run."""

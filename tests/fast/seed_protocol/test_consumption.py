@@ -73,6 +73,7 @@ def test_consumption_sentence_2_without_a_claim_nothing_is_planned_or_committed(
 # At most once
 
 
+@pytest.mark.slow
 @sentence(AMO, "sentence 1", "A message may be lost, but is never processed twice")
 def test_at_most_once_sentence_1_no_message_is_processed_twice_wherever_a_member_dies() -> None:
     """Whichever append is a member's last, no message is processed twice, and only one batch may be missing."""

@@ -78,6 +78,7 @@ def test_synopsis_sentence_4_order_decides_and_a_truncated_log_ends_every_claim(
     assert not first.claims
 
 
+@pytest.mark.slow
 @sentence("Synopsis", "sentence 5", "The protocol handles failures at any step")
 def test_synopsis_sentence_5_a_member_may_die_at_any_step() -> None:
     """Whichever append is a member's last, written or not: others process the rest, once."""
