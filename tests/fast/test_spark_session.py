@@ -6,9 +6,10 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 from urllib.parse import unquote
 
 import pyspark
@@ -549,10 +550,14 @@ def test_settings_that_threads_change_at_once_get_their_old_values() -> None:
 
 def test_a_report_shows_a_frame_without_its_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pytest's report of a failed test asks nothing of a JVM, which may be blocked."""
-    frames = frames_module()
-    frame = object.__new__(frames.DataFrame)  # it has no JVM
-    with pytest.raises((AttributeError, pyspark.errors.PySparkException)):
+    frames, jvm = frames_module(), Mock()
+    frame = frames.DataFrame(jvm, jvm)
+    jvm.reset_mock()
+    with suppress(Exception):
         repr(frame)
+    assert jvm.mock_calls
+    jvm.reset_mock()
     monkeypatch.setattr(frames.DataFrame, "__repr__", frames.DataFrame.__repr__)  # restores it
     show_frames_without_jvm()
     assert "DataFrame object" in repr(frame)
+    assert not jvm.mock_calls
