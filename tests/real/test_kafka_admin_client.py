@@ -1,7 +1,6 @@
 """The admin client: topic and group data of a real broker."""
 
 import base64
-import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -195,8 +194,7 @@ def test_a_thousand_partitions_are_looked_up_together(
     with Topics(connection) as topics:
         found = topics.offsets(topic(1000), range(1000))
     assert found == dict.fromkeys(range(1000), OffsetBounds(0, 0))
-    assert max(sizes) == AT_ONCE
-    assert len(sizes) == 2 * math.ceil(1000 / AT_ONCE)
+    assert set(sizes) == {AT_ONCE, 1000 % AT_ONCE}  # while leaders are elected, the look-up is repeated
 
 
 def test_settings_show_the_brokers_defaults_too(topics: Topics, topic: MakeTopic) -> None:
