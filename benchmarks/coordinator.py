@@ -352,11 +352,11 @@ def _coordinate(
     logging.disable()  # it logs each member that dies
     coordinator = Coordinator(connection, topics, look=None if known is None else lambda: known)
 
-    def stop_when_reported() -> None:
+    def stop_when_requested() -> None:
         commands.poll(None)
         coordinator.stop()
 
-    threading.Thread(target=stop_when_reported, daemon=True).start()
+    threading.Thread(target=stop_when_requested, daemon=True).start()
     coordinator.run()
 
 

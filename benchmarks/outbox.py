@@ -195,11 +195,11 @@ def _write(dsn: str, sizes: Sizes, total: int) -> "tuple[int, array[float]]":
 def _harvest(dsn: str, servers: str, stop: "Event") -> None:
     harvester = Harvester(OutboxTables(Database(dsn)), KafkaConnection(bootstrap_servers=servers))
 
-    def stop_when_reported() -> None:
+    def stop_when_requested() -> None:
         stop.wait()
         harvester.stop()
 
-    threading.Thread(target=stop_when_reported, daemon=True).start()
+    threading.Thread(target=stop_when_requested, daemon=True).start()
     harvester.run()
 
 

@@ -326,7 +326,7 @@ def test_a_lost_range_is_noticed_before_the_output_is_touched(scene: Scene) -> N
     assert scene.sink.rows == []
 
 
-def test_kafka_is_reported_the_offset_and_not_what_is_done_ahead(scene: Scene) -> None:
+def test_kafka_gets_the_offset_and_not_what_is_done_ahead(scene: Scene) -> None:
     """Lag tools need the offset before which nothing is missing."""
     first, second = (scene.batch(member(scene), ranges=TEN) for _ in range(2))
     with first:

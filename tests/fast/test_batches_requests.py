@@ -285,7 +285,7 @@ def test_a_run_that_wins_a_part_claims_more(scene: Scene) -> None:
     rival.__exit__(None, None, None)
 
 
-def test_while_claims_are_held_no_other_owner_is_requested_about(scene: Scene) -> None:
+def test_while_claims_are_held_no_other_owner_is_looked_up(scene: Scene) -> None:
     """Asking Dagster takes time, and claims get no heartbeats before the batch has all of them."""
     scene.data.make(partitions=8, messages=1)
     scene.drain(scene.delivery())

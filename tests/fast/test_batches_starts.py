@@ -283,7 +283,7 @@ def test_at_least_once_reads_what_retention_has_left(
     assert [fields[-1] for fields in heartbeats] == ["2", "9"], "a heartbeat has another offset"
 
 
-def test_at_least_once_can_be_reported_to_fail_on_loss(scene: Scene) -> None:
+def test_at_least_once_fails_on_loss_if_it_is_configured(scene: Scene) -> None:
     """With `allow_data_loss=False` a loss is an error, and nothing is processed."""
     cut(scene, DeliveryMode.AT_LEAST_ONCE)
 

@@ -191,7 +191,7 @@ def test_a_member_fences_itself_while_the_broker_is_down(site: Site) -> None:
         member.check([0])
 
 
-def test_who_lost_a_claim_is_reported_who_holds_it(site: Site) -> None:
+def test_the_error_of_a_lost_claim_names_its_owner(site: Site) -> None:
     """The heartbeat of a member that was replaced is refused, and the error names the new owner."""
     member = site.owner_of(0)
     successor = site.member()
@@ -206,9 +206,7 @@ def test_who_lost_a_claim_is_reported_who_holds_it(site: Site) -> None:
     assert site.owner(0) == successor.member.instance
 
 
-def test_a_loss_is_reported_before_the_broker_is_requested_anything_else(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_is_reported_before_any_other_request_to_the_broker(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that knows its claim is lost stops before any further request, which could take long."""
     member = site.owner_of(0)
     site.member().claim([0], is_dead=lambda _: True)

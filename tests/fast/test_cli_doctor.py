@@ -244,7 +244,7 @@ def of_snapshots(broker: MemoryBroker, snapshots: Snapshots, retention: Retentio
     return finding
 
 
-def test_without_a_snapshot_topic_it_is_reported_what_makes_one(broker: MemoryBroker) -> None:
+def test_without_a_snapshot_topic_the_command_that_creates_one_is_shown(broker: MemoryBroker) -> None:
     """A deployment created before snapshots existed gets a warning."""
     finding = of_snapshots(broker, Snapshots(MemorySnapshotTopic(0)), Retention())
     assert finding.state is CheckState.WARNING

@@ -34,7 +34,7 @@ def is_complete(finding: Finding) -> bool:
     return finding.state in {CheckState.PROBLEM, CheckState.WARNING} and all((finding.found, finding.why, finding.fix))
 
 
-def test_a_reader_is_reported_what_it_can_do() -> None:
+def test_what_a_reader_can_do_is_reported() -> None:
     """A missing WRITE is not a problem: the rights are listed with what they allow."""
     finding = acls.of_coordination_topic(topic_info(READER), ASKER)
     assert (finding.state, finding.fix) == (CheckState.OK, "")
@@ -42,7 +42,7 @@ def test_a_reader_is_reported_what_it_can_do() -> None:
     assert "not claim" in finding.found
 
 
-def test_a_member_is_reported_that_it_is_one() -> None:
+def test_the_rights_of_a_member_are_reported() -> None:
     """With WRITE the principal can claim, and it controls every group in the log."""
     finding = acls.of_coordination_topic(topic_info(MEMBER), ASKER)
     assert finding.state is CheckState.OK

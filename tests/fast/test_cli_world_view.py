@@ -136,7 +136,7 @@ def test_a_stored_log_has_no_freshness(log: Log) -> None:
     assert "1970-01-01 00:00:01.000Z" in text(looked)
 
 
-def test_it_is_reported_to_whom_a_partition_is_assigned(log: Log) -> None:
+def test_the_member_that_a_partition_is_assigned_to_is_shown(log: Log) -> None:
     """The assignment has a column of its own and JSON fields, but only if a coordinator leads the group."""
     topic = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, topic_id=TOPIC_ID)
     log.add(topic, 1_000)

@@ -165,7 +165,7 @@ def test_a_dangerous_setting_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DANGERS)
-def test_a_dangerous_setting_is_accepted_when_reported_so(name: str) -> None:
+def test_a_dangerous_setting_is_accepted_if_that_is_requested(name: str) -> None:
     """With `allow_unsafe`, the problem is returned instead of raised."""
     cluster = safe(3, **{name: DANGERS[name]})
 

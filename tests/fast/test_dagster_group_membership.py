@@ -222,7 +222,7 @@ def test_a_member_is_limited_to_its_share_while_the_coordinator_lives(
     assert expected[1] in found.text
 
 
-def test_it_is_reported_what_came_to_a_member_last() -> None:
+def test_the_last_message_to_a_member_is_reported() -> None:
     """The text shows when the member last gained partitions, so a batch's metadata show rebalances."""
     gained = frozenset({("parcels", 1), ("other", 2)})
     share = MemberAssignment(

@@ -753,7 +753,7 @@ def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> No
 
 
 @pytest.mark.slow
-def test_a_hook_that_is_added_later_is_reported_what_was_given_up_before(watch: Watch) -> None:
+def test_a_hook_that_is_added_later_gets_what_was_given_up_before(watch: Watch) -> None:
     """A new hook is called for all places that need attention at that time."""
     _wear_out(watch)
     watch.tick()

@@ -96,7 +96,7 @@ def test_at_most_three_places_are_named() -> None:
     assert "on host0 (/python), host1 (/python), host2 (/python) and 2 more has no psycopg: install" in str(error.value)
 
 
-def test_a_driver_without_arrow_is_reported_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_driver_without_arrow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark checks the versions of pandas and pyarrow in this process too."""
 
     def missing() -> None:

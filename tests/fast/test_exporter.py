@@ -449,7 +449,7 @@ def test_the_lag_in_seconds_follows_the_ends_that_were_seen(scene: Scene) -> Non
     assert "times" not in scene.cluster.requested
 
 
-def test_kafka_is_requested_once_for_what_was_written_before(scene: Scene) -> None:
+def test_kafka_gets_one_request_for_what_was_written_before(scene: Scene) -> None:
     """An exporter that starts with a lag looks up the offsets of some times in the past."""
     now_ms = scene.clock.wall_ms()
     scene.cluster.bounds["orders"] = {0: OffsetBounds(0, 100)}

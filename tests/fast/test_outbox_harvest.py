@@ -576,7 +576,7 @@ def test_the_only_row_of_a_batch_is_the_one_that_is_refused_whatever_is_named() 
     assert ports.outbox.parked == {1: "refused (tried 1 times)"}
 
 
-def test_after_a_refusal_the_database_is_requested_whether_the_session_goes_on() -> None:
+def test_after_a_refusal_the_database_is_queried_for_the_session() -> None:
     """After a refusal the publisher has started again, which may have fenced a newer session.
 
     So the database is checked.

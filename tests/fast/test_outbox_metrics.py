@@ -112,11 +112,11 @@ def test_the_leader_measures_the_backlog_now_and_then(
     """Only the leader queries rows and age, and not at each turn."""
     leads, turns = [False], [0]
 
-    def requested_whether_it_leads() -> bool:
+    def takes_turn() -> bool:
         turns[0] += 1
         return leads[0]
 
-    with metrics_recorded(TABLES, HarvestCounts(), requested_whether_it_leads):
+    with metrics_recorded(TABLES, HarvestCounts(), takes_turn):
         wait_until(lambda: turns[0] > 3, "the harvester has taken turns")
         assert backlog.requested == 0
         leads[0] = True

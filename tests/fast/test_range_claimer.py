@@ -484,9 +484,7 @@ def test_a_revoked_range_is_lost_at_the_next_heartbeat(site: Site) -> None:
     successor.check([0])
 
 
-def test_a_loss_is_reported_before_the_broker_is_requested_anything_else(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_is_reported_before_any_other_request_to_the_broker(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that finds its range lost must stop the work first.
 
     It sends no request to the broker, which may take long.

@@ -85,7 +85,7 @@ def test_what_was_committed_is_not_done_again(epoch: int, sender: str, began_at:
 
 
 @pytest.mark.parametrize(("reads_on_from", "is_reported"), [(1, False), (3, False), (4, True), (5, True)])
-def test_a_reader_is_reported_what_it_counts_on(reads_on_from: int, is_reported: bool) -> None:
+def test_what_a_reader_counts_on_is_checked(reads_on_from: int, is_reported: bool) -> None:
     """A read of one record may return later ones.
 
     A truncation affects only a reader that continues after the new end.

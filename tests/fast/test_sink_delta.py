@@ -313,32 +313,32 @@ def test_another_group(check: Callable[[Target], None], target: DeltaTarget) -> 
     check(target)
 
 
-class Told(FakeTable):
+class RespondingTable(FakeTable):
     """A table whose response to a commit is replaced."""
 
     def __init__(
-        self, path: Path, reported: Callable[[Callable[[], None]], None], *, writes_first: bool = False
+        self, path: Path, respond: Callable[[Callable[[], None]], None], *, writes_first: bool = False
     ) -> None:
         super().__init__(path)
-        self._reported = reported
+        self._respond = respond
         self.writes_first = writes_first
 
     def commit(
         self, rows: FakeRows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
         """Respond as the test decides."""
-        self._reported(lambda: FakeTable.commit(self, rows, taken, commit, replaced))
+        self._respond(lambda: FakeTable.commit(self, rows, taken, commit, replaced))
 
 
 def write(
     target: DeltaTarget,
-    reported: Callable[[Callable[[], None]], None],
+    respond: Callable[[Callable[[], None]], None],
     wanted: ClaimedRange,
     *,
     writes_first: bool = False,
 ) -> Any:  # noqa: ANN401
     """Write through a table that responds like this."""
-    sink = FakeSink(target.table.path, Told(target.table.path, reported, writes_first=writes_first))
+    sink = FakeSink(target.table.path, RespondingTable(target.table.path, respond, writes_first=writes_first))
     return sink.write(target.frame(rows_of("a", wanted)), [wanted], never)
 
 
@@ -710,7 +710,7 @@ def test_the_table_is_requested_in_a_session() -> None:
         sink.verdicts([part(0, 0, 3)])
 
 
-def test_a_session_without_delta_is_reported_so() -> None:
+def test_a_session_without_delta_is_reported() -> None:
     """Spark without Delta raises a syntax error, which becomes a configuration error."""
 
     class PlainSession:

@@ -475,7 +475,7 @@ def test_spark_must_find_what_the_process_has_written(answer: int | Exception, w
         ObjectStorage("s3://lake/x").check_seen(Rows(answer), "note")  # type: ignore[arg-type]
 
 
-def test_each_session_is_requested_once() -> None:
+def test_each_session_gets_one_request() -> None:
     """Other errors of Spark are raised as they are. After one success a session is not asked again, but another is."""
     storage, session = ObjectStorage("s3://lake/x"), Rows(1)
     with pytest.raises(ValueError, match="403"):
