@@ -118,7 +118,7 @@ def _large(connection: KafkaConnection, sizes: Sizes) -> tuple[list[Case], Mappi
             _MOST_MIB,
         ),
         Case(
-            f"{name}: answers that came beside those asked for",
+            f"{name}: answers that came without a request",
             [steady.words_per_s],
             [sizes.members * 3 * _MS_PER_S / sizes.session_ms],
             "messages/s",

@@ -42,7 +42,7 @@ def run(sizes: Sizes) -> Measured:
         from_snapshot = until_done_ms([*command, FROM_SNAPSHOT, "0"], environment)
         from_log = until_done_ms([*command, FROM_LOG, str(sizes.records)], environment)
         ours, beside = alternate(sizes.alternations, lambda: from_snapshot() / MS_PER_S, lambda: from_log() / MS_PER_S)
-    name = f"fresh process to the world state behind {sizes.records:,} records"
+    name = f"fresh process to the world state after {sizes.records:,} records"
     return Measured([Case(name, ours, beside, "s", Goal.OURS_AT_MOST, 1)], {"snapshots": snapshots})
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WITHIN_S: Final = 300.0
-"""The seconds after which a test gives up. They only guard against waiting forever; pytest's time-out is longer."""
+"""The seconds after which a test gives up. They only guard against waiting forever; pytest's timeout is longer."""
 _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.1
 

@@ -205,8 +205,8 @@ WRONG_RULES: dict[str, tuple[str, str]] = {
         'return bool(key["plan_end"] == record["offset"])',
         'key["plan_end"] = record["offset"]\n        return True',
     ),
-    "an open plan cannot be said again": ('return bool(key["plan_end"] == record["offset"])', "return False"),
-    "an open plan said again loses its attempts": (
+    "an open plan cannot be repeated": ('return bool(key["plan_end"] == record["offset"])', "return False"),
+    "an open plan that is repeated loses its attempts": (
         'return bool(key["plan_end"] == record["offset"])',
         'if key["plan_end"] == record["offset"]:\n            key["plan_attempts"] = 0\n            return True\n'
         "        return False",
@@ -260,7 +260,7 @@ WRONG_RULES: dict[str, tuple[str, str]] = {
         "if self._has_live_owner(log, group, key):\n                return False",
         "pass",
     ),
-    "settings only while nobody owns": (
+    "settings only while no member owns": (
         "if self._has_live_owner(log, group, key):\n                return False",
         'if key["owner"] is not None:\n                return False',
     ),
@@ -388,7 +388,7 @@ WRONG_RANGES: dict[str, tuple[str, str]] = {
         'if each["end"] == record["end"]:',
     ),
     "a live planned range is taken over": ('if each["phase"] == "planned" and not self._is_live(log, group, each["owner"]):', 'if each["phase"] == "planned":'),
-    "a planned range is taken over only when nobody owns it": ('if each["phase"] == "planned" and not self._is_live(log, group, each["owner"]):', 'if each["phase"] == "planned" and each["owner"] is None:'),
+    "a planned range is taken over only if it has no owner": ('if each["phase"] == "planned" and not self._is_live(log, group, each["owner"]):', 'if each["phase"] == "planned" and each["owner"] is None:'),
     "a done range is taken over": ('if each["phase"] == "planned" and not self._is_live', 'if each["phase"] != "claimed" and not self._is_live'),
     "a spent range is taken over as it is": ('if each["phase"] == "planned" and not self._is_live', 'if each["phase"] != "done" and not self._is_live'),
     "a spent range is in the way": (
@@ -434,8 +434,8 @@ WRONG_RANGES: dict[str, tuple[str, str]] = {
         'if is_paused(log, group):\n            return False\n        if found["phase"] == "planned":',
         'if found["phase"] == "planned":',
     ),
-    "a planned range is planned anew": ('return bool(found["end"] == record["end"])', "pass"),
-    "a plan may not be said again": ('return bool(found["end"] == record["end"])', "return False"),
+    "a planned range is planned again": ('return bool(found["end"] == record["end"])', "pass"),
+    "a plan may not be repeated": ('return bool(found["end"] == record["end"])', "return False"),
     "an empty range is planned": ('if record["end"] <= found["start"]:', 'if record["end"] < found["start"]:'),
     "a plan may reach beyond its range": ('if record["end"] > found["end"]:\n            return False', ""),
     "a plan may not be shorter": ('if record["end"] > found["end"]:', 'if record["end"] != found["end"]:'),
@@ -448,7 +448,7 @@ WRONG_RANGES: dict[str, tuple[str, str]] = {
     ),
     "a range's heartbeat changes nothing": ('found["owner"]["last_beat"] = log["log_time"]', "pass"),
     # RangeDone
-    "anybody says that a range is done": (
+    "any member reports that a range is done": (
         'if found["owner"]["instance"] != record["instance"]:\n            return False\n        if found["phase"] != "planned":',
         'if found["phase"] != "planned":',
     ),
@@ -477,7 +477,7 @@ WRONG_RANGES: dict[str, tuple[str, str]] = {
     ),
     "a claimed range stays without an owner": ('if found["phase"] == "claimed":\n        key', 'if False:\n        key'),
     "a planned range goes with its owner": ('if found["phase"] == "claimed":\n        key', 'if True:\n        key'),
-    "an epoch stands for all before it": ('each["owner"]["epoch"] == epoch', 'each["owner"]["epoch"] >= epoch'),
+    "an epoch matches all before it": ('each["owner"]["epoch"] == epoch', 'each["owner"]["epoch"] >= epoch'),
     # What ranges prevent for other records
     "the partition is claimed whole beside live ranges": (
         'if self._is_live(log, group, each["owner"]):\n                return False\n        sender_paused',

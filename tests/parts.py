@@ -109,6 +109,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "demo",
         "diagrams",
         "docs",
+        "docstring_examples",
         "error_reference",
         "extras",
         "import_contracts",

@@ -137,6 +137,7 @@ WORDS: Final = (
     Word("behind", _phrase(r"\bbehind\b"), "write after"),
     Word("ahead of", _phrase(r"\bahead of\b"), "write before"),
     Word("but for", _phrase(r"\bbut for\b"), "write except"),
+    Word("time-out", _phrase(r"\btime-outs?\b"), "write timeout"),
     Word(
         "docstring: Give",
         _phrase(r"\A(?:Give|Tell|Say)\b"),
@@ -159,22 +160,9 @@ ALLOWED_USES: Final = (
     ),
     AllowedUse("marshal_dagster/outbox/store.py", _phrase(r"\bFROM gone ON CONFLICT\b"), "SQL: a table's name and ON"),
     AllowedUse("marshal_dagster/sinks/*", _phrase(r"\breserved word\b"), "the term in SQL"),
-    AllowedUse("*bench*.py", _phrase(r"\bworld state behind\b"), "a case's name, which the stored results contain"),
-    AllowedUse("*bench*.py", _phrase(r"\bbeside those asked for\Z"), "a case's name, which the stored results contain"),
-    AllowedUse(
-        "tests/*simulator/mutants.py",
-        _phrase(r"[\s\S]+"),
-        "names of mutants, listed in docs/verification/proof.md",
-        _STRINGS,
-    ),
     AllowedUse(
         "tests/simulator/scenario.py", _phrase(r"[\s\S]+"), "names of faults, stored in tests/results", _STRINGS
     ),
-    AllowedUse(
-        "tests/simulator/world.py", _phrase(r"\A(?:who goes on from|a check tells who) .+"), "names of promises"
-    ),
-    AllowedUse("tests/mutant_readers.py", _phrase(r"[\s\S]+"), "names of mutants, and code of readers", _STRINGS),
-    AllowedUse("tests/fast/test_range_model.py", _phrase(r"\A[\w ]+\Z"), "names of mutants", _STRINGS),
     AllowedUse(
         "tests/fast/test_kafka_clients.py", _phrase(r"\Acertificate of nobody\Z"), "a made-up log line", _STRINGS
     ),

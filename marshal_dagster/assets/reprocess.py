@@ -73,7 +73,7 @@ def build_reprocess_asset(
 
     Example:
         ```python
-        days = dg.DailyPartitionsDefinition(start_date="2026-01-01")
+        days = DailyPartitionsDefinition(start_date="2026-01-01")
         again = build_reprocess_asset("orders", partitions_def=days)
         ```
     """

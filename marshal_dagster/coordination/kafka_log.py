@@ -45,7 +45,7 @@ READ_BATCH: Final = 2_000
 CLIENT_ID: Final = "marshal-dagster"
 _SLICE_S: Final = 0.5
 _SHORT_PART: Final = 0.2
-"""How long to wait for the connection of a later producer, as a part of the delivery time-out.
+"""How long to wait for the connection of a later producer, as a part of the delivery timeout.
 
 This is less than the margin of a lease.
 """
@@ -131,7 +131,7 @@ class KafkaLog:
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
         """Read up to `ends` in chunks, even if there is no record at an end (a transaction marker, for example).
 
-        The first answer may take as long as the connection's time-out, because the client has to connect. No claim is
+        The first answer may take as long as the connection's timeout, because the client has to connect. No claim is
         held before that.
         """
         if self._consumer is None:

@@ -14,7 +14,7 @@ from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 
 SILENT_SESSIONS: Final = 2
-"""After this many session time-outs without a message of the coordinator, members may claim any free partition."""
+"""After this many session timeouts without a message of the coordinator, members may claim any free partition."""
 _OLD_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class AssignmentReader:
     group: str
     member: str
     session_ms: float
-    """The member's session time-out in milliseconds."""
+    """The member's session timeout in milliseconds."""
     read: Callable[[KafkaConnection, CoordinatorTopics, str], GroupAssignments] = read_group
     _view: GroupAssignments | None = field(default=None, init=False)
     _read_at_s: float = field(default=0.0, init=False)

@@ -33,7 +33,7 @@ _TICK_S: Final = 0.05
 _BUSY_TICK_S: Final = 0.01
 _AGAIN_AFTER_S: Final = 0.5
 _STOP_WITHIN_S: Final = 10.0
-"""How much longer than a session time-out leaving may take. The session time-out covers a silent coordinator."""
+"""How much longer than a session timeout leaving may take. The session timeout covers a silent coordinator."""
 
 Work = Callable[[frozenset[DataPartitionId]], None]
 """A function that starts or stops processing partitions, and returns when that is done."""
@@ -45,7 +45,7 @@ class CoordinatedMember:
     The assignment is only advice: claim a partition in the coordination log before you process it.
 
     The member calls `start` and `stop` in one thread, one after another, while another thread answers the coordinator.
-    If one of them raises, the member stops all work, leaves the group, and joins again after a session time-out.
+    If one of them raises, the member stops all work, leaves the group, and joins again after a session timeout.
 
     Example:
         ```python
@@ -172,7 +172,7 @@ class CoordinatedMember:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop all work and leave the group; wait for that, for a session time-out and ten seconds at most."""
+        """Stop all work and leave the group; wait for that, for a session timeout and ten seconds at most."""
         self._is_over.set()
         if self._thread is None:
             return
@@ -247,7 +247,7 @@ class CoordinatedMember:
             logger.error("%s: unexpected error, it reconnects; report this as a bug", self._work.name, exc_info=error)
 
     def _has_left_without_clients(self, membership: Membership) -> bool:
-        """Stop all work if no coordinator was heard for a session time-out; return whether the member has left.
+        """Stop all work if no coordinator was heard for a session timeout; return whether the member has left.
 
         It leaves then if it is over. The coordinator notices that by its silence.
         """
@@ -360,7 +360,7 @@ class _WorkThread:
             except Exception:
                 logger.exception(
                     "%s: its `start` or `stop` has failed; it leaves the group, and joins again after a session "
-                    "time-out",
+                    "timeout",
                     self.name,
                 )
                 self._failed.set()

@@ -156,7 +156,7 @@ class GroupCoordinator:
             kept: The shares that the previous coordinator sent to members. No partition moves before all these members
                 have registered again, or the time for that is over.
             recovery_ms: The time that these members have to register again. They have the longest of their session
-                time-outs (up to a minute) if that is longer.
+                timeouts (up to a minute) if that is longer.
             generation: Generations of this coordinator are larger than this one.
             is_later_epoch: Returns whether the election shows that a later coordinator may lead under an epoch. A later
                 epoch that a member reports is ignored otherwise.
@@ -426,7 +426,7 @@ class GroupCoordinator:
             self._rebalance.finish()
 
     def _deadlines(self, names: Iterable[str], now_ms: float) -> Deadlines:
-        """Wait for the answers of members for 2/3 of their session time-outs."""
+        """Wait for the answers of members for 2/3 of their session timeouts."""
         return Deadlines({name: now_ms + self._members.by_name[name].session_ms * 2 / 3 for name in names})
 
     # Messages and events

@@ -39,7 +39,7 @@ class Member:
 
     @property
     def session_ms(self) -> int:
-        """The member's session time-out in milliseconds."""
+        """The member's session timeout in milliseconds."""
         return self.registration.session_timeout_ms
 
     @property
@@ -138,7 +138,7 @@ class Members:
 class Liveness:
     """Which members answer the pings. Times are in milliseconds.
 
-    A ping fails if it is not answered within 2/3 of the member's session time-out. Each further ping fails another 1/3
+    A ping fails if it is not answered within 2/3 of the member's session timeout. Each further ping fails another 1/3
     later.
     """
 
@@ -208,7 +208,7 @@ class Recovery:
     """
 
     def __init__(self, recorded: Iterable[StartFetcher], recovery_ms: float, now_ms: float) -> None:
-        """Expect the members with a recorded share for `recovery_ms` or their longest session time-out."""
+        """Expect the members with a recorded share for `recovery_ms` or their longest session timeout."""
         self._expected = {share.member: share for share in recorded}
         self._expected_members = set(self._expected)
         """The members of the previous coordinator that have not registered with this one."""
@@ -242,7 +242,7 @@ class Recovery:
         self._until_ms = until_ms
 
     def wait_for_others(self, session_ms: int, now_ms: float) -> None:
-        """Wait at least another third of the session time-out of the first member that registered."""
+        """Wait at least another third of the session timeout of the first member that registered."""
         self._until_ms = max(self._until_ms, now_ms + min(session_ms / 3, _MAX_RECOVERY_MS))
 
     def excuse(self, away_ms: float) -> None:

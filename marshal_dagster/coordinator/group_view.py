@@ -27,7 +27,7 @@ class MemberAssignment:
     places: frozenset[DataPartitionId]
     """The partitions that are assigned to the member."""
     session_ms: int = 0
-    """The member's session time-out in milliseconds; 0 if the coordinator did not write it."""
+    """The member's session timeout in milliseconds; 0 if the coordinator did not write it."""
     gained: frozenset[DataPartitionId] = frozenset()
     """The partitions in `places` that the member did not have before."""
     assigned_at_ms: int = 0
@@ -49,7 +49,7 @@ class GroupAssignments:
 
     @property
     def session_ms(self) -> int:
-        """The longest session time-out of the members, in milliseconds; 30,000 if none is known."""
+        """The longest session timeout of the members, in milliseconds; 30,000 if none is known."""
         return max([share.session_ms for share in self.shares.values()], default=0) or _USUAL_SESSION_MS
 
     def silent_ms(self, now_ms: float) -> float:

@@ -44,7 +44,7 @@ class MemberState(Enum):
 class MemberEvent(Enum):
     """An event that changes the state of a member."""
 
-    SILENCE = "no message of a coordinator arrived for a session time-out"
+    SILENCE = "no message of a coordinator arrived for a session timeout"
     SUCCESSION = "another coordinator leads"
     ACCEPTED = "the coordinator has accepted the registration"
     REJECTED = "the coordinator has rejected the registration"
@@ -133,7 +133,7 @@ class Membership:
 
     @property
     def session_ms(self) -> int:
-        """The session time-out in milliseconds: without a message of a coordinator for this long, the member stops."""
+        """The session timeout in milliseconds: without a message of a coordinator for this long, the member stops."""
         return self.registration.session_timeout_ms
 
     def silent_ms(self, now_ms: float) -> float:
@@ -161,7 +161,7 @@ class Membership:
         return MemberActions(actions.messages, actions.stop | late, actions.start)
 
     def tick(self, now_ms: float) -> MemberActions:
-        """Register again if that is due; stop everything if the coordinator was silent for a session time-out."""
+        """Register again if that is due; stop everything if the coordinator was silent for a session timeout."""
         stop = self._end_if_silent(now_ms)
         is_waiting_for_its_name = self.state is MemberState.REFUSED and self.error == "duplicate_id"
         is_calling = self.state is MemberState.LOOKING or is_waiting_for_its_name
@@ -187,7 +187,7 @@ class Membership:
         return self.state is MemberState.GONE
 
     def _end_if_silent(self, now_ms: float) -> frozenset[DataPartitionId]:
-        """Stop everything if no coordinator was heard for a session time-out; return the partitions to stop.
+        """Stop everything if no coordinator was heard for a session timeout; return the partitions to stop.
 
         After that, the member follows any coordinator.
         """

@@ -48,7 +48,7 @@ class Record(BaseModel):
 class Register(Record):
     """A member's registration, with the topics that it subscribes to and the partitions that it has.
 
-    Values that a coordinator refuses with a reason are valid here, such as a session time-out of 0.
+    Values that a coordinator refuses with a reason are valid here, such as a session timeout of 0.
     """
 
     kind: Literal["register"] = "register"
@@ -62,7 +62,7 @@ class Register(Record):
     """Whether the member commits offsets by itself, and reports them in its answers to pings."""
     auto_offset_reset: Literal["smallest", "largest"] = "smallest"
     session_timeout_ms: Number
-    """The session time-out in milliseconds."""
+    """The session timeout in milliseconds."""
     tenure: Name
     """The id of the process. Two processes with the same name have different ids."""
     is_static: bool = False

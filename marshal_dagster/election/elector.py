@@ -32,7 +32,7 @@ LEADER_SETTINGS: Final = {
 """The settings with which a leader topic is created; only the newest beats are needed."""
 
 _SESSION_MS: Final = 6_000
-"""The shortest session time-out that brokers allow by default. The group keeps a dead leader's partition that long."""
+"""The shortest session timeout that brokers allow by default. The group keeps a dead leader's partition that long."""
 _LASTING: Final = frozenset(
     {
         *MISSING,

@@ -61,7 +61,7 @@ class TopicReader:
         """Look up `topics`. The value is None for a topic that cannot be looked up now.
 
         Once there is no answer, the remaining topics wait for the next call, which leaves out this one for a minute and
-        then tries it last. So neither a cluster that is away nor a topic without a leader costs a time-out for each
+        then tries it last. So neither a cluster that is away nor a topic without a leader costs a timeout for each
         topic. Meanwhile all of these have their last offsets, for a minute. Raises `MarshalError` for errors that do
         not depend on a topic.
 

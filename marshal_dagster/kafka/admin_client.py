@@ -554,7 +554,7 @@ def _first_at(offsets: _Offsets, partitions: Sequence[int], at_ms: int) -> dict[
 
 
 def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library has no type hint
-    """Wait for an answer one second longer than `left_s`, so that the client's own time-out comes first."""
+    """Wait for an answer one second longer than `left_s`, so that the client's own timeout comes first."""
     return future.result(timeout=left_s + 1)
 
 

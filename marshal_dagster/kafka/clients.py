@@ -432,7 +432,7 @@ def _close(client: Client) -> None:
 
 
 def check_reachable(connection: KafkaConnection, *, client_id: str = "marshal-dagster") -> None:
-    """Connect once, within the connection's time-out, and close the connection.
+    """Connect once, within the connection's timeout, and close the connection.
 
     Raises:
         ConfigurationError: the client library rejects the settings.

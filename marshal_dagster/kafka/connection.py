@@ -27,7 +27,7 @@ Setting = str | int | float | bool | Callable[..., Any]
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 LONGEST_TIMEOUT_S: Final = 300.0
-"""The longest time-out that librdkafka allows for a request."""
+"""The longest timeout that librdkafka allows for a request."""
 
 SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")

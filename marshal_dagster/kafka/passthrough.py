@@ -24,7 +24,7 @@ _REASONS: Final[Mapping[str, str]] = {
         "max.in.flight.requests.per.connection message.send.max.retries retries"
     ),
     "records of the coordination log are not written in transactions": "transactional.id transaction.timeout.ms",
-    "the delivery time-out follows from the group's heartbeat interval": "message.timeout.ms delivery.timeout.ms",
+    "the delivery timeout follows from the group's heartbeat interval": "message.timeout.ms delivery.timeout.ms",
     "a claim must not wait in a queue": "linger.ms queue.buffering.max.ms",
     "the library needs the log offset in every record's acknowledgement": "delivery.report.only.error",
     "a topic that is created by accident has the wrong settings": "allow.auto.create.topics",

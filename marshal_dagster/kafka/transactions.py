@@ -151,7 +151,7 @@ class Transaction:
         self._sent = 0
         timeout_ms = round(timeout_s * 1000)
         settings = {
-            # The client does not accept a longer time-out for an answer than for the transaction.
+            # The client does not accept a longer timeout for an answer than for the transaction.
             "socket.timeout.ms": min(timeout_ms, round(connection.timeout_s * 1000)),
             "acks": "all",
             "enable.idempotence": True,
@@ -190,7 +190,7 @@ class Transaction:
             self._let_go()
 
     def begin(self) -> None:
-        """Begin a transaction. The broker measures its time-out from the first record."""
+        """Begin a transaction. The broker measures its timeout from the first record."""
         self._client.begin_transaction()
         self._began_s = None
         self._is_open = True
@@ -542,7 +542,7 @@ class NotesReader:
 
         Args:
             patience_s: How long to wait for an open transaction, in seconds since the last record was read. For an
-                answer of the broker this waits for the time-out of the connection if that is longer.
+                answer of the broker this waits for the timeout of the connection if that is longer.
 
         Raises:
             TransactionStillOpenError: a transaction has not ended in that time.

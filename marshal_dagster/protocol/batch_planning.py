@@ -20,7 +20,7 @@ class StartPolicy(StrEnum):
 
     Example:
         ```python
-        BatchRequest("orders", start=StartPolicy.LATEST)
+        BatchRequest(topic="orders", start=StartPolicy.LATEST)
         ```
     """
 

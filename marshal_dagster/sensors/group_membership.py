@@ -80,7 +80,7 @@ def build_group_member_sensor(
 
     Example:
         ```python
-        claimer = ClaimerResource(connection=connection, group="shops", member="east")
+        claimer = ClaimerResource(connection=kafka, group="shops", member="east")
         sensor = build_group_member_sensor(job, default_status=DefaultSensorStatus.RUNNING)
         ```
     """

@@ -179,7 +179,7 @@ def flush(timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         return
     if force is None:
         return
-    # This runs in a thread, because an exporter that retries may exceed its time-out.
+    # This runs in a thread, because an exporter that retries may exceed its timeout.
     thread = threading.Thread(target=_quietly, args=(force, timeout_s), name="flush metrics", daemon=True)
     thread.start()
     thread.join(timeout_s)

@@ -227,7 +227,7 @@ def test_the_bare_client_has_the_settings_of_the_library(monkeypatch: pytest.Mon
 
 
 def essential(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without names, time-outs and callbacks."""
+    """Return the settings without names, timeouts and callbacks."""
     aside = {"bootstrap.servers", "client.id", "group.id", "logger", "error_cb", "throttle_cb"}
     aside |= {"socket.timeout.ms", "socket.connection.setup.timeout.ms"}
     return {name: value for name, value in settings.items() if name not in aside}

@@ -51,6 +51,7 @@ def found(source: str, place: str = "marshal_dagster/code.py") -> list[tuple[int
         "the offsets behind it",
         "the records ahead of it",
         "all but for one",
+        "the session time-outs",
         "Give the offset",
     ],
 )

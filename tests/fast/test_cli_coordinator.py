@@ -89,7 +89,7 @@ def test_services_show_the_warnings_of_modules_that_exist(part: str) -> None:
 
 
 def test_what_a_silent_coordinator_has_assigned_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Assignments expire after two session time-outs of the members, or two default ones if none is known."""
+    """Assignments expire after two session timeouts of the members, or two default ones if none is known."""
     now_ms = round(time.time() * 1_000)
     shares = {
         "east": MemberAssignment("east", "t", 1, 1, frozenset({("orders", 0)}), 6_000, frozenset({("orders", 0)}), 7)

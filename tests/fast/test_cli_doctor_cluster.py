@@ -206,7 +206,7 @@ class Forbidding:
     ],
 )
 def test_what_may_not_be_read_is_not_waited_for(held: frozenset[Right] | None, names: list[str]) -> None:
-    """Without READ the log is not read, because the client would only reach its time-out."""
+    """Without READ the log is not read, because the client would only reach its timeout."""
     requested = CheckedCluster(
         KafkaConnection(bootstrap_servers="broker:9092"), cast("KafkaInspector", Forbidding(held))
     )

@@ -358,7 +358,7 @@ def test_a_data_topic_without_read_is_reported() -> None:
 
 
 def test_a_cluster_that_stops_answering_is_reported_once() -> None:
-    """The time-out of one request is not repeated for each topic."""
+    """The timeout of one request is not repeated for each topic."""
     cluster = Cluster(DELETES)
     cluster.raises = {"a": UnavailableError("gone")}
     (finding,) = check(cluster, "a", "b")

@@ -72,7 +72,7 @@ def test_a_topic_that_cannot_be_looked_at_leaves_the_others() -> None:
 
 
 def test_a_cluster_out_of_reach_gets_one_request() -> None:
-    """If the data topics' Kafka does not answer, the state is shown without a time-out for each topic."""
+    """If the data topics' Kafka does not answer, the state is shown without a timeout for each topic."""
     topics = FakeTopics()
     found = look(topics, {"far": {0}, "orders": {0}})
     assert [now.unknown for now in found.values()] == [LagUnknownReason.UNAVAILABLE, LagUnknownReason.UNAVAILABLE]

@@ -312,7 +312,7 @@ def test_a_topic_that_cannot_be_looked_up_leaves_the_others(scene: Scene) -> Non
 
 
 def test_a_topic_without_an_answer_does_not_hide_the_others(scene: Scene) -> None:
-    """Each read waits for one time-out at most. The next one leaves that topic out, for a minute."""
+    """Each read waits for one timeout at most. The next one leaves that topic out, for a minute."""
     claim = ClaimingPartition(instance="i", client="c", group="g", topic="a", partition=0, time_s=1)
     scene.add(claim, topic="a")
     scene.cluster.errors = {"a": UnavailableError("away")}

@@ -174,7 +174,7 @@ FOR_ONE_CLIENT: Mapping[str, tuple[Settings, Any]] = {
     "spark_source_options": (SERVERS, {"kafka.client.rack": "r1"}),
     "spark_class_prefix": (PLAIN, "kafkashaded."),
 }
-"""Fields that are by their names for one client: a time-out of requests, settings of each client, Java's classes."""
+"""Fields that are by their names for one client: a timeout of requests, settings of each client, Java's classes."""
 
 
 def rendered(settings: Settings) -> tuple[dict[str, Any], dict[str, str]]:

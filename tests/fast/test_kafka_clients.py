@@ -1,4 +1,4 @@
-"""Kafka clients that cannot reach a broker raise a one-line error within the time-out and write nothing to stderr."""
+"""Kafka clients that cannot reach a broker raise a one-line error within the timeout and write nothing to stderr."""
 
 import logging
 import socket
@@ -72,7 +72,7 @@ def connection_to(servers: str | int, **fields: object) -> KafkaConnection:
 
 @contextmanager
 def time_from(text: str) -> Iterator[None]:
-    """Let the time-outs of clients start when one of them has found a reason with this text."""
+    """Let the timeouts of clients start when one of them has found a reason with this text."""
     start_s, found = time.monotonic(), threading.Event()
     consider = ClientLog.consider
 
@@ -91,7 +91,7 @@ def time_from(text: str) -> Iterator[None]:
 def reached(make: Make, connection: KafkaConnection, reason: str = "") -> str:
     """Return the message of the error that the client raises when it cannot reach Kafka. Check that it is one line.
 
-    If the message contains `reason`, its time-out starts when the client library has reported that.
+    If the message contains `reason`, its timeout starts when the client library has reported that.
     """
     client, log = make(connection)
     try:
@@ -138,7 +138,7 @@ def test_of_several_servers_the_one_that_fails_is_named(unused_port: int) -> Non
 def test_a_port_that_says_nothing_is_reported_within_the_time_out(
     kind: str, serve: Callable[[bytes | None], int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """If a server accepts connections and sends nothing, each kind of client gives up within the time-out."""
+    """If a server accepts connections and sends nothing, each kind of client gives up within the timeout."""
     message = reached(MAKERS[kind], connection_to(serve(None)))
     assert "no answer" in message or "does not answer" in message
     assert "check " in message
@@ -155,7 +155,7 @@ def test_a_port_that_closes_each_connection_is_reported(serve: Callable[[bytes |
 
 @pytest.mark.thorough
 def test_what_answers_but_is_not_kafka_is_reported_without_waiting(serve: Callable[[bytes | None], int]) -> None:
-    """If the server is not Kafka, retrying cannot help, so the client fails long before its time-out."""
+    """If the server is not Kafka, retrying cannot help, so the client fails long before its timeout."""
     port = serve(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     client, log = MAKERS["admin"](connection_to(port))
     with pytest.raises(
@@ -450,7 +450,7 @@ def test_letting_go_does_not_wait_for_a_name(
 
 @pytest.mark.thorough
 def test_check_reachable_uses_the_connections_own_time_out(unused_port: int) -> None:
-    """`check_reachable` raises an error within the time-out of the connection if no broker answers."""
+    """`check_reachable` raises an error within the timeout of the connection if no broker answers."""
     with time_from(REFUSED), pytest.raises(UnavailableError, match=REFUSED):
         clients.check_reachable(connection_to(unused_port))
 

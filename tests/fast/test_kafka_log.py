@@ -71,7 +71,7 @@ class SlowConsumer:
 
 @pytest.mark.thorough
 def test_the_first_answer_may_take_as_long_as_the_connection_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first read may take the connection's time-out, because the client has to connect.
+    """The first read may take the connection's timeout, because the client has to connect.
 
     Later reads use their own.
     """

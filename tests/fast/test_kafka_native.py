@@ -30,7 +30,7 @@ HEAD = """
             return f"{type(error).__name__}: {error}"
 
     def until(holds, ask):
-        while not holds(found := answer_of(ask)):  # a busy machine may need several time-outs for an answer
+        while not holds(found := answer_of(ask)):  # a busy machine may need several timeouts for an answer
             pass
         return found
 

@@ -97,7 +97,7 @@ def test_another_error_of_the_interpreter_is_left_alone() -> None:
 
 @pytest.mark.parametrize(("of_connection_s", "wanted_ms"), [(60.0, 10_000), (5.0, 5_000)])
 def test_no_request_waits_longer_than_its_transaction_lasts(of_connection_s: float, wanted_ms: int) -> None:
-    """The request time-out does not exceed the transaction time-out, because the client rejects such settings."""
+    """The request timeout does not exceed the transaction timeout, because the client rejects such settings."""
     transaction(of_connection_s)
     assert Client.settings["transaction.timeout.ms"] == 10_000
     assert Client.settings["socket.timeout.ms"] == wanted_ms

@@ -193,7 +193,7 @@ class LogPort:
         assert abs(timestamp_ms - time.time() * 1_000) < 60_000
 
     def test_what_never_comes_is_an_error(self, house: House) -> None:
-        """Reading up to an end that the log does not reach raises an error after the time-out."""
+        """Reading up to an end that the log does not reach raises an error after the timeout."""
         log = house.open()
         log.follow({0: 0})
         house.say(0, b"a")

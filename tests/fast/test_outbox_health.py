@@ -287,7 +287,7 @@ def test_a_pause_ends_when_a_signal_stops_the_harvester(harvester: Harvester) ->
 
 @pytest.mark.slow
 def test_a_long_answer_is_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time-out is that of one piece, so a scrape over a slow link gets all of it."""
+    """The timeout is that of one piece, so a scrape over a slow link gets all of it."""
     body, sizes = bytes(24_000_000), list[int]()
 
     def recorded(handler: Any) -> None:  # noqa: ANN401 - the handler's class is local

@@ -110,7 +110,7 @@ def test_a_zombie_of_another_parent_is_not_alive() -> None:
 
 
 def test_waiting_has_an_end(spawn: Callable[[str], ProcessMark]) -> None:
-    """`wait_gone` returns False after the time-out."""
+    """`wait_gone` returns False after the timeout."""
     assert not processes.wait_gone([spawn("exec sleep 60")], 0.05)
 
 

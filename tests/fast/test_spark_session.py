@@ -329,7 +329,7 @@ def test_a_download_that_fails_is_one_line(
 def test_a_download_takes_only_so_long(
     ivy_runs: Callable[[], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A download that does not end, and one by another process, raise an error after the time-out."""
+    """A download that does not end, and one by another process, raise an error after the timeout."""
     monkeypatch.setenv("FAKE_TAKES_S", "10000")
     with pytest.raises(UnavailableError, match=r"took more than 0\.1 s"):
         fetch_connector(timeout_s=0.1)

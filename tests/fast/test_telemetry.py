@@ -299,14 +299,14 @@ def test_a_range_that_is_done_cannot_be_lost(measured: Measured) -> None:
 
 @pytest.mark.slow
 def test_the_metrics_are_handed_over_at_the_end(stand: Stand, measured: Measured) -> None:
-    """The op flushes the provider once, within its time-out."""
+    """The op flushes the provider once, within its timeout."""
     assert stand.run().success
 
     assert measured.flushed_ms == [metrics.FLUSH_TIMEOUT_S * 1_000]
 
 
 def test_a_flush_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A collector that does not respond delays the op by the time-out, and causes a warning."""
+    """A collector that does not respond delays the op by the timeout, and causes a warning."""
     let_go = threading.Event()
 
     class Hanging:
@@ -504,7 +504,7 @@ def test_the_fields_reach_dagsters_json_logger(
 
 
 def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture) -> None:
-    """A handler that hangs delays the op's end by the time-out. The number of dropped lines is logged."""
+    """A handler that hangs delays the op's end by the timeout. The number of dropped lines is logged."""
     hangs, let_go = threading.Event(), threading.Event()
 
     class Hanging(logging.Handler):

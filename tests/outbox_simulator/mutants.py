@@ -21,7 +21,7 @@ RULES: Final = "election/rules.py"
 NUMBER_RUNS: Final = "_internal/number_runs.py"
 
 MUTANTS: Final = (
-    Mutant("a turn does not ask whether its session goes on", STORE, "present[0] != session", "False"),
+    Mutant("a turn does not check that its session is current", STORE, "present[0] != session", "False"),
     Mutant(
         "a turn that strikes holds no lock on the registry",
         STORE,
@@ -83,7 +83,7 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
-        "nobody asks after a refusal whether the session goes on",
+        "after a refusal the session is not checked again",
         HARVEST,
         "if self._done.ranges or self._parked or self._is_checking:",
         "if self._done.ranges or self._parked:",
@@ -126,7 +126,7 @@ MUTANTS: Final = (
         'f"{ID_PREFIX}{self._uid}-{id(self)}",\n            id_prefix',
     ),
     Mutant(
-        "a publisher does not begin anew in the next session",
+        "a publisher is not initialised again in the next session",
         PUBLISHER,
         '        """Start a session (`Publisher.begin`)."""\n        self._end()\n',
         '        """Start a session (`Publisher.begin`)."""\n'
@@ -172,13 +172,13 @@ MUTANTS: Final = (
         "rows[end - 1].id, -(2**63), 2**63 - 1)",
     ),
     Mutant(
-        "a note does not tell until when its rows were written",
+        "a note lacks the time until which its rows were written",
         PUBLISHER,
         '"created_until_us": max(rows.created_until_us for rows in batch.ranges)',
         '"created_until_us": 2**63 - 1',
     ),
     Mutant(
-        "a session goes on after what is not settled",
+        "a session continues after an unknown result",
         HARVESTER,
         "            while leads():\n                self._alive_at_s = time.monotonic()\n"
         "                harvest = self._harvest(store, publisher, leads)\n",
@@ -186,13 +186,13 @@ MUTANTS: Final = (
         ((HARVESTER, "                    harvest.begin()\n", "                    publisher.begin()\n"),),
     ),
     Mutant(
-        "a term counts from when its beat was heard",
+        "a term counts from the arrival of its heartbeat",
         RULES,
         "ends_ms = sent_ms + self._timing.receive_deadline_ms",
         "ends_ms = now_ms + self._timing.receive_deadline_ms",
     ),
     Mutant(
-        "the id goes on after a term",
+        "the id is kept after a term",
         RULES,
         "        self._id = next(self._ids)\n",
         "        self._id = self._id or next(self._ids)\n",
@@ -205,7 +205,7 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
-        "a term that was given up goes on",
+        "a term that was resigned continues",
         RULES,
         "        events = self._resign(reason)\n"
         "        if self._id is not None:\n"

@@ -227,13 +227,13 @@ class Worker:
 
 
 @dataclass(slots=True)
-class _Told:
+class _StartUpEvents:
     """A collector of the start-up events of a run worker. No test reads them."""
 
-    heard: list[Any] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
 
     def put(self, event: Any) -> None:  # noqa: ANN401 - Dagster's
-        self.heard.append(event)
+        self.events.append(event)
 
 
 class RunWorkers(RunLauncher[Any], ConfigurableClass):
@@ -269,7 +269,7 @@ class RunWorkers(RunLauncher[Any], ConfigurableClass):
         environment = {name: value for name, value in os.environ.items() if name.startswith("TEST_")}
         process = FORKED.Process(
             target=run_worker,
-            args=(environment, _Told(), (serialize_value(arguments), context.job_code_origin, termination)),
+            args=(environment, _StartUpEvents(), (serialize_value(arguments), context.job_code_origin, termination)),
         )
         process.start()
         self.workers[run.run_id] = Worker(process, termination)

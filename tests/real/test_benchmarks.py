@@ -51,7 +51,7 @@ They run in this order; the last one stops the Spark session that they share.
 CASES = {
     "claim": ["claim 1 partition", "claim 50 partitions", "fresh process to first won claim"],
     "world_state": ["world state from 40,000 records"],
-    "snapshot": ["fresh process to the world state behind 160,000 records"],
+    "snapshot": ["fresh process to the world state after 160,000 records"],
     "batch": [
         "read and count",
         "read and count, connector tuned as ours",
@@ -89,7 +89,7 @@ CASES = {
     "coordinator": [
         "40 members, 200 partitions: the coordinator's processor beside merely reading",
         "40 members, 200 partitions: its memory beside that without members",
-        "40 members, 200 partitions: answers that came beside those asked for",
+        "40 members, 200 partitions: answers that came without a request",
         "40 members, 200 partitions: all worked on after a tenth died beside known to be dead",
         "3 members, 6 partitions, one joins: partitions stopped beside Kafka's eager rebalance",
         "3 members, 6 partitions, one joins: until all work again beside Kafka's eager rebalance",

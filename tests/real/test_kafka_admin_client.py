@@ -74,7 +74,7 @@ def test_a_topic_re_created_has_another_id(kafka: str, topics: Topics, topic: Ma
 
 
 def test_a_topic_that_is_missing_is_reported(connection: KafkaConnection) -> None:
-    """Every request about a missing topic raises long before its time-out, with the topic's name."""
+    """Every request about a missing topic raises long before its timeout, with the topic's name."""
     with Topics(replace(connection, timeout_s=WITHIN_S)) as topics:
         start = time.monotonic()
         for question in (

@@ -232,7 +232,7 @@ def test_a_log_on_a_broker_that_is_down_fails_in_time(
             with pytest.raises(UnavailableError):
                 read(log, {0: end + 2}, timeout_s=2)
 
-        assert time.monotonic() - began < 150  # half of the client library's own time-out for a record
+        assert time.monotonic() - began < 150  # half of the client library's own timeout for a record
         assert len(caplog.records) < 5
         cluster.start(1)
 

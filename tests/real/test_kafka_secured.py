@@ -535,7 +535,7 @@ def test_tokens_are_renewed_while_a_client_works(secured: SecuredKafka, admin: T
     def has_written() -> bool:
         before = len(errors)
         writer.produce("renewed", b"a", on_delivery=lambda failure, _: errors.append(failure))
-        while len(errors) == before:  # a record fails after the delivery time-out at the latest
+        while len(errors) == before:  # a record fails after the delivery timeout at the latest
             writer.poll(0.05)
         return errors[-1] is None
 

@@ -124,7 +124,7 @@ def write_piece_by_piece(work: Work, sink: KafkaSink) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class DecodingResults:
     """The results of decoding: each record's value or reason, and the errors."""
 
     json: list[Any]
@@ -135,7 +135,7 @@ class Told:
     no_ddl: str
 
 
-def decode(work: Work, url: str, avro: Sequence[bytes], protobuf: Sequence[bytes], dead: str) -> Told:
+def decode(work: Work, url: str, avro: Sequence[bytes], protobuf: Sequence[bytes], dead: str) -> DecodingResults:
     """Decode JSON, Avro and Protobuf. Bad JSON fails, or is written to the topic `dead`."""
     spark, schemas = session(work.where), SchemaRegistry(url=url)
     jsons = decode_json(batch(spark, [value for value, _ in JSONS]), "id bigint NOT NULL, name string")
@@ -147,7 +147,7 @@ def decode(work: Work, url: str, avro: Sequence[bytes], protobuf: Sequence[bytes
     good = two.or_dead_letter(dead, KafkaConnection(bootstrap_servers=work.bootstrap_servers))
     with pytest.raises(ConfigurationError) as no_ddl:
         decode_json(batch(spark, []), "a intt")
-    return Told(
+    return DecodingResults(
         json=outcome(jsons, len(JSONS)),
         avro=outcome(avros, len(avro)),
         protobuf=outcome(protobufs, len(protobuf)),

@@ -260,7 +260,7 @@ MUTANTS: Final = (
         "                if outcome is None\n                or outcome.accepted\n                and outcome.before",
     ),
     Mutant(
-        "the start of a plan is where the owner stands by its own count",
+        "the start of a plan is the offset that the owner counts itself",
         WHOLE,
         "        plans = {number: keys[number].plan_end for number in self.positions}",
         "        plans = dict.fromkeys(self.positions)",
@@ -388,7 +388,7 @@ MUTANTS: Final = (
         "            for number, end in new.items():\n                claims[number].plan_end = end\n",
     ),
     Mutant(
-        "what lies behind the plan of a range is still counted on",
+        "what comes after the plan of a range is still counted on",
         RANGE_CLAIMER,
         "                claim.end = message.end\n",
         "                pass\n",
@@ -412,7 +412,7 @@ MUTANTS: Final = (
         "may_be_done and",
     ),
     Mutant(
-        "a range left behind is taken up in another size",
+        "an abandoned range is taken over in another size",
         "protocol/range_choice.py",
         "        return left.start, left.end\n",
         "        return left.start, min(left.end, left.start + size)\n",
@@ -489,7 +489,7 @@ MUTANTS: Final = (
         "    key.move(max(event.message.offset, key.offset or 0))\n    displaced",
     ),
     Mutant(
-        "a heartbeat in a Go group displaces nobody",
+        "a heartbeat in a Go group displaces no owner",
         TRANSITIONS,
         "    if not is_owner(event):\n        key.owner = _owner_of(event)\n",
         "    if key.owner is None:\n        key.owner = _owner_of(event)\n",
@@ -532,7 +532,7 @@ MUTANTS: Final = (
         "",
     ),
     Mutant(
-        "members of Go groups revoke what they did not hear of",
+        "members of Go groups revoke claims that they have not read",
         CLAIMER,
         "self._release_own(partitions) if self.is_go else super()._revoke_own(partitions)",
         "super()._revoke_own(partitions)",
@@ -636,7 +636,7 @@ MUTANTS: Final = (
         "frozenset(keys)",
     ),
     Mutant(
-        "members go on beside a Go consumer in their group",
+        "members continue beside a Go consumer in their group",
         CLAIM_SET,
         "        if seen is None or seen.log_offset < self._began_at:\n",
         "        if True:\n",

@@ -663,7 +663,7 @@ class Simulation:
         if cast("SimulatedRLock", rationalizer.lock).is_held:
             return
         if any(claim.epoch < rationalizer.began_at(self.home) for claim in claims.values()):
-            self.fail("who goes on from a newer snapshot holds nothing", batch.batch_id)
+            self.fail("a member that continues from a newer snapshot holds nothing", batch.batch_id)
         if not self.has_intruder or self.is_cut:
             return
         partition, offset = self.judge.unplanned.get(GROUP, (self.home, inf))
@@ -774,7 +774,7 @@ class Simulation:
         failures = log.failures
         batch.check()
         if over_ms is not None and not self.is_truncated and log.failures == failures:
-            self.fail("a check tells who was displaced", f"{attempt.range}, displaced at {over_ms:.0f} ms")
+            self.fail("a check names the displaced member", f"{attempt.range}, displaced at {over_ms:.0f} ms")
 
     def _check_truncation_noticed(self, batch: ClaimedBatch) -> None:
         """A process that learned that the log ends before the records it has read holds nothing."""

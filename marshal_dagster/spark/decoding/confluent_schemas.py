@@ -54,7 +54,7 @@ class ConfluentSchemas:
     """
 
     client: RegistryClient = field(repr=False)
-    """The client, with its address, credentials, time-outs and retries."""
+    """The client, with its address, credentials, timeouts and retries."""
     largest_id: int = LARGEST_ID
     """The highest schema id of the registry. Larger ids in broken records are unknown without a request."""
 
