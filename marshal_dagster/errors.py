@@ -220,7 +220,7 @@ class GoGroupError(MarshalError):
         `marshal-dagster settings set GROUP`.
 
     More:
-        docs/how-to/go-consumers.md#what-a-person-does
+        docs/how-to/go-consumers.md#what-an-operator-does
     """
 
 

@@ -42,7 +42,7 @@ _MOST_LINES: Final = 8
 
 
 class Need(NamedTuple):
-    """Something that needs a person, and what to do about it."""
+    """Something that needs an operator, and what to do about it."""
 
     problem: str
     advice: str
@@ -79,7 +79,7 @@ def _exhausted(view: WorldView, max_attempts: int) -> Iterator[Need]:
 
 
 def urgent_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[output.Line]:
-    """Return what needs a person, the most urgent first, eight at most. Needs with the same advice share its line."""
+    """Return what needs an operator, the most urgent first, eight at most. Needs with the same advice share its line."""
     needs = [(need, "bold red") for need in _exhausted(view, max_attempts)]
     needs += [(need, "yellow") for need in _others(view, max_attempts)]
     lines = []
@@ -87,7 +87,7 @@ def urgent_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> l
         lines += [output.styled(need.problem, style) for need, style in alike]
         lines += [output.Line((("  " + line, ""),)) for line in advice if line]
     if left := needs[_MOST_LINES:]:
-        text = f"Left out: {len(left)} more that need a person; `marshal-dagster status --json` has all"
+        text = f"Left out: {len(left)} more that need an operator; `marshal-dagster status --json` has all"
         lines.append(output.styled(text, "yellow"))
     return lines
 

@@ -245,7 +245,7 @@ class Nature:
         for number in claimer.take_over_and_release({partition: None}):
             states = world.judge.history[world.home][GROUP, TOPIC, number]
             if not world.is_truncated and not any(at >= since and state[0] is None for at, state in states):
-                world.fail("what a person has freed is free", f"partition {number}")
+                world.fail("what an operator has freed is free", f"partition {number}")
         return True
 
     def _set_go_positions(self, chance: random.Random) -> bool:

@@ -337,7 +337,7 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
-        "a range is done by who does not own it",
+        "a range is done by a member that does not own it",
         TRANSITIONS,
         "finish_range, (*_BY_RANGE_OWNER, (lambda",
         "finish_range, (_BY_RANGE_OWNER[0], (lambda",
@@ -448,7 +448,7 @@ MUTANTS: Final = (
         "key.plan_end, 0, key.generation",
     ),
     Mutant(
-        "who writes a snapshot late deletes newer ones",
+        "a late writer of a snapshot deletes newer ones",
         SNAPSHOTS,
         "and name.offset < newest.offset",
         "and name.offset != newest.offset",

@@ -688,7 +688,7 @@ class Simulation:
         if run is None:
             return
         if self.is_refused:
-            self.fail("nothing is written before a person decides", records[0].value.decode())
+            self.fail("nothing is written before an operator decides", records[0].value.decode())
         in_force = self.judge.settings_in_force(self.home, GROUP, self._read_to(run))
         if in_force != _settings_in_words(run.settings) and not self.is_cut:
             values = [record.value for record in records]
