@@ -12,7 +12,7 @@ from jobs.flights import (
     reprocess_flights_job,
 )
 from jobs.operators import (
-    adopt_flights_positions_job,
+    import_flights_positions_job,
     pause_flights_job,
     reprocess_flights_range_job,
     resume_flights_job,
@@ -36,7 +36,7 @@ defs = Definitions(
         pause_flights_job,
         resume_flights_job,
         set_flights_position_job,
-        adopt_flights_positions_job,
+        import_flights_positions_job,
         reprocess_flights_range_job,
         retry_flights_plans_job,
         revoke_flights_job,

@@ -313,7 +313,7 @@ def build_import_positions_job(**options: Unpack[AdminJobOptions]) -> JobDefinit
     group already has positions. Otherwise it sets them like the job of `build_set_position_job`.
 
     Args:
-        **options: See `AdminJobOptions`. The default name is `adopt_positions`, or `<group>_adopt_positions`.
+        **options: See `AdminJobOptions`. The default name is `import_positions`, or `<group>_import_positions`.
 
     Returns:
         The job. Its run config is `ImportPositionsConfig`.
@@ -323,12 +323,12 @@ def build_import_positions_job(**options: Unpack[AdminJobOptions]) -> JobDefinit
 
         ```yaml
         ops:
-          adopt_positions_op:
+          import_positions_op:
             config: {topic: orders, consumer_group: old-consumer}
         ```
     """
     about = "Imports the first positions of {group} from a consumer group or a checkpoint."
-    return _job("adopt_positions", about, ImportPositionsConfig, _import_positions, options)
+    return _job("import_positions", about, ImportPositionsConfig, _import_positions, options)
 
 
 def build_settings_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:

@@ -53,7 +53,7 @@ JOBS = {
     "pause_group": (build_pause_job, PauseConfig),
     "resume_group": (build_resume_job, ResumeConfig),
     "set_position": (build_set_position_job, SetPositionConfig),
-    "adopt_positions": (build_import_positions_job, ImportPositionsConfig),
+    "import_positions": (build_import_positions_job, ImportPositionsConfig),
     "reprocess_range": (build_reprocess_range_job, ReprocessRangeConfig),
     "retry_plans": (build_retry_job, RetryConfig),
     "revoke_claims": (build_revoke_job, RevokeConfig),
@@ -217,7 +217,7 @@ def test_a_pause_beyond_the_calendar_is_ended(stand: Stand, until_s: int) -> Non
 OPENS_WITH: dict[str, dict[str, Any]] = {
     "pause_group": {"duration": "1h"},
     "set_position": {"topic": TOPIC},
-    "adopt_positions": {"topic": TOPIC},
+    "import_positions": {"topic": TOPIC},
     "reprocess_range": {"topic": TOPIC},
     "retry_plans": {"topic": TOPIC},
     "revoke_claims": {"topic": TOPIC, "instance": ""},
@@ -257,7 +257,7 @@ def test_what_opens_changes_nothing(stand: Stand, name: str) -> None:
     )
     assert stand.site.values() == before
     needs = {
-        "adopt_positions": "give either a consumer group or a checkpoint",
+        "import_positions": "give either a consumer group or a checkpoint",
         "set_position": "give one of to_offset, to_datetime",
         "reprocess_range": "partitions, start and end",
         "retry_plans": "no exhausted plan",
@@ -491,13 +491,13 @@ def test_first_positions_are_adopted_from_the_launchpad(stand: Stand) -> None:
     before = stand.site.values()
     stand.topics.has_consumers_of = {"loader"}
     config = {"topic": TOPIC, "consumer_group": "loader", "partitions": "2"}
-    assert "has running consumers" in str(failure(stand.run("adopt_positions", **config)).step_failure_data.error)
-    result = stand.run("adopt_positions", **config, dry_run=True)
+    assert "has running consumers" in str(failure(stand.run("import_positions", **config)).step_failure_data.error)
+    result = stand.run("import_positions", **config, dry_run=True)
     assert [(row["before"], row["after"], row["set"]) for row in shown(result)] == [(None, 45, False)]
     assert "these offsets will soon be outdated" in stand.lines(result)
     assert stand.site.values() == before
     stand.topics.has_consumers_of = set()
-    table = shown(stand.run("adopt_positions", **config))
+    table = shown(stand.run("import_positions", **config))
     assert [(row["partition"], row["before"], row["after"], row["set"]) for row in table] == [(2, None, 45, True)]
     assert stand.offsets() == [50, 50, 45]
 
@@ -506,7 +506,7 @@ def test_first_positions_are_adopted_from_the_launchpad(stand: Stand) -> None:
 def test_a_checkpoint_is_adopted_from_the_launchpad(stand: Stand, tmp_path: Path) -> None:
     """Partitions without a checkpointed offset start at the beginning."""
     write_batch(tmp_path, 0, {TOPIC: {0: 33}})
-    assert stand.run("adopt_positions", topic=TOPIC, checkpoint=str(tmp_path), partitions="2").success
+    assert stand.run("import_positions", topic=TOPIC, checkpoint=str(tmp_path), partitions="2").success
     assert stand.offsets() == [50, 50, START]
 
 
@@ -525,7 +525,7 @@ def test_an_adoption_that_cannot_be_fails_the_run(stand: Stand, config: dict[str
     """The run fails and writes nothing."""
     stand.topics.committed = {0: 30, 1: 40, 2: 45}
     before = stand.site.values()
-    assert says in str(failure(stand.run("adopt_positions", topic=TOPIC, **config)).step_failure_data.error)
+    assert says in str(failure(stand.run("import_positions", topic=TOPIC, **config)).step_failure_data.error)
     assert stand.site.values() == before
 
 
@@ -779,7 +779,7 @@ def test_a_group_without_settings_gets_the_claimers_before_it_is_paused(empty: S
 def test_a_group_without_settings_gets_the_claimers_before_its_positions_are_set(empty: Stand) -> None:
     """The same is true for imported positions."""
     empty.topics.committed = {0: 30, 1: 40, 2: 45}
-    assert empty.run("adopt_positions", topic=TOPIC, consumer_group="loader").success
+    assert empty.run("import_positions", topic=TOPIC, consumer_group="loader").success
     assert empty.offsets() == [30, 40, 45]
     assert {world.groups[GROUP].settings for world in empty.site.world().partitions.values()} == {SETTINGS}
 

@@ -55,7 +55,7 @@ def test_the_deployment_is_a_schedule_a_sensor_and_jobs() -> None:
         "pause_flights",
         "resume_flights",
         "set_flights_position",
-        "adopt_flights_positions",
+        "import_flights_positions",
         "reprocess_flights_range",
         "revoke_flights",
     }
