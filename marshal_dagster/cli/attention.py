@@ -79,7 +79,7 @@ def _exhausted(view: WorldView, max_attempts: int) -> Iterator[Need]:
 
 
 def urgent_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[output.Line]:
-    """Return what needs an operator, the most urgent first, eight at most. Needs with the same advice share its line."""
+    """Return what needs an operator, most urgent first, eight at most. Needs with the same advice share its line."""
     needs = [(need, "bold red") for need in _exhausted(view, max_attempts)]
     needs += [(need, "yellow") for need in _others(view, max_attempts)]
     lines = []
