@@ -11,10 +11,11 @@ from jsonschema import Draft202012Validator
 from marshal_dagster.cli.main import COMMANDS, load_command
 
 SCHEMA: Final = Path(__file__).parents[1] / "docs" / "reference" / "command-line.schema.json"
-OF_THEIR_OWN_FORM: Final = frozenset({"tail", "replay"})
-"""Commands whose JSON is the form of a stored log, and of the state that it leads to."""
-EVENTS: Final = frozenset({"outbox harvest", "coordinator run", "exporter"})
-"""Services, which write a line of JSON for each event."""
+SERVICES: Final = frozenset({"outbox harvest", "coordinator run", "exporter"})
+"""They write a line of JSON for each event."""
+WITHOUT_VERSION: Final = SERVICES | {"tail", "replay"}
+"""Commands whose JSON has no `format_version`. `tail` writes a stored log, and `replay` the state that it leads to."""
+_BY_LINE: Final = SERVICES | {"tail"}
 
 
 @cache
@@ -46,11 +47,11 @@ def command_of(arguments: Sequence[str]) -> str | None:
 def check_json(arguments: Sequence[str], out: str) -> None:
     """Fail if a command wrote a JSON object with a field that its schema lacks, or without one that it requires."""
     command = command_of(arguments)
-    if "--json" not in arguments or command is None or command in OF_THEIR_OWN_FORM | EVENTS or not out.strip():
+    if "--json" not in arguments or "--at-each" in arguments or command is None or not out.strip():
         return
-    value = json.loads(out)
-    if value is not None:
-        validator(command).validate(value)
+    for text in out.splitlines() if command in _BY_LINE else [out]:
+        if (value := json.loads(text)) is not None:
+            validator(command).validate(value)
 
 
 @cache

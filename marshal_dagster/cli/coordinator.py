@@ -1,7 +1,7 @@
 """`coordinator`: create a group coordinator's topics, run it, and show which partitions it assigned."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from marshal_dagster._internal.health_server import PATH
+from marshal_dagster._internal.texts import first_few, nearest_first
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import connection_of, data_connection_of, hint_how_to_create
@@ -31,7 +32,7 @@ from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.coordinator.assignment import STRATEGIES
 from marshal_dagster.coordinator.group import GroupEvent, GroupEventKind, GroupRules
-from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment, read_group, read_groups
+from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment, read_groups
 from marshal_dagster.coordinator.lag_weights import LagWeights
 from marshal_dagster.coordinator.messages import LONGEST_SESSION_MS, by_topic
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
@@ -42,6 +43,7 @@ from marshal_dagster.kafka.topic_names import require_topic_name
 
 _LOGGED_PARTS: Final = ("coordinator.service", "coordinator.transport", "election")
 _LONG_SILENT_MS: Final = 60_000.0
+_MOST_NAMED: Final = 10
 _EVENT_TEXTS: Final = {
     GroupEventKind.JOINED: "joined",
     GroupEventKind.LEFT: "left",
@@ -221,19 +223,29 @@ def status(options: CoordinatorCommandOptions) -> ExitCode:
 )
 def assignments(*, group: GroupName, options: CoordinatorCommandOptions) -> ExitCode:
     """Show the partitions of each member. Raises `MarshalError`."""
-    view = read_group(connection_of(options), options.topics(), group)
-    is_known = bool(view.shares) or view.pinged_at_ms is not None
+    views = read_groups(connection_of(options), options.topics())
+    if (view := views.get(group)) is None:
+        if options.as_json:
+            output.write_json(None)
+        output.write_note(_not_led(group, views))
+        return ExitCode.PROBLEMS
     if options.as_json:
-        output.write_json(_to_json(view, time.time() * 1_000) if is_known else None)
-    elif not is_known:
-        output.write_note(f"no coordinator has led group {group!r}")
+        output.write_json(_to_json(view, time.time() * 1_000))
     elif not view.shares:
         output.show(f"Group {group} has no members")
     else:
         rows = [row for share in _sorted(view) for row in _rows(share)]
         columns = ("member", "topic", "#count", "partitions", "last assigned", "at")
         output.show(output.Table(columns, rows, may_fold=("partitions", "last assigned")))
-    return ExitCode.OK if is_known else ExitCode.PROBLEMS
+    return ExitCode.OK
+
+
+def _not_led(group: str, led: Collection[str]) -> str:
+    names = first_few(list(map(repr, nearest_first(group, led))), _MOST_NAMED) or "none"
+    return (
+        f"no coordinator has led group {group!r}; groups with a coordinator: {names}. Correct the name, or start "
+        "`marshal-dagster coordinator run` and a member of the group"
+    )
 
 
 def _partition_counts(connection: KafkaConnection) -> Mapping[str, int]:

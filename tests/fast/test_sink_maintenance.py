@@ -15,6 +15,7 @@ from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks.conformance.target import ahead, deliver, part, rows_of
 from marshal_dagster.sinks.database.dialect import TransactionConflictError
+from tests import cli
 from tests.fast.test_database_dialect import SqliteOutput
 from tests.fast.test_sink_upsert import SqliteUpserts
 
@@ -183,8 +184,9 @@ class Called:
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         """Run a command, and return what it writes."""
-        assert run(["sink", *arguments, "--sink", "tests.fast.test_sink_maintenance:orders"]) == code
-        return self.capsys.readouterr().out
+        answer = cli.call(self.capsys, "sink", *arguments, "--sink", "tests.fast.test_sink_maintenance:orders")
+        assert answer.code == code
+        return answer.out
 
 
 @pytest.mark.slow
