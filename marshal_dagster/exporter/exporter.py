@@ -1,9 +1,10 @@
 """The exporter: reads the coordination log at its own interval, and renders the metrics once for all scrapes."""
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ FAILING_AFTER_S: Final = 60.0
 LIVE_WITHIN_S: Final = 600.0
 """The exporter is not live if one refresh takes longer; the first one reads the whole log or a snapshot."""
 _SEED_AGAIN_S: Final = 600.0
+_HALVINGS: Final = 3
+"""After these, the ages between which a record was written differ by a factor of 2 ** (1 / 8), less than 10 %."""
 _SEED_AFTER_FAILURE_S: Final = 60.0
 _MS: Final = 1_000
 
@@ -209,6 +212,8 @@ class Exporter:
     def _seed(self, topic: str, unread: Mapping[int, int], found: DataTopic, at_s: float) -> None:
         """Ask Kafka for the offsets of times in the past, until each partition has one before its unread records.
 
+        The first ages double, and those between which the oldest unread record was written are then halved.
+
         Args:
             topic: The data topic.
             unread: The first unread offset of each partition that lags further than what was seen.
@@ -216,26 +221,49 @@ class Exporter:
             at_s: The present time in unix seconds.
         """
         points: dict[int, dict[float, int]] = {partition: {} for partition in unread}
+
+        def look_up(partitions: Collection[int], age_s: float) -> None:
+            offsets = self._topics.client.offsets_at(topic, partitions, round((at_s - age_s) * _MS))
+            for partition in partitions:
+                points[partition][age_s] = offsets.get(partition, found.bounds[partition].end)
+
         left = dict(unread)
         try:
             for age_s in SEED_AGES_S:
-                offsets = self._topics.client.offsets_at(topic, left, round((at_s - age_s) * _MS))
-                for partition in left:
-                    points[partition][at_s - age_s] = offsets.get(partition, found.bounds[partition].end)
-                left = {number: first for number, first in left.items() if points[number][at_s - age_s] > first}
+                look_up(left, age_s)
+                left = {number: first for number, first in left.items() if points[number][age_s] > first}
                 if not left:
                     break
+            for _ in range(_HALVINGS):
+                for age_s, partitions in _between(points, unread).items():
+                    look_up(partitions, age_s)
         except MarshalError as error:
             logger.debug("exporter: the times of topic %r cannot be looked up: %s", topic, error)
             self._seeded_at_s[topic] = at_s - _SEED_AGAIN_S + _SEED_AFTER_FAILURE_S
         for partition, known in points.items():
-            self._times.of(topic, partition).seed(known)
+            self._times.of(topic, partition).seed({at_s - age_s: offset for age_s, offset in known.items()})
 
     def _close_log(self) -> None:
         log, self._log = self._log, None
         if log is not None:
             self._records_before += log.records_read
             log.close()
+
+
+def _between(points: Mapping[int, Mapping[float, int]], unread: Mapping[int, int]) -> dict[float, list[int]]:
+    """Return the ages to look up next, in seconds, each with its partitions.
+
+    Args:
+        points: For each partition, the first offset that is not older than an age, by the age.
+        unread: For each partition, the first unread offset.
+    """
+    found: dict[float, list[int]] = {}
+    for partition, first in unread.items():
+        older = [age_s for age_s, offset in points[partition].items() if offset <= first]
+        younger = [age_s for age_s, offset in points[partition].items() if offset > first]
+        if older and younger:
+            found.setdefault(math.sqrt(min(older) * max(younger)), []).append(partition)
+    return found
 
 
 def _process_metrics() -> bytes:
