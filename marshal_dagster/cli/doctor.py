@@ -15,7 +15,7 @@ from marshal_dagster.cli.connections import connection_of, data_connection_of, m
 from marshal_dagster.cli.doctor_checks import acls, brokers
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world, missing_topic, read_log
 from marshal_dagster.cli.doctor_checks.data_topics import check_data_topics
-from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding, not_checked, ok, problem, warning
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding, failed, not_checked, ok, problem, warning
 from marshal_dagster.cli.doctor_checks.go_consumers import check_go_consumers
 from marshal_dagster.cli.doctor_checks.machine import check_machine
 from marshal_dagster.cli.doctor_checks.senders import check_senders, newest
@@ -112,7 +112,7 @@ def check_kafka(options: DataLogOptions, max_attempts: int = DEFAULT_MAX_ATTEMPT
         try:
             yield from check_deployment(options.coordination_topic, home, data, max_attempts)
         except MarshalError as error:
-            yield not_checked("coordination topic", str(error))
+            yield failed("coordination topic", error)
         throttled_s = max(home.cluster.throttled_s, data.cluster.throttled_s)
         yield brokers.throttling(throttled_s, connection.bootstrap_servers)
 

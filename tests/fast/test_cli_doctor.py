@@ -1,11 +1,14 @@
 """`doctor` finds each possible problem and reports why it matters and how to fix it."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from marshal_dagster._internal.texts import utc_to_second
+from marshal_dagster.cli import doctor
 from marshal_dagster.cli.connections import misspelled_variables
 from marshal_dagster.cli.doctor_checks import machine
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world, read_log
@@ -15,6 +18,7 @@ from marshal_dagster.cli.doctor_checks.snapshots import Retention, check_snapsho
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshot_writer import renew_snapshots
 from marshal_dagster.coordination.snapshots import Snapshots
+from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol.messages import ClaimingPartition, ReleaseGroup, coordination_partition, render
 from marshal_dagster.spark.packages import kafka_package
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog, MemorySnapshotTopic
@@ -363,3 +367,22 @@ def test_no_kafka_at_all_is_found_not_raised(
     assert "PROBLEM      connection: no Kafka cluster is specified" in text
     assert "  why: " in text
     assert "  fix: marshal-dagster kafka up" in text
+
+
+@pytest.mark.slow
+def test_brokers_that_go_away_meanwhile_are_a_problem(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks that ended early are not reported as a deployment without a problem."""
+
+    def gone(*_: object) -> None:
+        raise UnavailableError("the brokers do not answer")
+
+    inspector = nullcontext(SimpleNamespace(throttled_s=0.0))
+    monkeypatch.setattr(doctor, "check_reachable", lambda *_, **__: None)
+    monkeypatch.setattr(doctor, "KafkaInspector", lambda *_, **__: inspector)
+    monkeypatch.setattr(doctor, "check_deployment", gone)
+    answer = call(capsys, "doctor", "--json", "-b", "somewhere:1")
+    assert (answer.code, answer.json["ok"]) == (1, False)
+    (found,) = [finding for finding in answer.json["findings"] if finding["name"] == "coordination topic"]
+    assert (found["state"], found["found"]) == ("problem", "the brokers do not answer")

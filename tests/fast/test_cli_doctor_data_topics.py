@@ -362,4 +362,4 @@ def test_a_cluster_that_stops_answering_is_reported_once() -> None:
     cluster = Cluster(DELETES)
     cluster.raises = {"a": UnavailableError("gone")}
     (finding,) = check(cluster, "a", "b")
-    assert finding.state is CheckState.NOT_CHECKED
+    assert (finding.state, bool(finding.why), bool(finding.fix)) == (CheckState.PROBLEM, True, True)

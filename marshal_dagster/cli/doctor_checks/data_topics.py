@@ -10,7 +10,7 @@ from typing import Final
 from marshal_dagster._internal.texts import first_few
 from marshal_dagster.cli import output
 from marshal_dagster.cli.doctor_checks import acls
-from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, not_checked, ok, problem, warning
+from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, failed, ok, problem, warning
 from marshal_dagster.cli.world_view import listed
 from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError
@@ -123,7 +123,7 @@ def check_data_topics(
             )
             continue
         except MarshalError as error:
-            yield not_checked("data topics", str(error))
+            yield failed("data topics", error)
             return
         unseen, held = unseen + (not settings), held + held_back(topic)
         if (right := acls.of_data_topic(topic_info, asker, is_member=is_member)) is not None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from marshal_dagster.errors import AuthorizationError, MarshalError
+
 
 class CheckState(StrEnum):
     """The outcome of a check."""
@@ -32,6 +34,18 @@ def ok(name: str, found: str) -> Finding:
 def not_checked(name: str, why: str) -> Finding:
     """Return the finding that a check could not be made, and why."""
     return Finding(name, CheckState.NOT_CHECKED, why)
+
+
+def failed(name: str, error: MarshalError) -> Finding:
+    """Return the finding that a check ended with `error`: a problem, unless this user only lacks a right for it."""
+    if isinstance(error, AuthorizationError):
+        return not_checked(name, str(error))
+    return problem(
+        name,
+        str(error),
+        "what could not be checked may be wrong too, and batches may meet the same error",
+        "fix what is reported, then: marshal-dagster doctor",
+    )
 
 
 def warning(name: str, found: str, why: str, fix: str) -> Finding:

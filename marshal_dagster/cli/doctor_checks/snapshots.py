@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.cli import world_view
-from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, not_checked, ok, problem, warning
+from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, failed, ok, problem, warning
 from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots, snapshot_topic_of
 from marshal_dagster.errors import MarshalError, TopicNotFoundError
@@ -45,7 +45,7 @@ def check_snapshots(log: CoordinationLog, snapshots: Snapshots, retention: Reten
             )
         return
     except MarshalError as error:
-        yield not_checked("snapshots", str(error))
+        yield failed("snapshots", error)
         return
     yield _snapshots(heads, bounds, retention, at_ms, identity.topic)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, not_checked, ok, problem, warning
+from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, failed, ok, problem, warning
 from marshal_dagster.cli.topic import with_servers
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.coordination.topic_settings import (
@@ -27,7 +27,7 @@ def check_topic_settings(topics: Topics, topic: str, servers: str) -> Iterator[F
     except TopicNotFoundError:
         return  # reported already
     except MarshalError as error:
-        yield not_checked(_TOPIC, str(error))
+        yield failed(_TOPIC, error)
         return
     for setting in wrong:
         report = warning if setting.severity is Severity.WARNING else problem
@@ -80,7 +80,7 @@ def check_snapshot_topic(topics: Topics, topic: str, servers: str, *, log_is_cut
     except TopicNotFoundError:
         return  # reported with the snapshots
     except MarshalError as error:
-        yield not_checked(_SNAPSHOT_TOPIC, str(error))
+        yield failed(_SNAPSHOT_TOPIC, error)
         return
     wrong = [check for check in _CHECKS if check.setting in settings and not check.is_right(settings[check.setting])]
     for check in wrong:
