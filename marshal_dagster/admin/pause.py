@@ -10,7 +10,7 @@ from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.paused_change import RESUMED_S
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, IncompleteLogError
 from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 from marshal_dagster.protocol.pause_reason import MOST_CHARACTERS, is_reason
 from marshal_dagster.protocol.state import PauseOrigin
@@ -66,7 +66,7 @@ class GroupPauser:
             self._before = self._pauses(self.rationalizer.follow_all())
 
     def require_known(self, otherwise: str) -> None:
-        """Raise `ConfigurationError` if the log has no record of the group; see the function `require_known`."""
+        """Raise an error if the log has no record of the group; see the function `require_known`."""
         with self.rationalizer.lock:
             require_known(self.rationalizer.world, self.group, otherwise)
 
@@ -179,10 +179,19 @@ def group_names(world: World) -> Sequence[str]:
 def require_known(world: World, group: str, otherwise: str) -> None:
     """Raise `ConfigurationError` if the log has no record of the group, whose name is then probably misspelt.
 
-    `otherwise` is the sentence of the message for a name that is right.
+    `otherwise` is the sentence of the message for a name that is right. Raises `IncompleteLogError` instead if the
+    records of the group may have been deleted.
     """
-    if group not in group_names(world):
-        raise ConfigurationError(f"{unknown_group(world, group)}. {otherwise}")
+    if group in group_names(world):
+        return
+    unsure = [number for number, partition in sorted(world.partitions.items()) if not partition.certain]
+    if unsure:
+        raise IncompleteLogError(
+            f"{unknown_group(world, group)}. But coordination partitions {unsure} no longer begin at offset 0, so its "
+            "records may have been deleted: correct the name, or stop all members of all groups and run "
+            "`marshal-dagster recover`"
+        )
+    raise ConfigurationError(f"{unknown_group(world, group)}. {otherwise}")
 
 
 def require_known_topic(world: World, group: str, topic: str, otherwise: str) -> None:

@@ -119,9 +119,9 @@ class PositionResetter(LogUser):
         self._topic_id = described.topic_id
         numbers = choose_partitions(self.topic, target, partitions, described.partitions)
         world = self.reader.follow_all()
+        require_certain(world, self.topic)
         if not new_group:
             require_known(world, self.group, "To set its positions before its first claim, give --new-group")
-        require_certain(world, self.topic)
         if is_set_later:
             self.way()
         keys = self._keys(numbers)

@@ -28,8 +28,8 @@ class PlanRetrier(PositionResetter):
         """
         self.topics.describe(self.topic)
         world = self.reader.follow_all()
-        require_known(world, self.group, "There is no plan to retry")
         require_certain(world, self.topic)
+        require_known(world, self.group, "There is no plan to retry")
         with self.reader.lock:
             plans = open_plans(world, self.clock.wall_ms(), group=self.group, topic=self.topic)
             is_go = world.group_of(self.group, self.topic).is_go

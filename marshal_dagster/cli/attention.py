@@ -28,8 +28,9 @@ from marshal_dagster.protocol.open_plans import (
     exhausted,
     open_plans,
     retry_commands,
+    retry_text,
     skip_command,
-    skip_title,
+    skip_text,
 )
 from marshal_dagster.protocol.staleness import stale_after_ms
 
@@ -75,7 +76,7 @@ def _exhausted(view: WorldView, max_attempts: int) -> Iterator[Need]:
     for plan in shown:
         yield Need(f"exhausted: {plan.tried}", *advice[plan.group, plan.topic])
     if others := plans[_MOST_SHOWN:]:
-        yield Need(f"exhausted: {len(others)} more plans", retry_commands(others))
+        yield Need(f"exhausted: {len(others)} more plans", _retry_advice(others))
 
 
 def urgent_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[output.Line]:
@@ -102,9 +103,11 @@ def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) ->
 
 
 def _retry_or_skip(view: WorldView, plans: Sequence[OpenPlan]) -> tuple[str, str | None]:
-    offsets = _offsets(view, plans)
-    skip = skip_command(plans, offsets)
-    return retry_commands(plans), skip and f"or {skip_title(plans, offsets)}: {skip}"
+    return _retry_advice(plans), skip_text(plans, _offsets(view, plans))
+
+
+def _retry_advice(plans: Sequence[OpenPlan]) -> str:
+    return f"fix the cause and {retry_text(plans)}"
 
 
 def _offsets(view: WorldView, plans: Sequence[OpenPlan]) -> dict[int, int | None]:
@@ -148,7 +151,7 @@ def _recreated_topics(view: WorldView) -> Iterator[Need]:
     for group in view.groups:
         lags = [(key.place[0], key.lag.unknown) for key in group.keys if key.lag is not None]
         for topic in sorted({topic for topic, unknown in lags if unknown is LagUnknownReason.OTHER_TOPIC}):
-            reset = shlex.join(["marshal-dagster", "position", "reset", group.name, topic])
+            reset = shlex.join(["marshal-dagster", "position", "reset", group.name, topic, "--to-earliest"])
             yield Need(
                 f"re-created topic: positions of group {group.name!r} belong to a deleted topic {topic!r}",
                 f"runs fail; check what was processed of it, then run `{reset}`",

@@ -417,10 +417,16 @@ def _confirm_and_set(
         )
     elif options.dry_run:
         output.show(output.DRY_RUN)
-    else:
-        partitions = world_view.listed([change.partition for change in changes])
-        output.show(f"The positions of partitions {partitions} were set.")
-    return ExitCode.OK
+    elif done:
+        output.show(f"The positions of partitions {world_view.listed(done)} were set.")
+    changed = [change.partition for change in changes if change.partition not in done]
+    if options.dry_run or not changed:
+        return ExitCode.OK
+    output.write_note(
+        f"partitions {world_view.listed(changed)} do not have these positions, because another process set them "
+        "meanwhile: see `marshal-dagster position get`"
+    )
+    return ExitCode.PROBLEMS
 
 
 def _carry_out(

@@ -55,7 +55,7 @@ def status(
 
         def page(view: WorldView, problem: str | None = None, _: int | None = None) -> Iterator[str | Line | Table]:
             yield from problem_line(problem)
-            if view.groups or check:
+            if view.groups or view.observed or check:
                 yield from attention.urgent_lines(view, max_attempts)
             yield _log_line(log, view)
             yield from world_tables.overview(view, columns)

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from marshal_dagster._internal.extras import Extra, require_extra
-from marshal_dagster.admin.pause import group_names, unknown_group
+from marshal_dagster._internal.texts import first_few, nearest_first
+from marshal_dagster.admin.pause import group_names, topic_names, unknown_group
 from marshal_dagster.admin.texts import utc
 from marshal_dagster.admin.times import moment_ms
 from marshal_dagster.cli import output
@@ -24,6 +25,7 @@ from marshal_dagster.timeline.builder import TimelineBuilder, Wanted
 from marshal_dagster.timeline.model import Timeline
 
 _MEGABYTE: Final = 1_000_000
+_MOST_NAMED: Final = 10
 
 app = command_group("Draw a timeline of claims, plans and commits.")
 
@@ -69,7 +71,7 @@ def timeline(
     """Write the page.
 
     Raises:
-        ConfigurationError: An option is wrong, the group is not in the log, or the extra `timeline` is missing.
+        ConfigurationError: An option is wrong, the log lacks the group or topic, or the extra `timeline` is missing.
         MalformedLogError: A line of FILE is malformed.
         MarshalError: The coordination log cannot be read.
     """
@@ -146,9 +148,20 @@ def _limited(wanted: Wanted, since: str | None, until: str | None, now_ms: int) 
 def _built(builder: TimelineBuilder, wanted: Wanted, records: Iterable[StoredRecord]) -> Timeline:
     for record in records:
         builder.add(record)
-    if wanted.group is not None and wanted.group not in group_names(builder.world) and builder.world.partitions:
-        raise ConfigurationError(unknown_group(builder.world, wanted.group))
+    if builder.world.partitions:
+        _require_names(builder.world, wanted)
     return builder.build()
+
+
+def _require_names(world: World, wanted: Wanted) -> None:
+    """Raise `ConfigurationError` if the log does not have the group, or the topic of the group."""
+    if wanted.group is not None and wanted.group not in group_names(world):
+        raise ConfigurationError(unknown_group(world, wanted.group))
+    topics = topic_names(world, wanted.group)
+    if wanted.topic is not None and wanted.topic not in topics:
+        whose = "the log" if wanted.group is None else f"group {wanted.group!r}"
+        shown = first_few(list(map(repr, nearest_first(wanted.topic, topics))), _MOST_NAMED)
+        raise ConfigurationError(f"{whose} has no topic {wanted.topic!r}; it has {shown or 'no topic'}")
 
 
 def _write(page: Path, drawn: Timeline, wanted: Wanted, *, as_json: bool) -> None:

@@ -120,7 +120,7 @@ def page(
     """Yield the groups, then as many keys as fit into `lines`. If not all fit, the most urgent are shown."""
     head = [output.styled(output.utc(view.at_ms) + (f"  {title}" if title else ""), "bold")]
     head += problem_line(problem)
-    head += urgent_lines(view, max_attempts) if view.groups else []
+    head += urgent_lines(view, max_attempts) if view.groups or view.observed else []
     head += [pause for group in view.groups for pause in _pause_lines(group)]
     if view.observed:
         head.append(output.styled(f"only observed: coordination partitions {listed(view.observed)}", "yellow"))

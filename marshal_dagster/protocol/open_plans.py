@@ -121,6 +121,11 @@ def retry_commands(plans: Sequence[OpenPlan]) -> str:
     return "; ".join(retry_command(group, topic, partitions) for (group, topic), partitions in places.items())
 
 
+def retry_text(plans: Sequence[OpenPlan]) -> str:
+    """Return what an operator does to retry `plans` after fixing the cause, for the middle of a sentence."""
+    return f"run `{retry_commands(plans)}`"
+
+
 def retry_command(group: str, topic: str, partitions: Collection[int]) -> str:
     """Return the command that retries the exhausted plans of a topic; it names the partition if there is only one."""
     import shlex
@@ -149,10 +154,13 @@ def skip_command(plans: Iterable[OpenPlan], offsets: Mapping[int, int | None]) -
     return shlex.join(["marshal-dagster", "position", "reset", plans[0].group, plans[0].topic, "--to-offset", to])
 
 
-def skip_title(plans: Iterable[OpenPlan], offsets: Mapping[int, int | None]) -> str:
-    """Return what the result of `skip_command` does, for the text before it."""
+def skip_text(plans: Sequence[OpenPlan], offsets: Mapping[int, int | None]) -> str | None:
+    """Return what an operator does instead of `retry_text`, with the result of `skip_command`; None if that is None."""
+    if (skip := skip_command(plans, offsets)) is None:
+        return None
     is_part = next(islice(_at_position(plans, offsets), MOST_SKIPPED, None), None) is not None
-    return f"skip offsets, {MOST_SKIPPED} partitions at a time" if is_part else "skip its offsets"
+    what = f"offsets, {MOST_SKIPPED} partitions at a time" if is_part else "its offsets"
+    return f"or skip {what}: `{skip}`"
 
 
 def way_out(plans: Sequence[OpenPlan], offsets: Mapping[int, int | None]) -> str:
@@ -162,9 +170,7 @@ def way_out(plans: Sequence[OpenPlan], offsets: Mapping[int, int | None]) -> str
         plans: The plans, at least one.
         offsets: The position of each partition.
     """
-    skip = skip_command(plans, offsets)
-    retry = f"Fix the cause and run `{retry_commands(plans)}`"
-    return retry if skip is None else f"{retry}, or {skip_title(plans, offsets)}: `{skip}`"
+    return ", ".join(filter(None, (f"Fix the cause and {retry_text(plans)}", skip_text(plans, offsets))))
 
 
 def _at_position(plans: Iterable[OpenPlan], offsets: Mapping[int, int | None]) -> Iterator[OpenPlan]:

@@ -10,7 +10,7 @@ from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, Ass
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus  # has no public name
 
 from marshal_dagster._internal.texts import first_few
-from marshal_dagster.protocol.open_plans import OpenPlan, retry_commands
+from marshal_dagster.protocol.open_plans import OpenPlan, retry_text
 from marshal_dagster.runs.failed_batches import last_failures
 from marshal_dagster.runs.tables import Column, table
 
@@ -39,7 +39,7 @@ def exhausted_plans_text(instance: DagsterInstance, plans: Sequence[OpenPlan]) -
         failed = failures.get((plan.partition, plan.start, plan.generation))
         last = "its last error was not recorded" if failed is None else f"last in run {failed.run_id}: {failed.error}"
         named.append(f"{plan.tried}, {last}")
-    return f"{first_few(named, _MOST_NAMED, '; ')}. Fix the cause, then run: {retry_commands(plans)}"
+    return f"{first_few(named, _MOST_NAMED, '; ')}. Fix the cause and {retry_text(plans)}"
 
 
 def exhausted_plans_metadata(plans: Sequence[OpenPlan]) -> dict[str, Any]:

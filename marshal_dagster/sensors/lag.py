@@ -26,7 +26,7 @@ from marshal_dagster.admin.log_access import require_certain
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError, TopicNotFoundError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
-from marshal_dagster.protocol.open_plans import OpenPlan, exhausted, open_plans, retry_commands
+from marshal_dagster.protocol.open_plans import OpenPlan, exhausted, open_plans, retry_text
 from marshal_dagster.resources.claimer import require_group, resource_of
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.abandoned_work import first_ten, why_paused
@@ -230,11 +230,11 @@ class _Tick:
         if lag.is_recreated:
             raise DataTopicChangedError(
                 f"{where}: {text}. Check what was processed of the old topic, then set the position with "
-                f"`{shlex.join(['marshal-dagster', 'position', 'reset', self.group, self.topic])}`"
+                f"`{shlex.join(['marshal-dagster', 'position', 'reset', self.group, self.topic, '--to-earliest'])}`"
             )
         if plans:
             tried = first_ten([plan.tried for plan in plans], "; ")
-            raise Failure(f"{tried}. Runs do not retry it. Fix the cause, then run: {retry_commands(plans)}")
+            raise Failure(f"{tried}. Runs do not retry it. Fix the cause and {retry_text(plans)}")
 
     def _skip(self, cursor: LagCursor, reason: str) -> SensorResult:
         self.context.log.info(reason)

@@ -309,6 +309,40 @@ def test_nobody_is_requested_by_a_log_that_is_only_observed(
     assert (answer.code, "marshal-dagster recover" in answer.err.splitlines()[-1], answer.out) == (1, True, "")
 
 
+def test_an_unknown_group_may_be_one_whose_records_were_deleted(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """In an incomplete log every command names `recover`, and not only a name that may be right."""
+    for partition in range(site.partitions):
+        site.broker.retain_from(partition, site.broker.bounds(partition).end)
+    for command in (SET, ("retry", GROUP, TOPIC)):
+        answer = act(capsys, *command, *(["--to-earliest"] if command is SET else []))
+        last = answer.err.splitlines()[-1]
+        assert answer.code == 1
+        assert f"the coordination partition of topic '{TOPIC}' no longer begins at offset 0" in last
+    for command in (("position", "get", GROUP), ("settings", "show", GROUP), ("settings", "set", GROUP, "--ranges")):
+        answer = act(capsys, *command)
+        assert answer.code == 1
+        last = answer.err.splitlines()[-1]
+        assert f"the log has no group '{GROUP}' and no other group. But coordination partitions" in last
+        assert last.endswith("run `marshal-dagster recover`")
+
+
+@pytest.mark.usefixtures("site")
+def test_a_position_that_another_process_sets_meanwhile_is_no_success(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command lists only what it set, and ends with exit code 1."""
+    set_positions = GroupAdmin.set_positions
+
+    def then_set_back(self: GroupAdmin, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
+        set_positions(self, topic, offsets, topic_id, wait_ms=0)
+        set_positions(self, topic, {0: 20}, topic_id, wait_ms=0)
+
+    monkeypatch.setattr(GroupAdmin, "set_positions", then_set_back)
+    answer = act(capsys, *SET, "--to-offset", "0=30,1=30", "--yes")
+    assert (answer.code, answer.out.splitlines()[-1]) == (1, "The positions of partitions 1 were set.")
+    assert "partitions 0 do not have these positions" in answer.error
+
+
 def test_that_the_group_stays_paused_is_reported(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

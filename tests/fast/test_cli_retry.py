@@ -177,7 +177,7 @@ def test_status_and_top_show_exhausted_plans_first(
         assert answer.code == 0, answer.err
         first = " ".join(answer.out.split("Group etl\n" if name == "status" else "#owners")[0].split())
         assert text in first, name
-        assert f"{COMMAND} or skip its offsets: {SKIP}" in first, name
+        assert f"fix the cause and run `{COMMAND}` or skip its offsets: `{SKIP}`" in first, name
         shown = act(capsys, name, "--json").json
         assert shown["exhausted_plans"] == [
             {
@@ -278,6 +278,19 @@ def test_a_check_of_a_log_that_is_only_observed_fails(site: Site, capsys: pytest
     assert "`marshal-dagster recover`" in line
 
 
+def test_a_log_of_which_nothing_is_left_names_recover(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Retention has deleted all records, so the log seems to be empty."""
+    monkeypatch.setattr(output, "wait", lambda _: None)
+    for partition in range(site.partitions):
+        site.broker.retain_from(partition, site.broker.bounds(partition).end)
+    for command in ("status", "top"):
+        out = act(capsys, command).out
+        assert "incomplete log: nothing can be claimed from coordination partitions 0-3" in out
+        assert "then run `marshal-dagster recover`" in out
+
+
 def test_a_check_of_a_topic_that_was_re_created_fails(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,7 +298,7 @@ def test_a_check_of_a_topic_that_was_re_created_fails(
     at_work_on(site, monkeypatch, world_reader, topics=FakeTopics(topic_id=OTHER_TOPIC_ID))
     found = act(capsys, "status", "--check")
     assert found.code == 1
-    assert f"run `marshal-dagster position reset {GROUP} {TOPIC}`" in " ".join(found.out.split())
+    assert f"run `marshal-dagster position reset {GROUP} {TOPIC} --to-earliest`" in " ".join(found.out.split())
 
 
 def test_status_checks_what_needs_an_operator(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

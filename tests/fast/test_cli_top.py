@@ -134,7 +134,7 @@ def test_of_many_exhausted_plans_ten_have_a_line_of_their_own(site: Site, monkey
     assert len(lines) == 11
     shown_lines = [str(line) for line in attention.urgent_lines(world_view(site.world()))]
     assert sum("marshal-dagster retry" in line for line in shown_lines) == 1
-    assert lines[-1] == f"exhausted: 2 more plans; marshal-dagster retry {GROUP} {TOPIC}"
+    assert lines[-1] == f"exhausted: 2 more plans; fix the cause and run `marshal-dagster retry {GROUP} {TOPIC}`"
 
 
 def test_an_unknown_group_is_reported(

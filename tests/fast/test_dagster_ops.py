@@ -532,7 +532,7 @@ def test_a_run_that_finds_only_exhausted_plans_fails_and_says_what_to_do(stand: 
     error = _error(result)
     assert f"{TOPIC}/0 [0, 10) of group '{GROUP}' was tried 6 times, last in run {failed[-1].run_id}: " in error
     assert "ZeroDivisionError: carrier 'XX' is unknown" in error
-    assert f"Fix the cause, then run: marshal-dagster retry {GROUP} {TOPIC}" in error
+    assert f"Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC}`" in error
     assert not [event for event in stand.instance.all_logs(result.run_id) if "retry" in str(event.step_key)]
     assert stand.tags(result)["marshal/outcome"] == "given_up"
     assert stand.tags(result)["dagster/retry_on_asset_or_op_failure"] == "false"
@@ -559,7 +559,7 @@ def test_a_run_that_did_other_work_beside_exhausted_plans_warns_and_fails_its_ch
     assert [stand.scene.key(n).offset for n in range(3)] == [10, 0, 10]
     (warning,) = [line for line in stand.lines(result) if "was tried 3 times" in line]
     assert warning.startswith(f"{TOPIC}/1 [0, 10) of group '{GROUP}' was tried 3 times, ")
-    assert warning.endswith(f". Fix the cause, then run: marshal-dagster retry {GROUP} {TOPIC} 1")
+    assert warning.endswith(f". Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 1`")
     assert [check.passed for check in evaluations(stand, result)] == [False]
 
 

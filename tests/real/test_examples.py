@@ -109,7 +109,7 @@ def test_a_bug_ends_in_a_red_run_that_says_what_to_do(
         error = error_of(job.execute_in_process(instance=instance, raise_on_error=False))
         named = r"orders/(.) \[\d+, \d+\) of group .shops. was tried 6 times, last in run .*?: ZeroDivision"
         assert re.findall(named, error.splitlines()[0]) == ["0", "1", "2", "3"]
-        found = re.search(r"Fix the cause, then run: marshal-dagster (.*)$", error, re.MULTILINE)
+        found = re.search(r"Fix the cause and run `marshal-dagster (.*?)`", error)
         assert found is not None
         assert run(["status", "--check"]) == ExitCode.PROBLEMS
         assert run([*shlex.split(found[1]), "--yes"]) == 0
