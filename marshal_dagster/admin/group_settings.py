@@ -146,8 +146,12 @@ class GroupSettingsAdmin(LogUser):
     go_consumers_stopped: bool = False
     """Whether the operator confirms that no Go consumer, of any group, will use this coordination topic again."""
 
-    def look(self, *, new_group: bool = False) -> Mapping[int, PartitionSettings]:
+    def look(
+        self, *, new_group: bool = False, otherwise: str = "For settings before its first claim, give --new-group"
+    ) -> Mapping[int, PartitionSettings]:
         """Read the log to its end and return the settings by coordination partition.
+
+        `otherwise` is the sentence for a name that is right, in the message that the group is unknown.
 
         Raises `ConfigurationError` if the log has no record of the group, unless `new_group` allows that;
         `UnavailableError`, `CoordinationLogChangedError`.
@@ -156,7 +160,7 @@ class GroupSettingsAdmin(LogUser):
         with reader.lock:
             world = reader.follow_all()
             if not new_group:
-                require_known(world, self.group, "For settings before its first claim, give --new-group")
+                require_known(world, self.group, otherwise)
             return settings_by_partition(world, self.group)
 
     def require_allowed(self) -> None:

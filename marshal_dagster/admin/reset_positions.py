@@ -121,7 +121,8 @@ class PositionResetter(LogUser):
         world = self.reader.follow_all()
         require_certain(world, self.topic)
         if not new_group:
-            require_known(world, self.group, "To set its positions before its first claim, give --new-group")
+            advice = "To set its positions before its first claim, give --new-group"
+            require_known(world, self.group, advice if is_set_later else "There is nothing to process again")
         if is_set_later:
             self.way()
         keys = self._keys(numbers)

@@ -18,6 +18,7 @@ Directory = Annotated[
     typer.Option(
         "--directory",
         "-d",
+        metavar="FOLDER",
         help="The cluster's directory. Default: MARSHAL_KAFKA_DIR, else one in the user's state folder.",
         show_default=False,
     ),

@@ -63,7 +63,7 @@ def lag(
 
 def _page(view: WorldView, problem: str | None = None, lines: int | None = None) -> Iterator[str | Line | Table]:
     """Yield a line for each group, then the partitions with the largest lag that fit into `lines`."""
-    head = [*problem_line(problem), *map(_summary, view.groups)]
+    head = [*problem_line(problem), *(_summary(group, view.wanted) for group in view.groups)]
     yield from head
     if not view.groups:
         yield view.nothing
@@ -71,6 +71,8 @@ def _page(view: WorldView, problem: str | None = None, lines: int | None = None)
     keys = sorted(((group.name, key) for group in view.groups for key in group.keys), key=_urgency)
     room = len(keys) if lines is None else max(_LEAST_ROWS, lines - len(head) - 3)
     shown = keys if len(keys) <= room else keys[: room - 1]
+    if not keys:
+        return
     yield ""
     yield Table(_COLUMNS, [_row(name, key, view.at_ms) for name, key in shown], may_fold={"owner"})
     if len(shown) < len(keys):
@@ -83,7 +85,10 @@ def _urgency(named: tuple[str, KeyOverview]) -> tuple[int, str, tuple[str, int]]
     return -((key.lag or PartitionLag()).records or 0), name, key.place
 
 
-def _summary(group: GroupOverview) -> Line:
+def _summary(group: GroupOverview, wanted: ViewFilter) -> Line:
+    if not group.keys:
+        of_topic = "" if wanted.topic is None else f" of topic {wanted.topic!r}"
+        return output.styled(f"Group {group.name}: no member has claimed a partition{of_topic} yet", "bold")
     lags = [key.lag for key in group.keys if key.lag is not None]
     lagging = [lag for lag in lags if lag.records]
     oldest = max((lag.age_ms for lag in lagging if lag.age_ms is not None), default=None)

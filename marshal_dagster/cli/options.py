@@ -113,13 +113,21 @@ GoConsumersStopped = Annotated[
 ]
 OnlyGroup = Annotated[
     str | None,
-    typer.Option("--group", "-g", help="Show only this group.", show_default=False, autocompletion=complete_group),
+    typer.Option(
+        "--group",
+        "-g",
+        metavar="NAME",
+        help="Show only this group.",
+        show_default=False,
+        autocompletion=complete_group,
+    ),
 ]
 OnlyTopic = Annotated[
     str | None,
     typer.Option(
         "--topic",
         "-t",
+        metavar="NAME",
         help="Show only this data topic; read only its coordination partition.",
         show_default=False,
         autocompletion=complete_topic,

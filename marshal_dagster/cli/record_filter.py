@@ -88,6 +88,7 @@ class FilterOptions:
         typer.Option(
             "--topic",
             "-t",
+            metavar="NAME",
             help="Only this data topic, and records about whole groups.",
             show_default=False,
             autocompletion=complete_topic,

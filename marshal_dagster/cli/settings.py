@@ -79,7 +79,7 @@ class ChangeOptions(SettingsOptions):
 def show(options: SettingsOptions) -> None:
     """Show the settings in force. Raises `MarshalError`."""
     with options.opened() as admin:
-        found = admin.look()
+        found = admin.look(otherwise="It has no settings")
     differ = len({there.settings for there in found.values() if there.certain}) > 1
     if options.as_json:
         rows = [{"partition": number} | _to_json(there) for number, there in found.items()]
@@ -198,7 +198,7 @@ def disable_ranges(options: ChangeOptions) -> ExitCode:
     """Show which ranges are forgotten, ask for confirmation, and disable ranges. Raises `MarshalError`."""
     wait_s = options.check()
     with options.opened(writes=not options.dry_run) as admin:
-        before, forgotten = admin.look(), admin.forgotten()
+        before, forgotten = admin.look(otherwise="It has no ranges to disable"), admin.forgotten()
         if not any(there.has_ranges for there in before.values()):
             output.write_note(f"ranges are already disabled in group {options.group!r}")
             _report(options, before, before, forgotten)

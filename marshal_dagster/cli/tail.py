@@ -121,6 +121,8 @@ def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list
         reader.skip_to_last(lines)
         yield _last(lines, reader.read())
     reader.report_unknown_names()
+    if not (follow or reader.has_shown):
+        output.write_note("no record to show")
     while follow:
         output.wait(_LOOK_AGAIN_S)
         yield from reader.read()
@@ -158,6 +160,8 @@ class Reader:
         self._shown_from: dict[int, int] = {}
         self._shown_until: dict[int, int] = {}
         self._since_ms: int | None = None
+        self.has_shown = False
+        """Whether there was a record to show."""
         self._has_names = False
         """Whether a record to show names the group and the topic of the filter."""
         count = self._identity.partitions
@@ -305,6 +309,7 @@ class Reader:
             is_early = self._since_ms is not None and judged.log_time_ms < self._since_ms
             if not (is_unseen or is_early) and self._wanted.shows(judged):
                 shown.append(judged)
+                self.has_shown = True
                 self._has_names = self._has_names or self._wanted.topic is None or not _is_about_group(judged)
         if world is not None:
             world.apply_many(unseen)

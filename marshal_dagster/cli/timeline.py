@@ -43,7 +43,7 @@ def timeline(
     *,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE]", help="A stored log; - for standard input. Without it Kafka is read."),
+        typer.Argument(metavar="FILE", help="A stored log; - for standard input. Without it Kafka is read."),
     ] = None,
     page: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE", help="The page to write.")] = Path(
         "timeline.html"
@@ -63,7 +63,7 @@ def timeline(
     ] = None,
     group: OnlyGroup = None,
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", help="Show only this data topic.", show_default=False)
+        str | None, typer.Option("--topic", "-t", metavar="NAME", help="Show only this data topic.", show_default=False)
     ] = None,
     stored: StoredLogOptions,
     options: LogOptions,

@@ -15,8 +15,8 @@ from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.devkafka import BrokerStatus, KafkaStatus
-from marshal_dagster.outbox.migration import Check, MigrationPlan
-from marshal_dagster.outbox.old_tables import Level
+from marshal_dagster.outbox.migration import MigrationPlan
+from marshal_dagster.outbox.old_tables import Check, Level
 from marshal_dagster.testing import MemoryLog, MemorySnapshotTopic
 from tests.admin_fixtures import FakeTopics, site_now
 from tests.cli import Answer, call
@@ -79,10 +79,10 @@ def test_each_command_with_json_is_held_to_the_schema() -> None:
 
 
 def _calls(command: str, name: str) -> bool:
-    """Return whether a test file has `--json` and the last word of the command in one function, or in a constant."""
+    """Return whether a test file has `--json` and the name of the command in one function, or in a constant."""
     constants, functions = _texts(name)
-    word = command.rsplit(maxsplit=1)[-1]
-    return any("--json" in texts and word in texts | constants for texts in functions)
+    name_of_command = command.rsplit(maxsplit=1)[-1]
+    return any("--json" in texts and name_of_command in texts | constants for texts in functions)
 
 
 @cache

@@ -9,9 +9,9 @@ from marshal_dagster.cli import lag, output, world_reader
 from marshal_dagster.cli.watching import problem_line
 from marshal_dagster.kafka.admin_client import TopicDescription
 from marshal_dagster.kafka.record_times import record_ages
-from marshal_dagster.protocol.messages import coordination_partition
+from marshal_dagster.protocol.messages import coordination_partition, render
 from tests.admin_fixtures import END, START, FakeTopics, act, at_work_on, site_now
-from tests.members import GROUP, TOPIC, Site
+from tests.members import GROUP, SETTINGS, TOPIC, Site, settings_record
 
 MINUTE_MS = 60_000
 
@@ -37,6 +37,20 @@ def test_the_lag_is_shown_in_offsets_and_in_time(capsys: pytest.CaptureFixture[s
     assert lines[3].startswith(f"{GROUP} {TOPIC}/0 30 {END} {END - 30} ")
     assert lines[3].endswith(" run1.0 (client1)")
     assert lines[4].startswith(f"{GROUP} {TOPIC}/1 {END} {END} 0 - run2.0 (client2)")
+
+
+def test_a_group_without_a_partition_of_the_topic_has_no_lag(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That is not the same as a group that has read everything."""
+    settings = render(settings_record(SETTINGS))
+    for number in range(site.partitions):
+        site.broker.append(number, settings.replace(f"/{GROUP}/".encode(), b"/new/"))
+    monkeypatch.setattr(FakeTopics, "describe", lambda *_: TopicDescription("other", "B" * 22, (0,), 1))
+    answer = act(capsys, "lag", "--group", "new")
+    assert (answer.code, answer.out) == (0, "Group new: no member has claimed a partition yet\n")
+    answer = act(capsys, "lag", "--group", GROUP, "--topic", "other")
+    assert answer.out == f"Group {GROUP}: no member has claimed a partition of topic 'other' yet\n"
 
 
 @pytest.mark.usefixtures("site")

@@ -74,8 +74,10 @@ def test_settings_that_differ_are_reported(site: Site, capsys: pytest.CaptureFix
 def test_settings_of_a_group_that_is_not_known_are_an_error(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """The group's name is most likely misspelt."""
     site.begin(0)
-    answer = act(capsys, "settings", "show", "other")
-    assert (answer.code, "the log has no group 'other'" in answer.error) == (2, True)
+    for command, advice in (("show", "It has no settings"), ("disable-ranges", "It has no ranges to disable")):
+        answer = act(capsys, "settings", command, "other", *(["--yes"] if command != "show" else []))
+        assert (answer.code, "the log has no group 'other'" in answer.error) == (2, True)
+        assert answer.error.endswith(advice)  # these commands have no option --new-group
 
 
 def test_ranges_are_switched_off(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
