@@ -30,6 +30,8 @@ from marshal_dagster.protocol.idempotence import TakenRanges
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+pytestmark = pytest.mark.slow  # a sweep of several seconds
+
 LIBRARY: Final = Path(marshal_dagster.__file__).parent
 RANGE: Final = marshal_dagster.ClaimedRange("log", "shops", "orders", "data", 0, 0, 7, start=0, end=5, first_readable=0)
 CERTIFICATE: Final = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
