@@ -17,6 +17,8 @@ from marshal_dagster.admin import texts
 from marshal_dagster.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.segment import Segment
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -161,22 +163,36 @@ def is_terminal() -> bool:
 def screen() -> Iterator[Callable[[Callable[[int], Iterable[str | Line | Table]]], None]]:
     """Take over the terminal's screen while the block runs, and yield a function that redraws it.
 
-    That function takes another one, which gets the number of lines of the screen and returns what to show.
+    That function takes another one, which gets the number of lines of the screen and returns what to show. If that
+    still does not fit, the last line of the screen shows how many lines are left out.
     """
-    from rich.console import Console, Group
+    from rich.console import Console
     from rich.live import Live
+    from rich.segment import SegmentLines
 
     console = Console(highlight=False, markup=False, emoji=False)
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
 
         def fill(parts_of: Callable[[int], Iterable[str | Line | Table]]) -> None:
-            parts = parts_of(console.height)
-            shown = [
-                _rich_table(part, console.width) if isinstance(part, Table) else _rich_text(part) for part in parts
-            ]
-            live.update(Group(*shown), refresh=True)
+            height = console.height
+            rows = _rows(console, parts_of(height))
+            if len(rows) > height:  # long lines wrap
+                rows = _rows(console, parts_of(2 * height - len(rows)))
+            if len(rows) > height:
+                left = f"Left out: {len(rows) - height + 1} lines; enlarge the terminal, or choose --group or --topic"
+                rows = [*rows[: height - 1], *_rows(console, [styled(left, "yellow")])[:1]]
+            live.update(SegmentLines(rows, new_lines=True), refresh=True)
 
         yield fill
+
+
+def _rows(console: "Console", parts: Iterable[str | Line | Table]) -> list[list["Segment"]]:
+    """Return the lines of a terminal that `parts` take."""
+    rows: list[list[Segment]] = []
+    for part in parts:
+        shown = _rich_table(part, console.width) if isinstance(part, Table) else _rich_text(part)
+        rows += console.render_lines(shown, pad=False)
+    return rows
 
 
 def show(*parts: str | Line | Table) -> None:

@@ -33,7 +33,7 @@ class FrameKind(StrEnum):
 
 
 _KINDS: Final = {
-    FrameKind.ROWS: re.compile(r"(list|Sequence|Iterable)\[.*\]"),
+    FrameKind.ROWS: re.compile(r"(list|List|Sequence|Iterable)(\[.*\])?"),
     FrameKind.PANDAS: re.compile(r"(pd|pandas)\.(.*\.)?DataFrame"),
     FrameKind.SPARK: re.compile(r"(pyspark\..*|sql\.)?DataFrame"),
 }

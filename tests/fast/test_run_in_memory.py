@@ -1,6 +1,7 @@
 """Check runs of assets, ops and jobs in memory, with simulated crashes; no test starts Spark."""
 
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from marshal_dagster.protocol.messages import ReleasingPartition, RevokingClaim,
 from marshal_dagster.sinks.conformance import LocalFrame
 from marshal_dagster.spark import job_control
 from marshal_dagster.testing import CrashPoint, ManualClock, MemoryKafka, MemoryResult, MemorySink, crash, run_in_memory
+from marshal_dagster.testing.memory_reader import FrameKind, frame_kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -299,6 +301,20 @@ def test_an_annotation_without_spark() -> None:
     op = marshal.build_claimed_batch_op(process, name="lists", topic="orders")  # type: ignore[arg-type]
     with pytest.raises(marshal.ConfigurationError, match=r"annotate it as `DataFrame \| list\[int\]`"):
         run_in_memory(op, ORDERS)
+
+
+@pytest.mark.parametrize("annotation", ["list", "list[str]", "Sequence", "typing.List[str]"])
+def test_rows_alone_are_refused_however_they_are_written(annotation: str) -> None:
+    """Otherwise the test would start Spark, and the function would get a frame that it does not expect."""
+
+    def send(context: Any, batch: marshal.ClaimedBatch, frame: Any) -> None:  # noqa: ANN401
+        """Do nothing."""
+
+    send.__annotations__["frame"] = annotation
+    with pytest.raises(marshal.ConfigurationError, match=re.escape(f"annotate it as `DataFrame | {annotation}`")):
+        frame_kind(send)
+    send.__annotations__["frame"] = f"DataFrame | {annotation}"
+    assert frame_kind(send) is FrameKind.ROWS
 
 
 @pytest.mark.slow
