@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import FailingRecordError, MarshalError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
-from marshal_dagster.spark.record_search import FailingPart, Offsets, find_failing_part
+from marshal_dagster.spark.record_search import FailingPart, NoFailingPart, Offsets, find_failing_part
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -57,7 +57,9 @@ def find_failing_record(
     except Exception:
         logger.warning("the search for the failing record in %s failed", list(map(str, ranges)), exc_info=True)
         return None
-    return None if found is None else FailingRecordError(_text(found, ranges))
+    if isinstance(found, NoFailingPart):
+        logger.warning("no message of %s is named as the cause of the error: %s", list(map(str, ranges)), found.reason)
+    return FailingRecordError(_text(found, ranges)) if isinstance(found, FailingPart) else None
 
 
 def _text(found: FailingPart, ranges: Sequence[ClaimedRange]) -> str:

@@ -51,6 +51,13 @@ class FailingPart:
     """Whether reading alone fails, without any processing."""
 
 
+@dataclass(frozen=True, slots=True)
+class NoFailingPart:
+    """The search has found no part, because records are not the cause, or because it could not find out."""
+
+    reason: str
+
+
 def find_failing_part(
     error: Exception,
     read: "DataFrame",
@@ -59,7 +66,7 @@ def find_failing_part(
     may_continue: Callable[[], bool],
     *,
     written: "DataFrame | None" = None,
-) -> FailingPart | None:
+) -> FailingPart | NoFailingPart | None:
     """Evaluate the failed frame on parts of `read`, and return the part that fails.
 
     Nothing is written. Only the expressions of the failed frame are evaluated, which Spark may do more than once
@@ -75,17 +82,29 @@ def find_failing_part(
             if it counts cached rows.
 
     Returns:
-        The failing part; None if records are not the cause of `error`.
+        The failing part, or why there is none; None if `error` is not from an action of Spark.
     """
     failed = _spark_error(error)
-    if failed is None or _is_of_no_record(failed):
+    if failed is None:
         return None
-    kind, candidates = _kind(first_line(failed)), (written, _failed_frame(failed), read)
+    line = first_line(failed)
+    if _is_of_no_record(failed):
+        return NoFailingPart(f"a disk, a broker or an executor is the cause: {line}")
+    candidates = {
+        "the rows for the sink": written,
+        "the frame that failed": _failed_frame(failed),
+        "the messages as Spark reads them": read,
+    }
+    reasons: list[str] = []
     with _without_stacks(read.sparkSession):
-        for rows in candidates:
-            if rows is not None and (found := _Search(rows, read, read_part, may_continue).run(offsets, kind)):
+        for name, rows in candidates.items():
+            if rows is None:
+                continue
+            found = _Search(rows, read, read_part, may_continue, _kind(line)).run(offsets)
+            if isinstance(found, FailingPart):
                 return found
-    return None
+            reasons.append(f"{name}: {found.reason}")
+    return NoFailingPart("; ".join(reasons))
 
 
 @dataclass(slots=True)
@@ -94,25 +113,33 @@ class _Search:
     read: "DataFrame"
     read_part: "Callable[[Offsets], DataFrame]"
     may_continue: Callable[[], bool]
+    kind: str
+    """The kind of the error with which the batch failed."""
     failing: Offsets = field(default_factory=dict, init=False)
     """The smallest part that failed so far; `error` is the line of its error."""
     error: str = field(default="", init=False)
     good: Offsets | None = field(default=None, init=False)
     """The last part that did not fail."""
+    other_kinds: set[str] = field(default_factory=set, init=False)
+    """The kinds of other errors with which a part has failed twice."""
 
-    def run(self, offsets: Offsets, kind: str) -> FailingPart | None:
+    def run(self, offsets: Offsets) -> FailingPart | NoFailingPart:
         """Search in `offsets`.
 
         If the error has another kind than `kind`, it counts only if a part that was good before is still good.
         """
         nothing = {number: (start, start) for number, (start, _) in offsets.items()}
-        if not self.may_continue() or self._error(nothing) or not self._fails(offsets):
-            return None
+        if not self.may_continue():
+            return NoFailingPart("the time for the search was over")
+        if error := self._error(nothing):
+            return NoFailingPart(f"it also fails without any message: {error}")
+        if not self._fails(offsets):
+            return NoFailingPart("it does not fail when it is evaluated again")
         # Usually one record fails. Then half of the attempts are enough.
         is_smallest = self._narrow(offsets, assumes=True) or self._narrow(self.failing, assumes=False)
         part = self.failing
-        if not (_kind(self.error) == kind or self._is_good_still()):
-            return None
+        if not (_kind(self.error) == self.kind or self._is_good_still()):
+            return NoFailingPart(f"parts that did not fail before fail now, or all fail: {self.error}")
         is_unreadable = self.rows is self.read or (self.may_continue() and self._error(part, self.read) is not None)
         return FailingPart(part, self.error, is_smallest, is_unreadable)
 
@@ -143,7 +170,19 @@ class _Search:
         return True
 
     def _error(self, part: Offsets, rows: "DataFrame | None" = None) -> str | None:
-        """Evaluate a part; return the line of its error, or None if it does not fail."""
+        """Evaluate a part; return the line of its error, or None if it does not fail.
+
+        An error of an unknown kind counts only if the part fails again: the Python worker of a task may have died.
+        """
+        error = self._evaluate(part, rows)
+        if error is None or _kind(error) in {self.kind, *self.other_kinds}:
+            return error
+        again = self._evaluate(part, rows)
+        if again is not None and _kind(again) == _kind(error):
+            self.other_kinds.add(_kind(again))
+        return again
+
+    def _evaluate(self, part: Offsets, rows: "DataFrame | None") -> str | None:
         try:
             with _over(rows or self.rows, self.read, self.read_part(part)) as frame:
                 frame.write.format("noop").mode("overwrite").save()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from marshal_dagster.spark import record_search
 from marshal_dagster.spark.error_text import first_line
-from marshal_dagster.spark.record_search import FailingPart, Offsets, _Search
+from marshal_dagster.spark.record_search import FailingPart, NoFailingPart, Offsets, _Search
 
 Place = tuple[int, int]
 READ: Any = object()
@@ -22,7 +22,7 @@ def places(part: Offsets) -> set[Place]:
 
 def search(
     offsets: Offsets, fails: Callable[[set[Place]], object], *, most: int = 10**6, kind: str = "ValueError"
-) -> tuple[FailingPart | None, list[Offsets]]:
+) -> tuple[FailingPart | NoFailingPart, list[Offsets]]:
     """Run the search and return its result with the parts tried.
 
     `fails` returns the error of a part. The search may try at most `most` parts.
@@ -30,13 +30,13 @@ def search(
     requested: list[Offsets] = []
 
     class Search(_Search):
-        def _error(self, part: Offsets, rows: object = None) -> str | None:
+        def _evaluate(self, part: Offsets, rows: object) -> str | None:
             requested.append(part)
             found = fails(places(part)) if rows is None else None
             return f"{found}: no number" if found else None
 
-    work = Search(cast("Any", object()), READ, READ, lambda: len(requested) < most)
-    return work.run(offsets, kind), requested
+    work = Search(cast("Any", object()), READ, READ, lambda: len(requested) < most, kind)
+    return work.run(offsets), requested
 
 
 OFFSETS = st.dictionaries(st.integers(0, 6), st.tuples(st.integers(0, 50), st.integers(1, 60)), min_size=1).map(
@@ -50,7 +50,7 @@ def test_a_record_that_fails_is_found(offsets: Offsets, data: st.DataObject) -> 
     """One of the failing records is found. The number of tries is logarithmic in the number of records."""
     bad = data.draw(st.sets(st.sampled_from(sorted(places(offsets))), min_size=1))
     found, requested = search(offsets, lambda part: part & bad and "ValueError")
-    assert found is not None
+    assert isinstance(found, FailingPart)
     assert found.is_smallest
     assert places(found.offsets) <= bad
     assert len(places(found.offsets)) == 1
@@ -65,14 +65,37 @@ def test_what_fails_together_only_is_narrowed_down(offsets: Offsets, data: st.Da
     together = set(records[:1]) | data.draw(st.sets(st.sampled_from(records), min_size=1))
     assume(len(together) > 1)
     found, _ = search(offsets, lambda part: together <= part and "ValueError")
-    assert found is not None
+    assert isinstance(found, FailingPart)
     assert together <= places(found.offsets)
     assert found.is_smallest
 
 
 def test_what_fails_without_records_is_of_none() -> None:
     """If even an empty part fails, the error belongs to no record."""
-    assert search({0: (0, 9)}, lambda _: "ValueError") == (None, [{0: (0, 0)}])
+    expected = NoFailingPart("it also fails without any message: ValueError: no number")
+    assert search({0: (0, 9)}, lambda _: "ValueError") == (expected, [{0: (0, 0)}])
+
+
+@pytest.mark.parametrize("tries", range(12))
+def test_a_worker_that_dies_during_the_search_changes_nothing(tries: int) -> None:
+    """If one try fails because a process died, it is repeated, so the record is still found and no other is named."""
+    so_far = 0
+
+    def fails(part: set[Place]) -> str:
+        nonlocal so_far
+        so_far += 1
+        if so_far == tries + 1:
+            return "org.apache.spark.SparkException"
+        return "ValueError" if (1, 5) in part else ""
+
+    found, _ = search(dict.fromkeys(range(3), (0, 8)), fails)
+    assert found == FailingPart({1: (5, 6)}, "ValueError: no number", is_smallest=True)
+
+
+def test_a_reason_is_given_if_no_part_fails() -> None:
+    """If nothing fails any more, or there is no time, the result states that."""
+    assert search({0: (0, 9)}, lambda _: "")[0] == NoFailingPart("it does not fail when it is evaluated again")
+    assert search({0: (0, 9)}, lambda _: "", most=0)[0] == NoFailingPart("the time for the search was over")
 
 
 def test_what_fails_by_something_else_meanwhile_is_of_no_record() -> None:
@@ -82,11 +105,15 @@ def test_what_fails_by_something_else_meanwhile_is_of_no_record() -> None:
     def fails(part: set[Place]) -> str:
         nonlocal requested
         requested += bool(part)
-        return "KafkaException" if requested > 2 else ""
+        if requested > 2:
+            return "KafkaException"
+        return "ValueError" if (0, 40) in part else ""
 
-    assert search({0: (0, 64)}, fails)[0] is None
+    found, _ = search({0: (0, 64)}, fails)
+    assert isinstance(found, NoFailingPart)
+    assert "KafkaException: no number" in found.reason
     found, _ = search({0: (0, 64)}, lambda part: (0, 9) in part and "KeyError")
-    assert found is not None
+    assert isinstance(found, FailingPart)
     assert found.offsets == {0: (9, 10)}
 
 

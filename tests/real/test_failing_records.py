@@ -1,6 +1,7 @@
 # ruff: noqa: PT012 - the block that raises is a batch
 """If Spark fails at a record, the error names the record and the command that skips it, for every kind of batch."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
+from pyspark import TaskContext
 from pyspark.sql import functions as f
 
 from marshal_dagster.batches import BatchRequest, BatchSession, failing_record
@@ -71,6 +73,36 @@ def _require(error: object, _: object) -> None:
 def number(value: bytes) -> int:
     """Return the number of a message."""
     return int(value)
+
+
+class MortalNumber:
+    """Returns the number of a message. Once one has failed, a worker process of the next stage dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.failed, self.died = folder / "failed", folder / "died"
+
+    def __setstate__(self, state: dict[str, Path]) -> None:
+        vars(self).update(state)
+        if self.failed.exists() and not self.died.exists() and self.failed.read_text() != stage():
+            self.died.touch()
+            os._exit(1)
+
+    def __call__(self, value: bytes) -> int:
+        """Return the number, or store the stage in which that fails."""
+        try:
+            return int(value)
+        except ValueError:
+            new = self.failed.with_suffix(".new")
+            new.write_text(stage())
+            new.replace(self.failed)
+            raise
+
+
+def stage() -> str:
+    """Return the id of the stage of this task."""
+    context = TaskContext.get()
+    assert context is not None
+    return str(context.stageId())
 
 
 def by_udf(frame: "DataFrame") -> "DataFrame":
@@ -159,6 +191,25 @@ def test_the_record_that_fails_is_named_whatever_the_sink(  # noqa: PLR0917 - fi
         session.claimed_batch(BatchRequest(topic=name), sink) as batch,
     ):
         batch.write(by_udf(batch.read(spark)).selectExpr("partition", "offset", "CAST(n AS string) AS value"))
+
+
+def test_a_worker_process_that_dies_does_not_end_the_search(
+    session: BatchSession, group: Group, topic: MakeTopic, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The search begins with a part without messages. If a worker process dies there, that part is tried again."""
+    spark: SparkSession = request.getfixturevalue("spark")
+    name = topic(PARTITIONS)
+    write(group.kafka, name)
+    output = PostgresOutput(request.getfixturevalue("postgres"), own_schema())
+    number = MortalNumber(tmp_path)
+    with (
+        pytest.raises(
+            FailingRecordError, match=f"partition {BAD_PARTITION}, offset {BAD_OFFSET} fails in Spark: Value"
+        ),
+        session.claimed_batch(BatchRequest(topic=name), PostgresSink(output.dsn, TABLE, schema=output.schema)) as batch,
+    ):
+        batch.write(batch.read(spark).select("partition", "offset", f.udf(number, "string")("value").alias("value")))
+    assert number.died.exists()
 
 
 def test_a_time_that_spark_cannot_hold_is_named(group: Group, spark: "SparkSession", topic: MakeTopic) -> None:
