@@ -3,16 +3,30 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
+from confluent_kafka import admin
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined] # its hints do not export it
 
 from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import Request
+from tests.conditions import WITHIN_S
 
+API: Any = admin
+"""The module as Any, for names that the client library's type hints do not export."""
 BROKERS_WITHIN_S: Final = 120.0
+
+
+def alter(connection: KafkaConnection, topic: str, setting: str, value: str) -> None:
+    """Change one setting of a topic."""
+    client = admin.AdminClient({"bootstrap.servers": connection.bootstrap_servers})
+    entry = API.ConfigEntry(setting, value, incremental_operation=API.AlterConfigOpType.SET)
+    resource = API.ConfigResource(API.ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in client.incremental_alter_configs([resource]).values():
+        future.result(WITHIN_S)
 
 
 @contextmanager

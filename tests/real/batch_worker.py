@@ -15,14 +15,11 @@ from pydantic import BaseModel
 from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.heartbeats import ReasonToStop
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.errors import ClaimLostError, CommitFailedError, MarshalError, UnavailableError
+from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from tests.real.kill_points import KillableLog, KillPoint, Side, die, read_messages
-
-PASSING = (ClaimLostError, CommitFailedError, UnavailableError)
-"""Errors of a batch on a machine that is too busy for its heartbeats."""
 
 
 def parent_ended() -> ReasonToStop:
@@ -45,7 +42,7 @@ class Orders(BaseModel):
     run_id: str
     mode: DeliveryMode
     output: Path
-    heartbeat_interval_ms: int = 1_200
+    heartbeat_interval_ms: int
     max_records: int = 30
     kill_side: Side | None = None
     kill_record: str = "Heartbeat"
@@ -53,11 +50,6 @@ class Orders(BaseModel):
     kill_after_messages: int | None = None
     pause_until: Path | None = None
     watch_parent: bool = False
-    outlasts_lost_claims: bool = False
-    """Whether it continues after a batch whose claim is lost or cannot be made, because the machine was busy.
-
-    It reports such a batch as `lost`.
-    """
 
 
 def open_delivery(orders: Orders) -> BatchSession:
@@ -112,10 +104,7 @@ def main() -> int:
                     say(f"claimed {' '.join(str(one) for one in batch.ranges)}")
                     process(batch, orders, delivery.connection)
         except MarshalError as error:
-            is_outlasted = orders.outlasts_lost_claims and isinstance(error, PASSING)
-            say(f"{'lost' if is_outlasted else 'failed'} {type(error).__name__}: {error}")
-            if is_outlasted:
-                continue
+            say(f"failed {type(error).__name__}: {error}")
             return 1
         if batch.idle is None:
             say("committed")

@@ -154,7 +154,7 @@ def read_messages(
 
 
 def drain(
-    batches: Callable[[], ClaimedBatch], process: Callable[[ClaimedBatch], None], *, timeout_s: float = WITHIN_S
+    batches: Callable[[], ClaimedBatch], process: Callable[[ClaimedBatch], object], *, timeout_s: float = WITHIN_S
 ) -> list[ClaimedBatch]:
     """Process batches until the topic is drained. Wait for partitions that dead members still hold."""
     done: list[ClaimedBatch] = []

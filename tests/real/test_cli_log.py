@@ -30,8 +30,7 @@ from marshal_dagster.protocol.messages import (
 from tests.cli import COMMAND, REPOSITORY, Answer, environ, start
 from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
-from tests.real.test_coordination_topic import alter
-from tests.topics import grow
+from tests.topics import alter, grow
 
 PARTITIONS = 4
 VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"

@@ -2,10 +2,8 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from confluent_kafka import admin as kafka_admin
 
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
@@ -26,18 +24,7 @@ from marshal_dagster.kafka.inspection import KafkaInspector, Replicas
 from marshal_dagster.protocol.messages import GroupSettings
 from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
-
-API: Any = kafka_admin
-"""The module as Any, for names that the client library's type hints do not export."""
-
-
-def alter(connection: KafkaConnection, topic: str, setting: str, value: str) -> None:
-    """Change one setting of a topic."""
-    client = kafka_admin.AdminClient({"bootstrap.servers": connection.bootstrap_servers})
-    entry = API.ConfigEntry(setting, value, incremental_operation=API.AlterConfigOpType.SET)
-    resource = API.ConfigResource(API.ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for future in client.incremental_alter_configs([resource]).values():
-        future.result(WITHIN_S)
+from tests.topics import alter
 
 
 @pytest.fixture
@@ -143,9 +130,9 @@ def test_a_second_tick_reads_only_new_records(connection: KafkaConnection, topic
 
 def test_a_topic_that_turns_to_senders_timestamps_ends_every_claim(connection: KafkaConnection, created: str) -> None:
     """A member that opened the log before finds its own record with its sender's timestamp, and loses its claims."""
-    with closing(Rationalizer(KafkaLog(connection, created, 20_000), timeout_s=20)) as rationalizer:
+    with closing(Rationalizer(KafkaLog(connection, created, 60_000), timeout_s=WITHIN_S)) as rationalizer:
         member = Member("etl", "c", new_instance_id("run"))
-        claimer = Claimer(rationalizer, member, "orders", GroupSettings(20_000))
+        claimer = Claimer(rationalizer, member, "orders", GroupSettings(60_000))
         claimer.ensure_group_settings()
         assert claimer.claim([0])
         alter(connection, created, "message.timestamp.type", "CreateTime")

@@ -20,11 +20,13 @@ import pytest
 
 from marshal_dagster.errors import BatchAbortedError
 from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.sinks import FileSink
 from tests.conditions import wait_until
 from tests.real.isolated_client import IsolatedClient
 from tests.real.isolated_script import ROOT, IsolatedScript, killed_at
+from tests.real.log_time import let_claims_become_stale
 from tests.real.pipes_run import Run, arguments
 from tests.topics import reserved
 
@@ -144,9 +146,11 @@ def test_each_message_is_written_at_least_once_though_script_and_run_are_killed(
 
 
 def test_a_script_whose_run_was_killed_stops(run: Run) -> None:
-    """Heartbeats keep the batch for longer than two intervals. When none comes any more, the script stops by itself."""
-    silent = replace(run, heartbeat_interval_ms=3_000, pause_at="checking")
+    """Heartbeats of the run renew the claims. When none comes for two intervals, the script stops by itself."""
+    silent = replace(run, heartbeat_interval_ms=20_000, pause_at="checking")
     with killed_run(silent) as script:
+        connection = KafkaConnection(bootstrap_servers=run.bootstrap_servers)
+        let_claims_become_stale(connection, run.coordination_topic, silent.heartbeat_interval_ms)
         wait_until(lambda: not any(each.is_running() for each in script), "the script has ended")
     assert "no heartbeat of batch" in run.log.read_text()
     assert rows(run) == []

@@ -3,9 +3,8 @@
 One dies, and all is processed (protocol.md, section 8.4).
 """
 
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import pytest
@@ -18,10 +17,11 @@ from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.state import Key, Phase
-from tests.conditions import WITHIN_S, wait_until
+from tests.real.log_time import let_claims_become_stale
 
 GROUP, DATA_TOPIC, TOPIC_ID = "sharers", "orders", "A" * 22
-SETTINGS = GroupSettings(8_000, features=("ranges",))
+SETTINGS = GroupSettings(60_000, features=("ranges",))
+"""With an interval so long that no lease ends, even if this process or the broker is stopped for a while."""
 MESSAGES, SIZE = 1_000, 100
 
 
@@ -45,6 +45,10 @@ class Site:
         claimer.ensure_group_settings()
         return claimer
 
+    def let_claims_become_stale(self) -> None:
+        """Let the claims of all present members become stale. None of them may write meanwhile."""
+        let_claims_become_stale(self._connection, self._topic, SETTINGS.heartbeat_interval_ms)
+
     def key(self) -> Key:
         """Read the partition's state."""
         return self.reader.catch_up().snapshot_key(GROUP, DATA_TOPIC, 0)
@@ -64,22 +68,28 @@ def site(connection: KafkaConnection, coordination_topic: str) -> Iterator[Site]
         yield site
 
 
-def share(site: Site, rationalizer: Rationalizer, name: str, processed: list[tuple[int, int, int]]) -> None:
-    """Process range after range, each with a new member, until the whole partition is done."""
-    deadline_s = time.monotonic() + WITHIN_S
-    while time.monotonic() < deadline_s:
-        claimer = site.member(rationalizer, name)
-        if claimer.key(0).offset == MESSAGES:
-            return
-        for claim in claimer.claim(claimer.choose({0: MESSAGES}, SIZE)):
-            claimer.plan({0: claim.end})
-            time.sleep(0.02)
-            claimer.beat()
-            processed.append((claim.start, claim.end, claim.attempts))
-            claimer.commit({0: claim.end})
-        claimer.release()
-        time.sleep(0.01)
-    raise TimeoutError(name)
+Processed = list[tuple[int, int, int]]
+"""Start, end and attempts of each range that was processed."""
+
+
+def share(site: Site, is_done: Callable[[Key], bool]) -> Processed:
+    """Process range after range in three threads, each with a new member, until the partition is done."""
+    processed: Processed = []
+
+    def work(name: str) -> None:
+        rationalizer = site.rationalizer()
+        while not is_done((claimer := site.member(rationalizer, name)).key(0)):
+            for claim in claimer.claim(claimer.choose({0: MESSAGES}, SIZE)):
+                claimer.plan({0: claim.end})
+                claimer.beat()
+                processed.append((claim.start, claim.end, claim.attempts))
+                claimer.commit({0: claim.end})
+            claimer.release()
+
+    names = ("red", "green", "blue")
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(work, names))
+    return processed
 
 
 def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> None:
@@ -91,28 +101,15 @@ def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> Non
     dead = site.member(site.rationalizer(), "dead")
     dead.claim({0: (0, 2 * SIZE)})
     dead.plan({0: SIZE})
-    processed: dict[str, list[tuple[int, int, int]]] = {name: [] for name in ("red", "green", "blue")}
-    threads = [
-        threading.Thread(target=share, args=(site, site.rationalizer(), name, done)) for name, done in processed.items()
-    ]
-    for thread in threads:
-        thread.start()
 
-    def others_are_done() -> bool:
-        key = site.key()
-        if any((*range_[:2], range_.phase) == (SIZE, MESSAGES, Phase.DONE) for range_ in key.ranges):
-            return True
-        assert key.offset == 0, "a living member's range was taken"
-        dead.beat()
-        return False
+    done = share(site, lambda key: any((*of[:2], of.phase) == (SIZE, MESSAGES, Phase.DONE) for of in key.ranges))
+    assert site.key().offset == 0, "a living member's range was taken"
+    assert sorted(done) == [(start, start + SIZE, 0) for start in range(SIZE, MESSAGES, SIZE)]
 
-    wait_until(others_are_done, "all other ranges are done", pause_s=0.5)
-    for thread in threads:
-        thread.join(WITHIN_S)
-
+    dead.beat()
+    site.let_claims_become_stale()
+    assert share(site, lambda key: key.offset == MESSAGES) == [(0, SIZE, 1)]
     assert (site.key().offset, site.key().ranges) == (MESSAGES, ())
-    done = sorted(each for of_one in processed.values() for each in of_one)
-    assert done == [(0, SIZE, 1), *((start, start + SIZE, 0) for start in range(SIZE, MESSAGES, SIZE))]
     with pytest.raises(ClaimLostError):
         dead.commit({0: SIZE})
 

@@ -1,7 +1,7 @@
 """Effectively once with each sink when members are killed, stopped or orphaned, and others take over.
 
 The killed and stopped members are separate processes (`tests.real.sink_worker`), with a JVM in the Spark tests. The
-successor waits until their claims are stale. It runs in this process with its warm Spark session, or is another such
+successor lets their claims become stale. It runs in this process with its warm Spark session, or is another such
 process.
 
 All members of a module are killed or stopped before its first test, so that their claims become stale at the same time.
@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -23,17 +22,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psutil
 import pytest
 
-from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, IdleReason
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key
 from tests.conditions import WITHIN_S, wait_for_line, wait_until
 from tests.kafka_outputs import KafkaOutput
-from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side, drain
+from tests.real.log_time import let_claims_become_stale
 from tests.real.sink_worker import HalfCommitLog, Orders, value_of
 from tests.real.test_kill_points_sinks import (
     DeltaFolder,
@@ -53,7 +52,10 @@ from tests.sink_outputs import DELTA_STEPS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HEARTBEAT_INTERVAL_MS = 3_000
+HEARTBEAT_INTERVAL_MS = 60_000
+"""So long that no lease ends, even if processes are stopped for a while. Log time passes when a test lets it."""
+SHORT_INTERVAL_MS = 20_000
+"""For a process that looks every 5 s whether its parent lives."""
 PARTITIONS, MESSAGES = 5, 40
 ENDLESS_MS = 60_000
 """The time of a message that Spark still processes when its process is killed."""
@@ -72,12 +74,13 @@ class Site:
         self.connection, self.topics, self.topic = connection, topics, topic
         self.coordination_topic = coordination_topic
         self.group = new_instance_id("group")
+        self.interval_ms = HEARTBEAT_INTERVAL_MS
         self._started: list[subprocess.Popen[str]] = []
         self._logs: list[KillableLog] = []
 
     def delivery(self, at: KillPoint | None = None, *, half_commit: bool = False) -> BatchSession:
         """Open a member in this process that dies at `at` or in its first commit."""
-        kafka = KafkaLog(self.connection, self.coordination_topic, HEARTBEAT_INTERVAL_MS)
+        kafka = KafkaLog(self.connection, self.coordination_topic, self.interval_ms)
         log = HalfCommitLog(kafka) if half_commit else KillableLog(kafka, at)
         self._logs.append(log)
         return BatchSession(
@@ -87,43 +90,22 @@ class Site:
             group=self.group,
             client="tester",
             run_id=f"here{len(self._logs)}",
-            settings=GroupSettings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
+            settings=GroupSettings(self.interval_ms, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
         )
 
     def batch(self, output: Output, delivery: BatchSession | None = None, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
         """Return a batch of a member in this process, by default of a new one."""
         return (delivery or self.delivery()).claimed_batch(BatchRequest(topic=self.topic, **limits), output.open())
 
-    def wait_until_claimable(self, output: Output) -> None:
-        """Wait until all claims are stale or released."""
-        claimer = self.batch(output)._whole.claimer
-
-        def is_claimable() -> bool:
-            claimer.rationalizer.catch_up()
-            return len(claimer.claimable(range(PARTITIONS))) == PARTITIONS
-
-        wait_until(is_claimable, "all partitions can be claimed")
+    def let_claims_become_stale(self) -> None:
+        """Let the claims of all dead and stopped members of the coordination topic become stale."""
+        let_claims_become_stale(self.connection, self.coordination_topic, self.interval_ms)
 
     def drain(self, output: Output, spark: "SparkSession") -> list[ClaimedBatch]:
-        """Take over in this process: wait until all claims are stale, then drain the topic."""
-        self.wait_until_claimable(output)
+        """Take over in this process: let all claims become stale, then drain the topic."""
+        self.let_claims_become_stale()
         delivery = self.delivery()
-        done: list[ClaimedBatch] = []
-        deadline = time.monotonic() + WITHIN_S
-        while time.monotonic() < deadline:
-            batch = self.batch(output, delivery)
-            try:
-                with batch:
-                    if batch.idle is None:
-                        batch.write(result(batch, spark))
-            except ClaimLostError:  # the machine was too busy to keep the lease
-                continue
-            if batch.idle is None:
-                done.append(batch)
-            elif batch.idle.reason is IdleReason.DRAINED:
-                return done
-            time.sleep(0.05)
-        raise AssertionError("the topic was not drained in time")
+        return drain(lambda: self.batch(output, delivery), lambda batch: batch.write(result(batch, spark)))
 
     def key(self, partition: int) -> Key:
         """Read the current state of a key from the log."""
@@ -165,7 +147,7 @@ class Site:
             "partitions": PARTITIONS,
             "group": self.group,
             "run_id": f"there{len(self._started)}",
-            "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
+            "heartbeat_interval_ms": self.interval_ms,
         }
         return Orders.model_validate({**base, **place, **orders}).model_dump_json()
 
@@ -406,7 +388,7 @@ def test_half_of_its_partitions_each(
     """
     site, output = dead_in_commit[kind].site, dead_in_commit[kind].output
     assert [site.key(n).offset for n in range(PARTITIONS)] == [8, 0, 0, 0, 0]
-    site.wait_until_claimable(output)
+    site.let_claims_become_stale()
 
     with site.batch(output, partitions=(1, 2)) as one, site.batch(output, partitions=(3, 4)) as two:
         assert [[each.partition for each in batch.skipped] for batch in (one, two)] == [[1, 2], [3, 4]]
@@ -441,7 +423,7 @@ def dead_before_write(selected: Selected, make_scene: MakeScene) -> Scenes:
 def test_half_each_of_what_was_not_written(dead_before_write: Scenes, kind: str, quick_spark: "SparkSession") -> None:
     """A run dies before its write. Two others write its plan at the same time, half of the partitions each."""
     site, output = dead_before_write[kind].site, dead_before_write[kind].output
-    site.wait_until_claimable(output)
+    site.let_claims_become_stale()
 
     with site.batch(output, partitions=(0, 1)) as one, site.batch(output, partitions=(2, 3, 4)) as two:
         assert [[range_.partition for range_ in batch.ranges] for batch in (one, two)] == [[0, 1], [2, 3, 4]]
@@ -479,7 +461,7 @@ def test_a_member_stopped_before_its_write(stopped_before_write: Scenes, name: s
     """The write with the old fencing token is rejected and the batch fails. The output is that of the successor."""
     scene = stopped_before_write[name]
     site, output, stopped = scene.site, scene.output, scene.process
-    site.wait_until_claimable(output)
+    site.let_claims_become_stale()
 
     successor = site.start(output, with_spark=False)
     assert successor.wait_until_reported("claimed") == scene.claimed, (
@@ -520,7 +502,7 @@ def test_a_member_stopped_before_its_commit(stopped_before_commit: Scenes, kind:
     scene = stopped_before_commit[kind]
     site, output, stopped = scene.site, scene.output, scene.process
     assert output.rows() == input_rows()
-    site.wait_until_claimable(output)
+    site.let_claims_become_stale()
 
     with site.batch(output) as successor:
         assert (len(successor.ranges), len(successor.skipped)) == (0, PARTITIONS)
@@ -712,6 +694,7 @@ def test_a_spark_process_killed_within_deltas_own_commit(
 def test_an_orphaned_spark_process_stops(make_scene: MakeScene, quick_spark: "SparkSession") -> None:
     """Only the run worker is killed. Its step cancels its Spark jobs and ends, and the output has none of its rows."""
     scene = make_scene("table")
+    scene.site.interval_ms = SHORT_INTERVAL_MS
     run_worker = scene.site.start_below(scene.output, slow_ms=ENDLESS_MS)
     run_worker.wait_until_reported("Spark is at work")
     orphans = children(run_worker.process.pid)

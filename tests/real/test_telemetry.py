@@ -10,6 +10,7 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from marshal_dagster.coordination import heartbeats
 from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from tests.conditions import wait_until
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["site"]
 
-INTERVAL_S = 10.0
-"""So long that the lease outlasts a process that is stopped for a while; the test waits for one heartbeat."""
+INTERVAL_S = 60.0
+"""So long that the lease outlasts a process that is stopped for a while."""
+BEAT_PART = 0.1
+"""The part of the interval after which the heartbeat comes for which the test waits."""
+LEAST_LEASE_S = (1.9 - BEAT_PART / 2) * INTERVAL_S
+"""More than is left of a lease before that heartbeat, and less than after it."""
 
 
 def points(reader: InMemoryMetricReader) -> dict[str, Any]:
@@ -42,15 +47,13 @@ def test_a_run_is_measured(site: Site, spark: "SparkSession", monkeypatch: pytes
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
+    for name in ("SHORTEST_PART", "LONGEST_PART"):
+        monkeypatch.setattr(heartbeats, name, BEAT_PART)
 
     def work(_context: object, _batch: object, frame: "DataFrame") -> None:
         began_s = time.monotonic()
         frame.count()
-        # The lease that was left before a heartbeat, not after it (1.9). A heartbeat comes at the soonest 0.7 intervals
-        # after the one before it was sent, and some time passes between the two clock readings.
-        wait_until(
-            lambda: least_lease_s(points(reader)) < 1.5 * INTERVAL_S, "a later heartbeat is measured", pause_s=0.1
-        )
+        wait_until(lambda: least_lease_s(points(reader)) < LEAST_LEASE_S, "a heartbeat is measured", pause_s=0.1)
         worked_s.append(time.monotonic() - began_s)
 
     worked_s: list[float] = []
@@ -65,6 +68,6 @@ def test_a_run_is_measured(site: Site, spark: "SparkSession", monkeypatch: pytes
     assert result.success
     assert [point.value for point in measured["marshal.commits"]] == [PARTITIONS]
     assert [point.value for point in measured["marshal.offsets"]] == [MESSAGES]
-    assert 0 < least_lease_s(measured) < 1.5 * INTERVAL_S
+    assert 0 < least_lease_s(measured) < LEAST_LEASE_S
     phases = {point.attributes["phase"]: point.sum for point in measured["marshal.phase.duration"]}
     assert phases["process"] >= worked_s[0]
