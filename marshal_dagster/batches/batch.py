@@ -40,6 +40,7 @@ from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.sinks import RemoteSink, Sink, WriteResult
+from marshal_dagster.sinks.sink import check_result
 from marshal_dagster.spark import reader
 
 if TYPE_CHECKING:
@@ -412,6 +413,7 @@ class ClaimedBatch:
         Raises:
             ConfigurationError: the batch has no sink, or `write` was called before.
             SinkRejectedError: the sink cannot take the ranges or the rows.
+            BatchAbortedError: the sink has not reported each range as taken or skipped.
             MarshalError: the errors of `plan` and `check`.
 
         Example:
@@ -433,11 +435,14 @@ class ClaimedBatch:
         self.check()
         self._written = frame
         began_s = time.monotonic()
+        ranges = self.ranges
         try:
-            self.outcome = self._sink.write(frame, self.ranges, self._offsets_read, self.check)
+            result = self._sink.write(frame, ranges, self._offsets_read, self.check)
         finally:
             self.phases.writing_s = time.monotonic() - began_s
-        return self.outcome
+        check_result(result, ranges, self._sink)
+        self.outcome = result
+        return result
 
     def manifest(self) -> BatchManifest:
         """Return the description of the batch with which a script can process it; it has at least one range."""

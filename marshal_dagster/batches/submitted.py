@@ -28,6 +28,7 @@ from marshal_dagster.errors import (
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.sinks import Sink, WriteResult
+from marshal_dagster.sinks.sink import check_result
 from marshal_dagster.spark import job_control, reader
 from marshal_dagster.spark.reader import NOTHING_READ
 from marshal_dagster.spark.session import check_session
@@ -199,13 +200,16 @@ class SubmittedBatch:
         Raises:
             ConfigurationError: nothing was read before, `write` was called before, or the group has no sink.
             SinkRejectedError: the sink cannot take the ranges or the rows.
+            BatchAbortedError: the sink has not reported each range as taken or skipped.
             MarshalError: the errors of `check`.
         """
         self._require_writable(sink)
         self.check()
         self._written = frame
-        self._result = sink.write(frame, self.ranges, self._offsets_read, self.check)
-        return self._result
+        result = sink.write(frame, self.ranges, self._offsets_read, self.check)
+        check_result(result, self.ranges, sink)
+        self._result = result
+        return result
 
     def _require_writable(self, sink: Sink) -> None:
         wrong = None

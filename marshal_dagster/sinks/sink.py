@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from marshal_dagster.errors import ConfigurationError, SinkRejectedError
+from marshal_dagster.errors import BatchAbortedError, ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition, Verdict
 from marshal_dagster.spark.column_names import check_names, name_key
@@ -178,6 +178,26 @@ def check_columns(schema: "StructType", reserved: Collection[str], *, case_sensi
     taken = sorted(name for name in types if name_key(name, case_sensitive=case_sensitive) in own)
     if taken:
         raise ConfigurationError(f"the result's columns {', '.join(taken)} are the sink's own: rename them")
+
+
+def check_result(result: WriteResult, ranges: Sequence[ClaimedRange], sink: Sink) -> None:
+    """Check that a sink has reported each range of a batch, so that no position is committed without its rows.
+
+    Args:
+        result: What the sink's `write` has returned.
+        ranges: The ranges of the batch.
+        sink: The sink, for the error.
+
+    Raises:
+        BatchAbortedError: If a range is missing in the result, or is in it twice, or belongs to another batch.
+    """
+    reported = Counter((*result.taken, *result.skipped)) if isinstance(result, WriteResult) else Counter()
+    wrong = sorted({f"{range_}" for range_ in (Counter(ranges) - reported) + (reported - Counter(ranges))})
+    if wrong:
+        raise BatchAbortedError(
+            f"{sink!r} has not reported each range once as taken or skipped: {', '.join(wrong)}. So nothing is "
+            "committed: correct the WriteResult that its write() returns"
+        )
 
 
 def session_of(frame: "DataFrame") -> "SparkSession | None":

@@ -6,14 +6,15 @@ See protocol.md, section 6.
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
+from unittest.mock import Mock
 
 import pytest
 
-from marshal_dagster.batches import record_reader
+from marshal_dagster.batches import BatchRequest, record_reader
 from marshal_dagster.errors import (
     BatchAbortedError,
     ClaimLostError,
@@ -22,15 +23,17 @@ from marshal_dagster.errors import (
     SinkRejectedError,
     UnavailableError,
 )
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import TakenRanges
 from marshal_dagster.protocol.messages import ClaimingMessages, DataTopic, DeliveryMode, Heartbeat
+from marshal_dagster.sinks import WriteResult
 from marshal_dagster.spark import job_control, reader
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Place, Scene
 from tests.faulty_log import Fault, FaultyLog, InterruptError, of_type
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from marshal_dagster.batches import ClaimedBatch
 
@@ -123,6 +126,29 @@ def test_a_member_that_dies_beside_its_output(scene: Scene, side: str) -> None:
     assert batch.committed
     assert scene.sink.counts() == once(scene)
     assert [scene.key(n).offset for n in range(4)] == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        lambda ranges: WriteResult(ranges[1:], (), {}),
+        lambda ranges: WriteResult(ranges, ranges[:1], {}),
+        lambda ranges: WriteResult((*ranges[1:], replace(ranges[0], end=1)), (), {}),
+        lambda _: None,
+    ],
+    ids=["missing", "twice", "another", "nothing"],
+)
+def test_a_sink_that_does_not_report_each_range_commits_nothing(
+    scene: Scene, reported: Callable[[Sequence[ClaimedRange]], WriteResult]
+) -> None:
+    """A sink of the user's may catch the error of a range. The position would be committed without the rows."""
+    sink = Mock(spec=scene.sink, wraps=scene.sink, supports_unordered_ranges=True)
+    sink.write.side_effect = lambda _, ranges, *__: reported(ranges)
+    batch = scene.delivery(EFFECTIVELY_ONCE).claimed_batch(BatchRequest(topic=TOPIC), sink)
+    with pytest.raises(BatchAbortedError, match=rf"once as taken or skipped: .*{TOPIC}/0.*nothing is committed"), batch:
+        batch.begin_processing()
+        batch.write(cast("DataFrame", []))
+    assert not batch.committed
 
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])

@@ -707,6 +707,19 @@ def test_a_script_with_another_coordination_topic_is_refused(scene: Scene, monke
         launch(batch, partial(process, scene))
 
 
+def test_a_sink_that_does_not_report_each_range_commits_nothing(scene: Scene) -> None:
+    """The script fails, with the ranges that the sink has left out."""
+
+    def script(channel: Channel) -> None:
+        with submitted_batch(channel, CONNECTION) as batch:
+            batch.begin_processing()
+            sink = SimpleNamespace(write=lambda _, ranges, *__: WriteResult(ranges[1:], (), {}))
+            batch.write(cast("Any", sink), cast("Any", []))
+
+    with pytest.raises(BatchAbortedError, match="once as taken or skipped"):
+        run(scene, script)
+
+
 def test_calls_out_of_order_are_refused(scene: Scene) -> None:
     """Each error states what to do."""
     refused: list[str] = []
