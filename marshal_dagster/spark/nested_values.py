@@ -41,7 +41,7 @@ def valid_utf8(text: "Column") -> "Column":
 
 def has_nul(text: "Column") -> "Column":
     """Return whether a text has the character U+0000."""
-    return f.instr(text, "\0") > 0
+    return f.instr(text.cast("string"), "\0") > 0  # without its collation, which may ignore the character
 
 
 def parts(name: str, data_type: "DataType") -> list[tuple[str, "DataType"]]:

@@ -291,12 +291,17 @@ def test_names_need_no_care(mariadb: str) -> None:
     """Names of tables and columns may contain capitals, quotes, percent signs and braces."""
     output = MariaDBOutput(mariadb, own_schema())
     sink = FakeMariaDBSink(output.dsn, 'Table; %s {x} "q" `b`')
-    frame = frame_of('10% %s "q" {y} `b`', t.StringType(), "a", None)
+    name = '10% %s "q" {y} `b`'
+    frame = frame_of(name, t.StringType(), "a", None)
     sink.create_tables(frame.schema)
     assert sink.write(frame, [part(0, 0, 2)], never).taken  # type: ignore[arg-type]
     again = part(0, 1, 3, generation=20, epoch=21)
     assert sink.write(frame, [again], lambda: {0: [(1, 3)]}).taken  # type: ignore[arg-type]
     assert set(sink.verdicts([again]).values()) == {"skip"}
+    table = '`Table; %s {x} "q" ``b```'
+    output.execute(f"DELETE FROM {table}", f'ALTER TABLE {table} MODIFY `10% %s "q" {{y}} ``b``` char(3) NOT NULL')  # noqa: S608
+    with pytest.raises(SinkRejectedError, match=r"offset 1, column '10% %s .*it is null, and the column is NOT NULL"):
+        sink.write(frame_of(name, t.StringType(), "a", None, partition=1), [part(1, 0, 2)], never)  # type: ignore[arg-type]
 
 
 def test_names_are_compared_exactly(output: MariaDBOutput) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks import MariaDBSink
+from marshal_dagster.spark.lazy_pyspark import has
 from tests.session_settings import USUAL_PLANS, session_settings
 from tests.sink_conformance import never, part
 from tests.sink_outputs import TABLE, MariaDBOutput, own_schema
@@ -92,6 +93,18 @@ def test_values_of_each_type_are_written_as_they_are(any_session: "SparkSession"
         assert row[17] == pytest.approx(0.10000000149011612, rel=1e-12)
         assert row[18].replace(" ", "") == "[1,null]"
         assert row[19] == moment.removesuffix("+00:00") + "Z"
+
+
+@pytest.mark.skipif(not has("collate"), reason="Spark 3.5 has no collations")
+def test_strings_with_a_collation_are_written_as_they_are(spark: "SparkSession", mariadb: str) -> None:
+    """To Unicode's collations a character that an accent follows is another one, and NUL is none.
+
+    A quote that is not escaped would end the literal.
+    """
+    text = "a\\\u0301'\u0301\0,\u0301\\"
+    rows = spark.createDataFrame([(text,)], "v string")
+    frame = rows.selectExpr("0 AS partition", "0L AS offset", "collate(v, 'UNICODE') AS v")
+    assert written(mariadb, frame, "v") == [(text,)]
 
 
 BAD = [

@@ -27,6 +27,7 @@ from marshal_dagster.sinks.database.value_text import (
     parts_of,
     time_text,
     with_times_as_text,
+    without_collation,
 )
 from marshal_dagster.sinks.rejected_rows import RejectedRow, first_rejected, row_check, text_problems
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, changed_result, quoted
@@ -98,6 +99,7 @@ def _moment(date: "SparkColumn", time: "SparkColumn") -> "SparkColumn":
 
 
 def _string(column: "SparkColumn") -> "SparkColumn":
+    column = without_collation(column)
     for plain, escaped in _ESCAPES:
         column = f.replace(column, f.lit(plain), f.lit(escaped))
     return f.concat(f.lit("'"), column, f.lit("'"))
@@ -292,8 +294,8 @@ class InsertedRows(StagedRows[Connection]):
     def _find(self, connection: Connection, where: str) -> Sequence[tuple[int, int, int | None]]:
         """Return the number, the range's id and the offset of staged rows."""
         offset = "kafka_offset" if self.has_offsets else "NULL"
-        statement = f"SELECT {_ROW}, marshal_range, {offset} FROM marshal_rows {where}"
-        return list(self._dialect.execute(connection, statement).fetchall())
+        statement = f"SELECT {_ROW}, marshal_range, {offset} FROM marshal_rows {{where}}"
+        return list(self._dialect.execute(connection, statement, where=Fragment(where)).fetchall())
 
     def _move(self, connection: Connection, ids: Iterable[int], condition: str) -> Cursor:
         return self._dialect.execute(

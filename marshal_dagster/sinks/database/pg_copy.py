@@ -18,6 +18,7 @@ from marshal_dagster.sinks.database.value_text import (
     parts_of,
     time_text,
     with_times_as_text,
+    without_collation,
 )
 from marshal_dagster.sinks.rejected_rows import text_check
 from marshal_dagster.sinks.sink import quoted
@@ -84,7 +85,7 @@ def column_text(name: str, data_type: "DataType") -> "Column":
     """Return a column's values as PostgreSQL parses them, whatever the settings of the Spark session."""
     column, target = f.col(quoted(name)), postgres_type(name, data_type)
     if target == "text":
-        return column
+        return without_collation(column)
     if target == "bytea":
         return f.concat(f.lit("\\x"), f.hex(column))
     if target == "jsonb":

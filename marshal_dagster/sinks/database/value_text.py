@@ -39,6 +39,15 @@ def check_keys(name: str, data_type: "DataType") -> None:
             check_keys(f"{name}.{column.name}", column.dataType)
 
 
+def without_collation(text: "Column") -> "Column":
+    """Return a text whose characters are compared byte by byte.
+
+    With a collation such as UNICODE, `replace` finds no character that a combining accent follows, and no control
+    character.
+    """
+    return text.cast("string")
+
+
 def decimal_text(number: "Column") -> "Column":
     """Render a number with all its digits. Without ANSI mode, a cast would render small numbers and zeros as `0E-7`."""
     text = number.cast("string")
