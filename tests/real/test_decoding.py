@@ -167,6 +167,26 @@ NAMED_E: list[tuple[str, Any]] = [
 ]
 
 
+HALF = "half of a surrogate pair in a string, which is no character"
+HALVES: list[tuple[str, Any]] = [
+    (r'{"s": "a\ud83d"}', HALF),
+    (r'{"s": "\uDE00\uD83D"}', HALF),
+    (r'{"s": "\\\ud83d\\\ude00"}', HALF),
+    (r'{"list": [{"x": "\ud83d\ud83d\ude00"}]}', HALF),
+    (r'{"map": {"\ude00": "b"}}', HALF),
+    (r'{"s": "\ud83d\ude00"}', {"s": "\U0001f600", "list": None, "map": None}),
+    (r'{"s": "\\ud83d"}', {"s": "\\ud83d", "list": None, "map": None}),
+    (r'{"more": "\ud83d", "s": "\\\\"}', {"s": "\\\\", "list": None, "map": None}),
+]
+
+
+def test_half_of_a_surrogate_pair_is_bad(spark: "SparkSession") -> None:
+    """Spark would read a question mark. Undeclared fields do not count, and neither do escaped backslashes."""
+    schema = "s string, list array<struct<x: string>>, map map<string, string>"
+    decoded = decode_json(batch(spark, [value for value, _ in HALVES]), schema)
+    assert outcome(decoded, len(HALVES)) == [expected for _, expected in HALVES]
+
+
 @pytest.mark.parametrize("drawn", ["e1234567-0000-4000-8000-000000000000", "00000000-0000-4000-8000-00000e123456"])
 def test_a_name_that_looks_like_an_exponent_is_no_number(
     spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, drawn: str

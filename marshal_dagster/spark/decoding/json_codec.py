@@ -21,7 +21,7 @@ from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import has, parse_ddl
 from marshal_dagster.spark.lazy_pyspark import types as t
-from marshal_dagster.spark.nested_values import any_value, holds, valid_utf8
+from marshal_dagster.spark.nested_values import any_value, holds, text_kinds, valid_utf8
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -34,6 +34,9 @@ _NAME_OR_TEXT = r'(?s)"(?:[^"\\]++|\\.)*+":|("(?:[^"\\]++|\\.)*+")'
 _FAR = r"-?[0-9]{12}"
 _FAR_SECONDS = 1e11
 _TIME_OF_DAY = r'"(?:\\[bfnrt]|\\u00[01][0-9a-fA-F]|\s)*+(?:T[0-9]|[0-9]{1,2}:)'
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = rf"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}"
+"""Half of a surrogate pair, in a text without escaped backslashes."""
 _VALUE = "v"
 _ENTRIES = "map<string, string>"
 _CORRUPT = "corrupt"
@@ -58,6 +61,7 @@ def decode_json(
     - `schema` has a decimal, and a number has an exponent of 10,000 or more.
     - A timestamp is a number with more than 11 digits. Numbers in timestamps are seconds; milliseconds have 13 digits.
     - A timestamp is a time without a date, such as `12:30`, and `options` has no `timestampFormat`.
+    - A string has half of a surrogate pair, such as the escape `ud83d` alone, which is no character.
     - `schemas` is given, and the value does not begin with the schema id of a JSON schema.
 
     Other missing fields are null. Fields that are not declared are left out. A time without a zone is UTC, whatever the
@@ -116,7 +120,8 @@ def decode_json(
     is_huge = _is_huge(text, wrapped, end, declared, given)
     is_far = _is_far(text, wrapped, end, declared, given)
     is_time = _is_time_of_day(text, wrapped, end, declared, given)
-    parsed = _parse(f.when(~is_huge & ~is_far & ~is_time, wrapped), end, declared, given)
+    is_half = _is_half(text, end, declared, given)
+    parsed = _parse(f.when(~is_huge & ~is_far & ~is_time & ~is_half, wrapped), end, declared, given)
     read, parsed = read_once(frame, parsed)
     entries, corrupt = parsed[end], parsed[_CORRUPT]
     value = entries[_VALUE]
@@ -126,6 +131,7 @@ def decode_json(
         .when(is_huge, f.lit("a number with an exponent of 10,000 or more"))
         .when(is_far, f.lit("a number of more than 11 digits in a timestamp, which takes seconds"))
         .when(is_time, f.lit("a time without a date in a timestamp"))
+        .when(is_half, f.lit("half of a surrogate pair in a string, which is no character"))
         .when(corrupt.isNotNull(), f.lit("not JSON, or another type in a field than declared"))
         .when(~f.coalesce(is_one, f.lit(False)), f.lit("not exactly one JSON value"))  # noqa: FBT003
         .when(value.isNull(), f.lit("JSON null"))
@@ -275,6 +281,19 @@ def _is_time_of_day(
     texts = f.regexp_replace(timestamps, _NAME_OR_TEXT, "$1")
     may_be = text.rlike(rf"{_TIME_OF_DAY}|\\u")
     return may_be & f.coalesce(texts.rlike(_TIME_OF_DAY), f.lit(False))  # noqa: FBT003
+
+
+def _is_half(text: "Column", end: str, declared: "StructType", options: Mapping[str, str]) -> "Column":
+    """Return whether a string has half of a surrogate pair, in whose place Spark would read a question mark.
+
+    The halves are replaced by the random name, which is then searched for in the strings that Spark reads.
+    """
+    halves = f.regexp_replace(f.regexp_replace(text, r"\\\\", r"\\u005c"), _HALF, end)
+    values = f.map_values(_parse(_wrapped(halves, end), end, declared, options)[end])
+    is_half = any_value(values, t.ArrayType(declared), text_kinds(), lambda value: value.contains(end))
+    if has("try_parse_json") and holds(declared, (t.VariantType,)):
+        is_half = halves.contains(end)
+    return f.coalesce(text.rlike(r"\\u[dD][89a-fA-F]"), f.lit(False)) & is_half  # noqa: FBT003
 
 
 def _without_strings(text: "Column") -> "Column":
