@@ -126,6 +126,9 @@ class FakeTable:
         with self.evaluated(frame, done) as rows:
             return FakeWritten(self, rows, taken, commit)
 
+    def check_partitions(self, frame: "DataFrame") -> None:
+        """Do nothing: the table is not partitioned."""
+
     def refresh(self) -> None:
         """Do nothing: nothing is remembered."""
 

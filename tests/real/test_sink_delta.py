@@ -268,15 +268,29 @@ def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
 
 @pytest.mark.parametrize("lost", ["", "__HIVE_DEFAULT_PARTITION__"])
 def test_a_string_that_a_partitioned_table_loses_is_refused(target: DeltaTarget, lost: str) -> None:
-    """Delta stores these strings as null in a column by which the table is partitioned."""
+    """Delta stores these strings as null in a column by which the table is partitioned, and others by characters."""
     empty = target.frame([(0, 0, "a")]).limit(0)
     empty.write.format("delta").partitionBy("value").save(str(target.path))
     sink = DeltaSink(str(target.path), session=target._session, options={"mergeSchema": "true"})
     with pytest.raises(SinkRejectedError, match=r"partition 0, offset 1, column 'value': the table is partitioned by"):
         deliver(target, "a", part(0, 0, 3), rows=[(0, 0, "a"), (0, 1, lost), (0, 2, "c")], sink=sink)
     assert target.found() == []
+    frame = target.frame(rows_of("a", part(0, 0, 3))).withColumn(
+        "value", f.expr("if(offset = 2, string(X'4DFC'), 'a')")
+    )
+    with pytest.raises(SinkRejectedError, match=r"offset 2, column 'value': .* replace its bytes that are not UTF-8"):
+        sink.write(frame, [part(0, 0, 3)], never)
     assert deliver(target, "b", part(0, 0, 3), sink=sink).taken
     assert target.found() == rows_of("b", part(0, 0, 3))
+
+
+@pytest.mark.parametrize("value", ["X'FF'", "timestamp_micros(0)"])
+def test_partitions_whose_values_delta_changes_are_refused(target: DeltaTarget, value: str) -> None:
+    """Delta stores bytes as characters, and an instant as the local time of the session, read as that of the JVM."""
+    frame = target.frame([(0, 0, "a")]).withColumn("by", f.expr(value))
+    frame.limit(0).write.format("delta").partitionBy("by").save(str(target.path))
+    with pytest.raises(ConfigurationError, match=r"partitioned by column 'by' of type (binary|timestamp)"):
+        target.sink().write(frame, [part(0, 0, 1)], never)
 
 
 def test_names_that_sql_reads_otherwise(target: DeltaTarget) -> None:

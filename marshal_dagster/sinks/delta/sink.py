@@ -186,7 +186,8 @@ class DeltaSink(Steps):
 
         Raises:
             SinkRejectedError: If a range or a row cannot be written.
-            ConfigurationError: If a column has a reserved name, or a setting of the session would change values.
+            ConfigurationError: If a column has a reserved name, or a setting of the session or the table's partitions
+                would change values.
         """
         spark = session_of(frame)
         reserved = {MARSHAL_COLUMN} if self._keys is None else {MARSHAL_COLUMN, KEY_COLUMN}
@@ -198,6 +199,7 @@ class DeltaSink(Steps):
         wanted = _open(_judge(newest, ranges))
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
+        table.check_partitions(frame)
         over_older = self._refuse_unreplaceable(table, wanted, newest)
         done = [range_.partition for range_ in ranges if range_ not in wanted]
         if self._keys is not None:

@@ -37,12 +37,13 @@ from marshal_dagster.sinks.upsert_keys import Keys
 from marshal_dagster.spark.connector import connector_jars
 from marshal_dagster.spark.error_text import error_condition, first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
-from marshal_dagster.spark.nested_values import text_kinds
+from marshal_dagster.spark.nested_values import is_not_utf8, text_kinds
 from marshal_dagster.spark.packages import delta_package
 from marshal_dagster.spark.reader import HIGHEST_OFFSET, offsets_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import StructField
 
     Detail = Row | dict[str, Any]
 
@@ -63,6 +64,8 @@ _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TA
 _NULLS = ["", "__HIVE_DEFAULT_PARTITION__"]
 """The strings that Delta stores as null in a column by which a table is partitioned."""
 _READ_AS_NULL = "the table is partitioned by this column, so Delta would store the string as null"
+_REPLACED = "the table is partitioned by this column, so Delta would replace its bytes that are not UTF-8"
+_BYTES, _INSTANT = "binary", "timestamp"
 _NO_DELTA_TABLE = "DELTA_TABLE_NOT_FOUND"
 _VIEW = "EXPECT_TABLE_NOT_VIEW"
 _DETAIL, _FORMAT = "DETAIL", "delta"
@@ -119,7 +122,7 @@ class KeptRows:
     counts: Mapping[int | None, int]
     """The number of rows, by partition."""
     rejected: RejectedRow | None = None
-    """The first row with a string that the table would read back as null, or None."""
+    """The first row with a string that the table would read back as null or another one, or None."""
 
     def offsets(self) -> Mapping[int, Intervals]:
         """Return the offsets of the rows, by partition; empty without a column `offset`. Runs a Spark job."""
@@ -299,6 +302,7 @@ class DeltaTable:
                 yield KeptRows(rows, {row[0]: row[1] for row in by_partition.count().collect()})
                 return
             problems = [(name, _READ_AS_NULL, f.col(quoted(name)).isin(_NULLS)) for name in strings]
+            problems += [(name, _REPLACED, is_not_utf8(f.col(quoted(name)))) for name in strings]
             check = row_check(frame.schema, problems)
             totals = by_partition.agg(f.count("*"), f.min(check.problem)).collect()
             rejected = check.first((row[0], row[2]) for row in totals)
@@ -530,18 +534,30 @@ class DeltaTable:
         detail = self._detail()
         return {} if detail is None else dict(detail["properties"] or {})
 
+    def check_partitions(self, frame: "DataFrame") -> None:
+        """Raise `ConfigurationError` if Delta would store other values of a column by which the table is partitioned.
+
+        It stores them as text: bytes as UTF-8, and an instant as a local time, which it reads in another zone unless
+        the zones of the session and of each JVM are the same.
+        """
+        kinds = {column.name: column.dataType.typeName() for column in self._partition_columns(frame)}
+        for name, kind in kinds.items():
+            if kind in {_BYTES, _INSTANT}:
+                raise ConfigurationError(
+                    f"table {self._place} is partitioned by column {name!r} of type {kind}, of which Delta stores "
+                    "other values without an error. Partition it by a column of dates or strings"
+                )
+
     def _partition_strings(self, frame: "DataFrame") -> list[str]:
         """Return the columns of text in `frame` by which the table is partitioned; empty if there is no table."""
+        texts = text_kinds()
+        return [column.name for column in self._partition_columns(frame) if isinstance(column.dataType, texts)]
+
+    def _partition_columns(self, frame: "DataFrame") -> "list[StructField]":
+        """Return the columns of `frame` by which the table is partitioned; none if there is no table."""
         detail = self._detail()
         names = set() if detail is None else {name.lower() for name in detail["partitionColumns"] or ()}
-        if not names:
-            return []
-        texts = text_kinds()
-        return [
-            column.name
-            for column in frame.schema.fields
-            if column.name.lower() in names and isinstance(column.dataType, texts)
-        ]
+        return [column for column in frame.schema.fields if column.name.lower() in names] if names else []
 
     def _exists(self) -> bool:
         """Return whether there is a table. The answer "yes" is kept: a table that was read is there."""
