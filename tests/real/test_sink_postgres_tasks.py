@@ -155,7 +155,7 @@ def test_events_of_one_message_are_in_the_order_of_its_rows(spark: "SparkSession
 
 
 def test_the_table_of_a_dead_run_is_dropped_by_the_next(output: Output, frame: "DataFrame") -> None:
-    """That of a living run stays: the run holds its lock."""
+    """That of a living run stays: the run holds its lock. A vacuum drops tables too, if no batch by tasks follows."""
     seen: list[str] = []
     sink = output.sink()
 
@@ -169,9 +169,16 @@ def test_the_table_of_a_dead_run_is_dropped_by_the_next(output: Output, frame: "
     dead, alive = f"{prefix}{'d' * 16}", f"{prefix}{'a' * 16}"
     for attempt in (dead, alive):
         output.execute("CREATE UNLOGGED TABLE {schema}.{name} (a int)", name=f"{attempt}_{'0' * 16}")
+    of_another_table = f"{PREFIX}{'0' * 8}_{'e' * 16}_{'0' * 16}"
+    output.execute("CREATE UNLOGGED TABLE {schema}.{name} (a int)", name=of_another_table)
     with holding(output.dsn, alive):
         output.sink().write(frame, [part(0, 10, 20), part(1, 10, 20)], never)
     assert output.staging_tables() == [f"{alive}_{'0' * 16}"]
+    sink = output.sink(written_by="driver")
+    sink.vacuum(dry_run=True)
+    assert output.staging_tables() == [f"{alive}_{'0' * 16}"]
+    sink.vacuum(dry_run=False)
+    assert output.staging_tables() == []
 
 
 @contextmanager

@@ -476,6 +476,9 @@ class Dialect(ABC, Generic[Connection]):
         del connection, enter
         return {}
 
+    def drop_abandoned(self) -> None:
+        """Remove what `evaluated_by_tasks` of dead runs has left, in a transaction of its own; by default nothing."""
+
     @abstractmethod
     def staged_rows(
         self,

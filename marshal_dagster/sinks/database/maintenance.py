@@ -211,9 +211,13 @@ class TableMaintenance(Generic[Connection]):
     def vacuum(self, *, dry_run: bool) -> VacuumResult:
         """Merge entries of adjacent ranges, and delete those of older generations of which no row is left.
 
+        What dead runs have left in the database is removed too.
+
         Args:
             dry_run: Whether to report only.
         """
+        if not dry_run:
+            self._dialect.drop_abandoned()
         before = 0
         steps: list[_Step] = []
         for place in self._partitions():

@@ -40,7 +40,7 @@ from marshal_dagster.sinks.database.pg_copy import evaluated, postgres_type
 from marshal_dagster.sinks.database.postgres_rights import check_may_create_tables, missing_grants
 from marshal_dagster.sinks.database.sink import DatabaseSink, TransactionHook
 from marshal_dagster.sinks.database.staged_rows import CopiedRows, PostgresRows
-from marshal_dagster.sinks.database.task_rows import TaskRows, TaskStagedRows, rows_of_tasks
+from marshal_dagster.sinks.database.task_rows import TaskRows, TaskStagedRows, drop_abandoned, rows_of_tasks
 from marshal_dagster.sinks.row_writer import RowWriter
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, Intervals
 from marshal_dagster.sinks.upsert_keys import WriteMode
@@ -399,6 +399,10 @@ class PostgresDialect(Dialect["Connection"]):
         )
         with rows_of_tasks(self, frame, done, ids, is_read_by_hook=is_read_by_hook) as rows:
             yield rows
+
+    def drop_abandoned(self) -> None:
+        """Drop the staging tables of dead runs in the schema."""
+        drop_abandoned(self)
 
     def reserved_ids(self, connection: "Connection", enter: Callable[[], Mapping[int, int]]) -> Mapping[int, int]:
         """Return ids of entries that are inserted and undone: a sequence never returns to an earlier number.

@@ -5,7 +5,8 @@ the tables from the results of the tasks that counted. So rows of a task that di
 moved. The rows already have their ranges' ids, so that PostgreSQL moves them as they are stored.
 
 The driver holds an advisory lock for its attempt to write the batch while it works, and drops the tables at the end. If
-it dies, the next batch of the same output finds that nothing holds the lock, and drops the tables.
+it dies, the next batch of any output in the schema finds that nothing holds the lock, and drops the tables. So does a
+vacuum.
 """
 
 import pickle
@@ -40,6 +41,8 @@ PREFIX: Final = "marshal_staging_"
 """The beginning of the names of staging tables. What follows: a checksum of the output, and random numbers of the
 attempt to write a batch and of the task's attempt."""
 _NUMBER_BYTES: Final = 8
+_NAME: Final = f"^({PREFIX}[0-9a-f]{{8}}_[0-9a-f]{{16}})_[0-9a-f]{{16}}$"
+"""The name of a staging table, with that of the attempt."""
 _MOST_TABLES: Final = 500
 """The most tasks. The transaction that drops their tables takes some five locks for each, and PostgreSQL's lock table
 has 6,400 entries unless it is set otherwise."""
@@ -144,6 +147,16 @@ def rows_of_tasks(
         )
 
 
+def drop_abandoned(dialect: StagingDialect) -> None:
+    """Drop the staging tables of dead runs in the schema.
+
+    Args:
+        dialect: PostgreSQL's dialect, for any output in the schema.
+    """
+    with dialect.transaction(lambda _: None) as connection:
+        _drop(dialect, _abandoned(dialect, connection))
+
+
 def _prefix(dialect: StagingDialect) -> str:
     return f"{PREFIX}{zlib.crc32(dialect.output.encode()):08x}_"
 
@@ -183,12 +196,15 @@ def _tables(dialect: StagingDialect, connection: "Connection", prefix: str) -> l
 
 
 def _abandoned(dialect: StagingDialect, connection: "Connection") -> list[str]:
-    """Return the staging tables of this output whose runs have died."""
+    """Return the staging tables in the schema whose runs have died, and which the role may drop."""
     try_lock: LiteralString = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))"
-    end = len(_prefix(dialect)) + 2 * _NUMBER_BYTES
     by_attempt: dict[str, list[str]] = {}
-    for name in _tables(dialect, connection, _prefix(dialect)):
-        by_attempt.setdefault(name[:end], []).append(name)
+    for attempt, name in connection.execute(
+        "SELECT (regexp_match(tablename, %s))[1], tablename FROM pg_catalog.pg_tables "
+        "WHERE schemaname = %s AND tablename ~ %s AND pg_has_role(tableowner, 'USAGE')",
+        (_NAME, dialect.schema, _NAME),
+    ):
+        by_attempt.setdefault(attempt, []).append(name)
     dead = [attempt for attempt in by_attempt if connection.execute(try_lock, (attempt,)).fetchone() == (True,)]
     return [name for attempt in dead for name in by_attempt[attempt]]
 
