@@ -180,18 +180,18 @@ def check_columns(schema: "StructType", reserved: Collection[str], *, case_sensi
         raise ConfigurationError(f"the result's columns {', '.join(taken)} are the sink's own: rename them")
 
 
-def check_result(result: WriteResult, ranges: Sequence[ClaimedRange], sink: Sink) -> None:
+def check_result(result: WriteResult | None, ranges: Sequence[ClaimedRange], sink: Sink) -> None:
     """Check that a sink has reported each range of a batch, so that no position is committed without its rows.
 
     Args:
-        result: What the sink's `write` has returned.
+        result: What the sink's `write` has returned; a sink that is not typed may return None.
         ranges: The ranges of the batch.
         sink: The sink, for the error.
 
     Raises:
         BatchAbortedError: If a range is missing in the result, or is in it twice, or belongs to another batch.
     """
-    reported = Counter((*result.taken, *result.skipped)) if isinstance(result, WriteResult) else Counter()
+    reported = Counter(() if result is None else (*result.taken, *result.skipped))
     wrong = sorted({f"{range_}" for range_ in (Counter(ranges) - reported) + (reported - Counter(ranges))})
     if wrong:
         raise BatchAbortedError(
