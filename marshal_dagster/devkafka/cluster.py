@@ -20,7 +20,7 @@ from marshal_dagster.devkafka.jars import ensure_jars
 from marshal_dagster.devkafka.launch import DEFAULT_HEAP_MB, BrokerFolder, Launcher
 from marshal_dagster.devkafka.properties import Node, check_settings
 from marshal_dagster.devkafka.readiness import brokers_known_to
-from marshal_dagster.devkafka.state import STATE_FILE, ClusterState, new_cluster_id, read_state, write_state
+from marshal_dagster.devkafka.state import STATE_FILE, ClusterState, new_uuid, read_state, write_state
 from marshal_dagster.errors import ConfigurationError
 
 DEFAULT_PORT = 9092
@@ -317,7 +317,7 @@ class KafkaCluster:
     def _arranged(self, state: ClusterState | None) -> ClusterState:
         """Return the existing cluster, or a new one, with the requested ports."""
         if state is None:
-            return ClusterState(new_cluster_id(), self._nodes(self._brokers or 1, []), {})
+            return ClusterState(new_uuid(), self._nodes(self._brokers or 1, []), {})
         count = len(state.nodes)
         if self._brokers not in {None, count}:
             raise ClusterMismatchError(

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from marshal_dagster._internal.java_properties import render_properties
 from marshal_dagster._internal.processes import ProcessMark, spawn
 from marshal_dagster.devkafka.errors import BrokerFailedError
 from marshal_dagster.devkafka.properties import Node, logging_configuration, server_properties
+from marshal_dagster.devkafka.state import new_uuid
 
 # Measured on two cores: half the processor time of the default compilers and collector, a lower and steadier
 # latency, the same throughput.
@@ -21,6 +23,8 @@ _GRAVE = frozenset({None, "ERROR", "FATAL"})
 _THROWN = re.compile(r'(?:Exception in thread "[^"]*" )?(?:[\w$]+\.)*(?P<reason>[\w$]+(?:Exception|Error)\b.*)')
 _TAIL_BYTES = 64 * 1024
 _FORMAT_WITHIN_S = 60.0
+CHECKPOINT = "bootstrap.checkpoint"
+"""The file of a new data folder with the versions of Kafka's features."""
 DEFAULT_HEAP_MB = 512
 
 
@@ -31,6 +35,8 @@ class BrokerFolder:
         self.path = path
         self.data = path / "data"
         """The folder of Kafka's own logs: topics and metadata."""
+        self.meta = self.data / "meta.properties"
+        """The identity of the data folder; the last file that its formatting writes."""
         self.properties = path / "server.properties"
         """The broker's settings, rewritten at each start."""
         self.logging = path / "log4j2.xml"
@@ -66,6 +72,8 @@ class Launcher:
     settings: Mapping[str, str] | None = None
     archive_flag: str | None = None
     """The JVM flag that uses or creates the class archive."""
+    checkpoint: Path | None = None
+    """A copy of what Kafka writes into a new data folder. It is the same for all brokers without further settings."""
 
     def prepare(self, folder: BrokerFolder, node: Node, nodes: Sequence[Node], cluster_id: str) -> None:
         """Write the broker's files, and format its data folder if that is new.
@@ -77,7 +85,7 @@ class Launcher:
         properties = server_properties(node, nodes, folder.data, self.settings or {})
         folder.properties.write_text(render_properties(properties), encoding="ascii")
         folder.logging.write_text(logging_configuration(folder.log), encoding="utf-8")
-        if not (folder.data / "meta.properties").exists():
+        if not folder.meta.exists():
             self._format(folder, node, cluster_id)
 
     def start(self, folder: BrokerFolder) -> ProcessMark:
@@ -85,6 +93,12 @@ class Launcher:
         return spawn(self._command(folder, "kafka.Kafka", str(folder.properties)), java_environment(), folder.console)
 
     def _format(self, folder: BrokerFolder, node: Node, cluster_id: str) -> None:
+        if self.checkpoint is not None and not self.settings:
+            folder.data.mkdir(exist_ok=True)
+            shutil.copyfile(self.checkpoint, folder.data / CHECKPOINT)
+            properties = {"version": "1", "cluster.id": cluster_id, "node.id": str(node.broker_id)}
+            folder.meta.write_text(render_properties({**properties, "directory.id": new_uuid()}), encoding="ascii")
+            return
         before = folder.sizes()
         arguments = ("format", "--ignore-formatted", "--cluster-id", cluster_id, "--config", str(folder.properties))
         try:

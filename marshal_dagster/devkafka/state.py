@@ -36,12 +36,15 @@ class ClusterState:
         return nodes[broker_id]
 
 
-def new_cluster_id() -> str:
-    """Return a cluster id in Kafka's form: 16 random bytes in URL-safe base64, without a leading dash."""
+def new_uuid() -> str:
+    """Return an id of a cluster or a data folder in Kafka's form.
+
+    These are 16 random bytes in URL-safe base64, without a leading dash.
+    """
     while True:
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
-        if not cluster_id.startswith("-"):
-            return cluster_id
+        made = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
+        if not made.startswith("-"):
+            return made
 
 
 def read_state(directory: Path) -> ClusterState | None:

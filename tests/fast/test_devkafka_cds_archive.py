@@ -1,18 +1,25 @@
 """Check the class archive that makes brokers start faster: it is created once, and is optional."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from marshal_dagster._internal.java import Java
 from marshal_dagster.devkafka.cds_archive import with_archive
-from marshal_dagster.devkafka.launch import Launcher
+from marshal_dagster.devkafka.errors import BrokerFailedError
+from marshal_dagster.devkafka.launch import CHECKPOINT, BrokerFolder, Launcher
+from marshal_dagster.devkafka.properties import Node
 
 # A fake Java: it formats a data folder; as a broker, it writes the requested archive and ends at once.
 MAKES_ARCHIVE = """
 echo run >> {calls}
 for argument in "$@"; do
   case "$argument" in
+    */server.properties)
+      data="${{argument%/*}}/data"
+      mkdir -p "$data"
+      echo formatted > "$data/bootstrap.checkpoint" ;;
     -XX:ArchiveClassesAtExit=*) echo archive > "${{argument#*=}}" ;;
     -XX:SharedArchiveFile=*) exit 9 ;;
   esac
@@ -65,7 +72,31 @@ def test_an_archive_is_made_once_and_used(java: FakeJava) -> None:
     assert archive.read_text(encoding="utf-8") == "archive\n"
     assert runs == java.runs() == 2  # to format a data folder, and to run the broker
     assert said == ["preparing Kafka for faster starts (5 s, once)"]
-    assert sorted(path.suffix for path in archive.parent.iterdir()) == [".jsa", ".lock"]
+    assert sorted(path.suffix for path in archive.parent.iterdir()) == [".checkpoint", ".jsa", ".lock"]
+
+
+def test_later_brokers_need_no_process_that_formats_their_data(java: FakeJava, tmp_path: Path) -> None:
+    """They get the first one's checkpoint and ids of their own. Those with settings are formatted by Kafka."""
+    launcher = with_archive(java.launcher())
+    before = java.runs()
+    nodes = [Node(broker, 9090 + broker, 9190 + broker) for broker in (1, 2)]
+    folders = [BrokerFolder(tmp_path / f"broker-{node.broker_id}") for node in nodes]
+    for folder, node in zip(folders, nodes, strict=True):
+        launcher.prepare(folder, node, nodes, "the-cluster")
+        launcher.prepare(folder, node, nodes, "the-cluster")
+    assert java.runs() == before
+    assert {(folder.data / CHECKPOINT).read_text(encoding="utf-8") for folder in folders} == {"formatted\n"}
+    written = [dict(line.split("=") for line in folder.meta.read_text().splitlines()) for folder in folders]
+    assert [(meta["version"], meta["cluster.id"], meta["node.id"]) for meta in written] == [
+        ("1", "the-cluster", "1"),
+        ("1", "the-cluster", "2"),
+    ]
+    assert len({meta["directory.id"] for meta in written}) == 2
+
+    with_settings = replace(launcher, settings={"num.partitions": "many"})
+    with pytest.raises(BrokerFailedError, match="could not be set up"):  # this Java rejects the archive
+        with_settings.prepare(BrokerFolder(tmp_path / "another"), nodes[0], nodes[:1], "another")
+    assert java.runs() == before + 1
 
 
 def test_another_java_has_an_archive_of_its_own(java: FakeJava) -> None:

@@ -29,7 +29,7 @@ from marshal_dagster.devkafka.errors import DevKafkaError
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher, reason_in
 from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.devkafka.readiness import brokers_known_to
-from marshal_dagster.devkafka.state import ClusterState, new_cluster_id, read_state, write_state
+from marshal_dagster.devkafka.state import ClusterState, new_uuid, read_state, write_state
 from marshal_dagster.errors import ConfigurationError
 from tests.conditions import WITHIN_S
 
@@ -308,7 +308,7 @@ def test_folders_follow_the_users_choice() -> None:
 
 def test_cluster_ids_are_kafkas() -> None:
     """They are 22 characters of URL-safe base64, all different, and do not start with a dash."""
-    ids = {new_cluster_id() for _ in range(500)}
+    ids = {new_uuid() for _ in range(500)}
     assert len(ids) == 500
     assert all(len(each) == 22 and not each.startswith("-") and "=" not in each for each in ids)
 
@@ -332,7 +332,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, inner: str
     """Other users could put a link there, so that a file of this user would be overwritten."""
     directory = tmp_path / "kafka"
     (directory / inner).mkdir(parents=True)
-    write_state(directory, ClusterState(new_cluster_id(), (Node(1, 9092, 9093),), {}))
+    write_state(directory, ClusterState(new_uuid(), (Node(1, 9092, 9093),), {}))
     (directory / inner).chmod(0o1777)
     precious = tmp_path / "precious"
     precious.write_text("mine")

@@ -152,7 +152,13 @@ class FaultyKafka(KafkaCluster):
         self._reserved.clear()
         outer = [link.ports for link in self.proxy.links]
         return ManyListeners(
-            base.java, base.jars, base.heap_mb, base.settings, base.archive_flag, tuple(self._inner), tuple(outer)
+            base.java,
+            base.jars,
+            base.heap_mb,
+            base.settings,
+            base.archive_flag,
+            inner=tuple(self._inner),
+            outer=tuple(outer),
         )
 
 

@@ -29,7 +29,7 @@ from marshal_dagster.devkafka.cds_archive import with_archive
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
 from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.devkafka.readiness import brokers_known_to
-from marshal_dagster.devkafka.state import new_cluster_id
+from marshal_dagster.devkafka.state import new_uuid
 from tests.conditions import WITHIN_S, wait_until
 from tests.real.certificates import self_signed, signed_by
 from tests.real.token_server import AUDIENCE, TokenServer, token_server
@@ -151,7 +151,7 @@ def _started(directory: Path, provider: TokenServer) -> Iterator[SecuredKafka]:
     folder = BrokerFolder(directory / "broker")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", f"-D{_ALLOWED_URLS}={provider.keys_url}")
-        launcher.prepare(folder, node, [node], new_cluster_id())
+        launcher.prepare(folder, node, [node], new_uuid())
         mark = launcher.start(folder)
     try:
         wait_until(
