@@ -58,7 +58,13 @@ _MOST_SHOWN: Final = 100
 
 
 class ClaimCheck(StrEnum):
-    """The checks of `build_claim_checks`, by their names in Dagster."""
+    """The checks of `build_claim_checks`, by their names in Dagster.
+
+    Example:
+        ```python
+        checks = build_claim_checks(orders_per_shop, blocking=[ClaimCheck.DOUBLE_COMMITS])
+        ```
+    """
 
     STALE_CLAIMS = "stale_claims"
     """Dead members hold no partitions and left no open plans."""

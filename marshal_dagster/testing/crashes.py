@@ -25,6 +25,12 @@ class CrashPoint(StrEnum):
     """A point of a batch at which a run can die, in the order in which a batch reaches them.
 
     To die in the middle of a function, call `crash` in it or in a test double that it uses.
+
+    Example:
+        ```python
+        result = run_in_memory(orders_per_shop, {"orders": ["north"]}, crash_at=CrashPoint.AFTER_WRITE)
+        assert [row["shop"] for row in result.rows] == ["north"]
+        ```
     """
 
     AFTER_CLAIM = "after_claim"

@@ -227,7 +227,14 @@ class MemoryBroker:
 
 
 class MemoryLog:
-    """A member's connection to a `MemoryBroker` (`marshal_dagster.coordination.log.CoordinationLog`)."""
+    """A member's connection to a `MemoryBroker` (`marshal_dagster.coordination.log.CoordinationLog`).
+
+    Example:
+        ```python
+        broker = MemoryBroker(partitions=2)
+        east, west = MemoryLog(broker), MemoryLog(broker)  # two members
+        ```
+    """
 
     delivery_timeout_ms = 0
 

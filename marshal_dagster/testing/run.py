@@ -88,7 +88,14 @@ class MemoryAttempt:
 
 @dataclass(frozen=True, slots=True)
 class MemoryResult:
-    """What `run_in_memory` returns: the outcome of all attempts."""
+    """What `run_in_memory` returns: the outcome of all attempts.
+
+    Example:
+        ```python
+        result = run_in_memory(orders_per_shop, {"orders": ["north", "south"]})
+        assert result.positions == {"orders": {0: 2}}
+        ```
+    """
 
     kafka: MemoryKafka
     """The cluster in memory, for a later run."""

@@ -33,7 +33,13 @@ _HEADERS = ("topic", "partition", "offset", "timestamp", "key", "reason")
 
 
 class NullPolicy(Enum):
-    """How a record with a null value is treated."""
+    """How a record with a null value is treated.
+
+    Example:
+        ```python
+        rows = decode_json(frame, "id bigint, shop string", nulls=NullPolicy.KEEP).or_fail()
+        ```
+    """
 
     BAD = auto()
     """It is a bad record."""
