@@ -7,7 +7,7 @@ from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.position_spec import ToOffsets
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.coordination.pause_text import paused_group_text
-from marshal_dagster.errors import ConfigurationError, GoGroupError
+from marshal_dagster.errors import GoGroupError
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, exhausted, open_plans
 from marshal_dagster.protocol.state import Owner, Phase
 
@@ -23,8 +23,8 @@ class PlanRetrier(PositionResetter):
         """Read the log to its end and return the exhausted plans.
 
         For a given `partition`, return all its plans that no live member owns. Raises `ConfigurationError` for a group
-        that has no record in the log, and for a partition without such a plan; `GoGroupError` for a plan in a group
-        that Go consumers share; `TopicNotFoundError`, `IncompleteLogError`, `AuthorizationError`, `UnavailableError`.
+        that has no record in the log; `GoGroupError` for a plan in a group that Go consumers share;
+        `TopicNotFoundError`, `IncompleteLogError`, `AuthorizationError`, `UnavailableError`.
         """
         self.topics.describe(self.topic)
         world = self.reader.follow_all()
@@ -34,8 +34,6 @@ class PlanRetrier(PositionResetter):
             plans = open_plans(world, self.clock.wall_ms(), group=self.group, topic=self.topic)
             is_go = world.group_of(self.group, self.topic).is_go
         found = exhausted(plans, max_attempts) if partition is None else [p for p in plans if p.partition == partition]
-        if partition is not None and not found:
-            raise ConfigurationError(self._nothing_to_retry(partition))
         if found and is_go:
             raise GoGroupError(
                 f"Go consumers share group {self.group!r}, or may share it because it has no settings. So its plans in "
@@ -44,8 +42,10 @@ class PlanRetrier(PositionResetter):
             )
         return found
 
-    def _nothing_to_retry(self, partition: int) -> str:
-        """Return why there is no plan of a partition to retry."""
+    def nothing_to_retry(self, partition: int | None) -> str:
+        """Return why there is no plan to retry, of a partition or of the topic. Raises what `keys` raises."""
+        if partition is None:
+            return f"group {self.group!r} has no exhausted plan in topic {self.topic!r}"
         key, place = self.keys([partition])[partition], f"{self.topic}/{partition}"
         planned = [range_ for range_ in key.ranges if range_.phase is Phase.PLANNED]
         held = key.owners if key.plan_end is not None or planned else ()

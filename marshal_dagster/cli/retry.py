@@ -43,7 +43,7 @@ def retry(
     with options.opened("retry", PlanRetrier) as retrier:
         plans = retrier.exhausted(partition, max_attempts=max_attempts)
         if not plans:
-            output.write_note(f"group {options.group!r} has no exhausted plan in topic {options.topic!r}")
+            output.write_note(retrier.nothing_to_retry(partition))
             if options.as_json:
                 output.write_json(_to_json(options, plans))
             return ExitCode.PROBLEMS

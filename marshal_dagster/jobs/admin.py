@@ -566,7 +566,7 @@ def _retry(action: AdminAction, config: RetryConfig) -> TableMetadataValue:
             if chosen is None or any(plan.partition in numbers for numbers in chosen)
         ]
         if not plans:
-            raise Failure(f"group {work.group!r} has no exhausted plan in topic {config.topic!r}", allow_retries=False)
+            raise Failure(work.nothing_to_retry(None), allow_retries=False)
         moves = work.look_at_plans(plans)
         action.warn(work.warnings(moves))
         return _move(action, config, work, moves)
