@@ -411,11 +411,11 @@ def test_a_position_that_another_sets_keeps_no_other_from_its_old_one(
 def test_a_window_without_processed_messages_is_nothing_to_do(
     members: Members, capsys: pytest.CaptureFixture[str], start: int, end: int, why: str
 ) -> None:
-    """Nothing is written, and the exit code is 0."""
+    """Nothing is written, and the exit code is 1, because nothing was done."""
     before = members.site.values()
     times = [f"1970-01-01T00:00:{at * 50 / 1_000:06.3f}Z" for at in (start, end + 0.02)]
     answer = act(capsys, "reprocess", GROUP, TOPIC, "--from-datetime", times[0], "--to-datetime", times[1], "-p", 0)
-    assert (answer.code, why in answer.out, members.site.values()) == (0, True, before)
+    assert (answer.code, why in answer.out, members.site.values()) == (1, True, before)
     assert answer.out.splitlines()[-1] == "There is nothing to process again."
 
 
