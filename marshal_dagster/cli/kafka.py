@@ -1,5 +1,6 @@
 """`kafka`: start, show and stop a real Kafka on this machine, for development and tests."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,7 +111,8 @@ def status(*, directory: Directory = None, as_json: AsJson = False) -> ExitCode:
     if as_json:
         output.write_json(_to_json(found))
     elif not found.brokers:
-        output.show(f"There is no Kafka in {shown}; `marshal-dagster kafka up` starts one")
+        start = shlex.join(["marshal-dagster", "kafka", "up", "--directory", str(found.directory)])
+        output.show(f"There is no Kafka in {shown}; `{start}` starts one")
     else:
         output.show(f"Kafka in {shown}, cluster id {found.cluster_id}", _table(found))
     return ExitCode.OK if found.is_up else ExitCode.UNAVAILABLE

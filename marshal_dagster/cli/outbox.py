@@ -1,5 +1,6 @@
 """`outbox`: create an outbox's tables, publish its rows, and list, retry or delete rows that are set aside."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -262,7 +263,7 @@ def drain(options: BatchOptions, kafka: ConnectionOptions) -> ExitCode:
         output.write_note("the command was stopped before all rows were published")
         return ExitCode.INTERRUPTED
     if after:
-        output.write_note(f"{_rows(after)} set aside; `marshal-dagster outbox parked list` shows why")
+        output.write_note(f"{_rows(after)} set aside; `{parked_command(options)}` shows why")
     return ExitCode.PROBLEMS if parked or (after and not published) else ExitCode.OK
 
 
@@ -292,7 +293,7 @@ def status(options: OutboxOptions) -> None:
         return
     registration = found.registration
     oldest = "" if found.oldest_age_s is None else f", the oldest for {output.duration(found.oldest_age_s * 1_000)}"
-    advice = "; `marshal-dagster outbox parked list` shows why" if found.parked else ""
+    advice = f"; `{parked_command(options)}` shows why" if found.parked else ""
     led = f"session {registration.session}, started by {registration.leader}"
     output.show(
         f"Outbox {options.schema}.{registration.name} (version {registration.version}, uid {registration.uid})",
@@ -426,7 +427,7 @@ def retry_parked(
         raise typer.BadParameter("use either the ids of rows or --all")
     with closing(_inspector(options)) as inspector:
         done = inspector.retry(None if every else ids)
-    return _report("retried", "put back, to be published", ids or (), done, as_json=options.as_json)
+    return _report(options, "retried", "put back, to be published", ids or (), done)
 
 
 @command(
@@ -450,13 +451,13 @@ def delete_parked(
         if not yes:
             rows = inspector.parked(len(ids), ids)
             if not rows:
-                return _report("dropped", "", ids, [], as_json=False)
+                return _report(options, "dropped", "", ids, [])
             output.show(_table(rows))
             if not typer.confirm(f"Delete {_rows(len(rows))}, which will never be published?", err=True):
                 output.write_note("nothing was deleted")
                 return ExitCode.PROBLEMS
         done = inspector.drop(ids)
-    return _report("dropped", "deleted", ids, done, as_json=options.as_json)
+    return _report(options, "dropped", "deleted", ids, done)
 
 
 def _tables(options: OutboxOptions) -> OutboxTables:
@@ -493,18 +494,23 @@ def _harvester(
     )
 
 
-def _report(field_name: str, text: str, wanted: Sequence[int], done: Sequence[int], *, as_json: bool) -> ExitCode:
+def parked_command(options: OutboxOptions) -> str:
+    """Return the command that lists the rows of this outbox that are set aside."""
+    name = () if options.name == DEFAULT_NAME else ("--name", options.name)
+    schema = () if options.schema == DEFAULT_SCHEMA else ("--schema", options.schema)
+    return shlex.join(["marshal-dagster", "outbox", "parked", "list", *name, *schema])
+
+
+def _report(options: OutboxOptions, field_name: str, text: str, wanted: Sequence[int], done: Sequence[int]) -> ExitCode:
     """Show how many rows were changed and which ids were not set aside; return the exit code."""
     missing = sorted(set(wanted) - set(done))
-    if as_json:
+    if options.as_json:
         output.write_json({field_name: list(done), "missing": missing})
     elif done or not wanted:
         output.show(f"{_rows(len(done))} {text}")
     if missing:
         listed = ", ".join(map(str, missing))
-        output.write_note(
-            f"not set aside: {listed}; `marshal-dagster outbox parked list` shows the rows that are set aside"
-        )
+        output.write_note(f"not set aside: {listed}; `{parked_command(options)}` shows the rows that are set aside")
     return ExitCode.PROBLEMS if missing else ExitCode.OK
 
 

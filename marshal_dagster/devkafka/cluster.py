@@ -1,5 +1,6 @@
 """A Kafka cluster on one machine: the brokers of one directory, which any process can start, inspect and stop."""
 
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -287,11 +288,15 @@ class KafkaCluster:
                     "you may write into, such as ~/kafka, or leave the directory out"
                 )
 
+    def _command(self, name: str, *options: str) -> str:
+        """Return the command for this directory, because without it another cluster would be meant."""
+        return shlex.join(["marshal-dagster", "kafka", name, "--directory", str(self.directory), *options])
+
     def _existing(self) -> ClusterState:
         state = read_state(self.directory)
         if state is None:
             raise ClusterMismatchError(
-                f"{self.directory} holds no Kafka cluster; start one with `marshal-dagster kafka up`"
+                f"{self.directory} holds no Kafka cluster; start one with `{self._command('up')}`"
             )
         return state
 
@@ -322,7 +327,7 @@ class KafkaCluster:
         if self._brokers not in {None, count}:
             raise ClusterMismatchError(
                 f"{self.directory} holds a cluster of {count} broker(s), not {self._brokers}; "
-                "use it as it is, or delete it with `marshal-dagster kafka down --wipe`"
+                f"use it as it is, or delete it with `{self._command('down', '--wipe')}`"
             )
         last = [node.port for node in state.nodes]
         if not any(_is_running(state, node) for node in state.nodes):
@@ -331,7 +336,7 @@ class KafkaCluster:
         if wanted and wanted != last:
             raise ClusterMismatchError(
                 f"{self.directory} holds a cluster that is up on {_listed(last)}, not on {_listed(wanted)}; "
-                "use it as it is, or stop it with `marshal-dagster kafka down` first"
+                f"use it as it is, or stop it with `{self._command('down')}` first"
             )
         return state
 

@@ -208,7 +208,7 @@ def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixtu
     assert (answer.code, answer.err) == (0, "")
     assert [line.split(maxsplit=1)[1].strip() for line in answer.out.splitlines()[1:4]] == [
         "2 rows, the oldest for 1 min 30 s",
-        "aside  2 rows; `marshal-dagster outbox parked list` shows why",
+        "aside  2 rows; `marshal-dagster outbox parked list --name b --schema s` shows why",
         "session 3, started by host at 2026-01-31 18:00:00.250Z",
     ]
     assert "GET /health of the harvester has its failure" in answer.out.splitlines()[4]

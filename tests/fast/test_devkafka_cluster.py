@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import socket
 import struct
 import threading
@@ -84,9 +85,7 @@ def test_what_needs_a_cluster_says_how_to_get_one(tmp_path: Path) -> None:
     """For a directory without a cluster, the error names `kafka up`."""
     cluster = KafkaCluster(tmp_path)
     for ask in (lambda: cluster.bootstrap_servers, lambda: cluster.kill(1), lambda: cluster.start(1)):
-        with pytest.raises(
-            ClusterMismatchError, match="holds no Kafka cluster; start one with `marshal-dagster kafka up`"
-        ):
+        with pytest.raises(ClusterMismatchError, match="start one with `marshal-dagster kafka up --directory /"):
             ask()
 
 
@@ -318,9 +317,8 @@ def test_a_cluster_of_another_size_is_not_replaced(tmp_path: Path) -> None:
     broker = {"id": 1, "port": 9092, "controller_port": 20_001, "pid": None, "birth": None}
     document = {"version": 1, "cluster_id": "x", "brokers": [broker]}
     (tmp_path / "cluster.json").write_text(json.dumps(document), encoding="utf-8")
-    with pytest.raises(
-        ClusterMismatchError, match=r"holds a cluster of 1 broker\(s\), not 3; .*`marshal-dagster kafka down"
-    ):
+    command = f"`marshal-dagster kafka down --directory {tmp_path} --wipe`"  # of this cluster, not of the default one
+    with pytest.raises(ClusterMismatchError, match=rf"holds a cluster of 1 broker\(s\), not 3; .*{re.escape(command)}"):
         KafkaCluster(tmp_path, brokers=3).up()
     with pytest.raises(ClusterMismatchError, match=r"^there is no broker 2; this cluster has 1$"):
         KafkaCluster(tmp_path).kill(2)
