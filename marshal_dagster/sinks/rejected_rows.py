@@ -68,20 +68,20 @@ class RowCheck:
         return RejectedRow(partition, offset, *self._problems[number])
 
 
-def text_check(schema: "StructType", *, refuse_nul: bool) -> RowCheck:
+def text_check(schema: "StructType", *, nul: str | None) -> RowCheck:
     """Return the check of all strings in the columns of `schema`, including those in arrays, maps and structs.
 
     Args:
         schema: The schema of the rows.
-        refuse_nul: Whether strings with a NUL character are refused, as PostgreSQL does.
+        nul: Why strings with a NUL character are refused, None if they are not.
     """
-    return row_check(schema, text_problems(schema, refuse_nul=refuse_nul))
+    return row_check(schema, text_problems(schema, nul=nul))
 
 
-def text_problems(schema: "StructType", *, refuse_nul: bool) -> "list[tuple[str, str, Column]]":
+def text_problems(schema: "StructType", *, nul: str | None) -> "list[tuple[str, str, Column]]":
     """Return the problems of strings for `row_check` (`text_check`)."""
     texts = text_kinds()
-    reasons = ((NOT_UTF8, is_not_utf8), (NUL, has_nul)) if refuse_nul else ((NOT_UTF8, is_not_utf8),)
+    reasons = [(NOT_UTF8, is_not_utf8)] + ([] if nul is None else [(nul, has_nul)])
     return [
         (column.name, reason, any_value(f.col(quoted(column.name)), column.dataType, texts, is_bad))
         for column in schema.fields

@@ -188,6 +188,20 @@ def test_dates_that_cannot_be_committed_are_refused(
     assert target.table().scan().to_arrow().num_rows == 3
 
 
+@pytest.mark.parametrize(("kind", "number", "least"), [("int", pa.int32(), -(2**31)), ("long", pa.int64(), -(2**63))])
+def test_integers_whose_truncation_does_not_fit_are_refused(
+    kind: str, number: pa.DataType, least: int, tmp_path: Path
+) -> None:
+    """Pyiceberg computes a number of more bits, and then fails to commit it without naming a row."""
+    given, table_type = (t.IntegerType(), i.IntegerType()) if kind == "int" else (t.LongType(), i.LongType())
+    target = partitioned(tmp_path, "truncate[10]", table_type)
+    edge = -(-least // 10) * 10
+    with pytest.raises(SinkRejectedError, match="column 'value': the table is partitioned by its truncation"):
+        write_arrays(target, given, [pa.array([0, None, edge - 1], number)])
+    write_arrays(target, given, [pa.array([edge, -least - 1, None], number)])
+    assert target.table().scan(row_filter=f"value = {edge}").to_arrow()["value"].to_pylist() == [edge]
+
+
 @pytest.mark.parametrize("is_signed", [False, True])
 def test_tasks_do_not_get_the_login_of_a_catalog(*, is_signed: bool) -> None:
     """A login has secrets and locks. If the catalog signs requests, tasks get the header that it accepts."""

@@ -20,7 +20,7 @@ from marshal_dagster.sinks.database.pg_binary import (
     is_native,
 )
 from marshal_dagster.sinks.database.pg_copy import column_text
-from marshal_dagster.sinks.rejected_rows import text_check
+from marshal_dagster.sinks.rejected_rows import NUL, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
@@ -173,7 +173,7 @@ def _is_doubtful(frame: "DataFrame", there: Mapping[str, TableColumn]) -> "Colum
     ]
     is_doubtful = f.lit(False)  # noqa: FBT003
     if nested:
-        is_doubtful = text_check(t.StructType(nested), refuse_nul=True).problem.isNotNull()
+        is_doubtful = text_check(t.StructType(nested), nul=NUL).problem.isNotNull()
     for index in limited_columns(frame.columns, there):
         text = f.col(quoted(frame.columns[index])).cast("string")
         is_doubtful = is_doubtful | f.coalesce(text.endswith(" "), f.lit(False))  # noqa: FBT003

@@ -107,7 +107,7 @@ def _string(column: "SparkColumn") -> "SparkColumn":
 
 def _problems(schema: "StructType") -> "list[tuple[str, str, SparkColumn]]":
     """Return the conditions of values that MariaDB has no literal for, or changes."""
-    found = text_problems(schema, refuse_nul=False)
+    found = text_problems(schema, nul=None)
     for field in schema.fields:
         column = f.col(quoted(field.name))
         if isinstance(field.dataType, t.FloatType | t.DoubleType):

@@ -20,7 +20,7 @@ from marshal_dagster.sinks.database.value_text import (
     with_times_as_text,
     without_collation,
 )
-from marshal_dagster.sinks.rejected_rows import text_check
+from marshal_dagster.sinks.rejected_rows import NUL, text_check
 from marshal_dagster.sinks.sink import quoted
 from marshal_dagster.spark.column_names import check_nested_names
 from marshal_dagster.spark.lazy_pyspark import functions as f
@@ -134,6 +134,6 @@ def _era(date: "Column") -> "Column":
 @contextmanager
 def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
     """Evaluate `frame` once on the executors, without the rows of the partitions `done`, and yield its lines."""
-    line, check = copy_line(frame.schema, frame.columns), text_check(frame.schema, refuse_nul=True)
+    line, check = copy_line(frame.schema, frame.columns), text_check(frame.schema, nul=NUL)
     with evaluated_lines(frame, done, line, check) as lines:
         yield lines

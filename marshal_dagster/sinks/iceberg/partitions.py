@@ -20,7 +20,9 @@ _SHOWN_AS_DATES: Final = ("identity", "day", "hour")
 _FIRST_DAY: Final = -719_162
 _LAST_DAY: Final = 2_932_896
 _DAY_US: Final = 24 * 60 * 60 * 1_000_000
-OUT_OF_YEARS: Final = "its year is not within 1 to 9999, and the table is partitioned by the date"
+_OUT_OF_YEARS: Final = "its year is not within 1 to 9999, and the table is partitioned by the date"
+_TOO_LOW: Final = "the table is partitioned by its truncation, which is below the least number of the column's type"
+_INTEGER_BITS: Final = {"int": 32, "long": 64}
 Key = tuple[Any, ...]
 """A partition: its values in the order of the specification, as Iceberg stores them."""
 
@@ -62,10 +64,12 @@ class PartitionColumn:
     """The index of each value."""
     values: list[Any]
     limits: tuple[int, int] | None
-    """The least and the greatest number that a date or timestamp may have, None if all are allowed."""
+    """The least and the greatest number that a number, date or timestamp may have, None if all are allowed."""
+    reason: str
+    """Why others are not allowed."""
 
     def first_problem(self, arrays: "Mapping[int, Array]") -> int | None:
-        """Return the index of the first row whose value is `OUT_OF_YEARS`, None if there is none."""
+        """Return the index of the first row whose value is not within the limits, None if there is none."""
         import pyarrow.compute as pc
 
         array = None if self.limits is None else source_array(self.path, arrays)
@@ -109,8 +113,18 @@ def partition_columns(spec: "PartitionSpec", schema: "Schema") -> list[Partition
         unit = _CALENDAR_UNITS.get(transform)
         of_value = field.transform.transform(kind) if unit is None else _calendar(unit, is_date=is_date)
         limits = _limits(is_date=is_date) if is_time and transform in _SHOWN_AS_DATES else None
-        columns.append(PartitionColumn(paths[field.source_id], of_value, is_time, {}, [], limits))
+        bits = _INTEGER_BITS.get(str(kind))
+        if bits is not None and transform.startswith("truncate"):
+            limits = _truncatable(bits, field.transform.width)
+        reason = _OUT_OF_YEARS if is_time else _TOO_LOW
+        columns.append(PartitionColumn(paths[field.source_id], of_value, is_time, {}, [], limits, reason))
     return columns
+
+
+def _truncatable(bits: int, width: int) -> tuple[int, int]:
+    """Return the least and the greatest integer whose truncation fits into the bits; pyiceberg does not check it."""
+    least = -(2 ** (bits - 1))
+    return -(-least // width) * width, -least - 1
 
 
 def _limits(*, is_date: bool) -> tuple[int, int]:

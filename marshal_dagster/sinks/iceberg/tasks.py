@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from marshal_dagster.sinks.caching import without_partitions
 from marshal_dagster.sinks.iceberg.arrays import arrow_field, converted, first_problem, problem
 from marshal_dagster.sinks.iceberg.parquet_files import FILE_PREFIX, FileWriter, WrittenFile, check_properties
-from marshal_dagster.sinks.iceberg.partitions import OUT_OF_YEARS, PartitionColumn, partition_columns, split
+from marshal_dagster.sinks.iceberg.partitions import PartitionColumn, partition_columns, split
 from marshal_dagster.sinks.rejected_rows import RejectedRow
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.arrow_tasks import limited_batches, sparing_next_tasks
@@ -184,7 +184,7 @@ def _rejected(
         found = column.first_problem(arrays)
         if found is not None:
             name = plan.metadata.schema().find_field(column.path[0]).name
-            return RejectedRow(partitions[found].as_py(), offsets[found].as_py(), name, OUT_OF_YEARS)
+            return RejectedRow(partitions[found].as_py(), offsets[found].as_py(), name, column.reason)
     return None
 
 

@@ -44,6 +44,7 @@ _TASK_RANGES: Final = 4
 _LARGE: Final = (2_000, 16_000, 128_000)
 """The sizes in bytes above which the rows are summed up."""
 _HELD_BY: Final = "marshal_held_by"
+_NUL: Final = "a header's name has a NUL character (U+0000), at which the client would cut it off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class FrameRecords:
     counts: Mapping[int | None, int]
     """The number of rows, by source partition."""
     rejected: RejectedRow | None
-    """The first row with a header whose name is not UTF-8, or None."""
+    """The first row with a header whose name is not UTF-8 or has a NUL character, or None."""
     largest: int
     """The size of the largest row, in bytes."""
     larger: Mapping[int, int]
@@ -204,7 +205,7 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
     wanted = without_partitions(frame, done)
     with persisted(wanted.select(*_columns(frame.columns))) as rows:
         # Keys and values are binary here, so the only strings are names of headers.
-        texts = text_check(rows.schema, refuse_nul=False)
+        texts = text_check(rows.schema, nul=_NUL)
         size = _size(rows.columns)
         larger = [f.sum(f.when(size > above, size).otherwise(f.lit(0))) for above in _LARGE]
         counted = (
