@@ -104,6 +104,8 @@ class PartitionColumn:
 
 def partition_columns(spec: "PartitionSpec", schema: "Schema") -> list[PartitionColumn]:
     """Return the fields of a specification."""
+    from pyiceberg.transforms import TruncateTransform
+
     paths = field_paths(schema.as_struct())
     columns = []
     for field in spec.fields:
@@ -114,7 +116,7 @@ def partition_columns(spec: "PartitionSpec", schema: "Schema") -> list[Partition
         of_value = field.transform.transform(kind) if unit is None else _calendar(unit, is_date=is_date)
         limits = _limits(is_date=is_date) if is_time and transform in _SHOWN_AS_DATES else None
         bits = _INTEGER_BITS.get(str(kind))
-        if bits is not None and transform.startswith("truncate"):
+        if bits is not None and isinstance(field.transform, TruncateTransform):
             limits = _truncatable(bits, field.transform.width)
         reason = _OUT_OF_YEARS if is_time else _TOO_LOW
         columns.append(PartitionColumn(paths[field.source_id], of_value, is_time, {}, [], limits, reason))
