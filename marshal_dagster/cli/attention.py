@@ -128,6 +128,7 @@ def _others(view: WorldView, max_attempts: int) -> Iterator[Need]:
     yield from _unknown_group(view)
     yield from _incomplete_log(view)
     yield from _recreated_topics(view)
+    yield from _unreachable_topics(view)
     yield from _left_plans(view, max_attempts)
     yield from _stale_claims(view)
     yield from _long_pauses(view)
@@ -156,6 +157,18 @@ def _recreated_topics(view: WorldView) -> Iterator[Need]:
                 f"re-created topic: positions of group {group.name!r} belong to a deleted topic {topic!r}",
                 f"runs fail; check what was processed of it, then run `{reset}`",
             )
+
+
+def _unreachable_topics(view: WorldView) -> Iterator[Need]:
+    keys = [key for group in view.groups for key in group.keys]
+    topics = sorted(
+        {key.place[0] for key in keys if key.lag is not None and key.lag.unknown is LagUnknownReason.UNAVAILABLE}
+    )
+    if topics:
+        yield Need(
+            f"unknown lag: the cluster of the data topics {first_few(topics, _MOST_PLACES)} does not answer",
+            "check its brokers; if the topics are in another cluster, name that with --data-connection",
+        )
 
 
 def _left_plans(view: WorldView, max_attempts: int) -> Iterator[Need]:

@@ -7,6 +7,7 @@ from marshal_dagster._internal.texts import first_few
 from marshal_dagster.admin.texts import owner_text
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.command import command, command_group
+from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import DataLogOptions, OnlyGroup, OnlyTopic
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.watching import INTERVAL_S, Interval, Watch, is_watched, problem_line, watch_on_screen
@@ -14,6 +15,7 @@ from marshal_dagster.cli.world_reader import open_world_reader
 from marshal_dagster.cli.world_view import (
     GroupOverview,
     KeyOverview,
+    LagUnknownReason,
     LastHeartbeat,
     PartitionLag,
     ViewFilter,
@@ -34,7 +36,8 @@ app = command_group("Show the lag of groups.")
     "lag",
     "Show the lag of groups. For each group, topic and partition it shows the position, the end of the "
     "partition, the number of unread offsets, how old the first of them is, and the owner. The largest lag comes "
-    "first. The age is found by timestamps, without reading a record, and may be 15 % too small.",
+    "first. The age is found by timestamps, without reading a record, and may be 15 % too small. The exit code is 1 if a "
+    "data topic's cluster does not answer.",
     "lag",
     "lag --group flights --watch",
 )
@@ -45,20 +48,25 @@ def lag(
     watch: Watch = False,
     interval: Interval = INTERVAL_S,
     options: DataLogOptions,
-) -> None:
+) -> ExitCode:
     """Read the log and the data topics' ends, and show the lag. Raises `MarshalError`."""
     with open_world_reader(options, ViewFilter(group, topic), "marshal-dagster-lag") as reader:
         view = reader.look()
         reader.require_topic(view)
         if is_watched(watch=watch, once=options.as_json):
             watch_on_screen(view, reader.look, _page, interval)
-            return
-    if not options.as_json:
+            return ExitCode.OK
+    if options.as_json:
+        output.write_json({"at_ms": view.at_ms, "partitions": list(_json(view))})
+    else:
         output.show(*_page(view))
-        return
-    output.write_json({"at_ms": view.at_ms, "partitions": list(_json(view))})
-    if view.unknown_group is not None:
+    if options.as_json and view.unknown_group is not None:
         output.write_note(view.unknown_group)
+    lags = [key.lag for group in view.groups for key in group.keys if key.lag is not None]
+    if any(lag.unknown is LagUnknownReason.UNAVAILABLE for lag in lags):
+        output.write_note("the cluster of data topics does not answer, so not every lag is known")
+        return ExitCode.PROBLEMS
+    return ExitCode.OK
 
 
 def _page(view: WorldView, problem: str | None = None, lines: int | None = None) -> Iterator[str | Line | Table]:
@@ -92,10 +100,12 @@ def _summary(group: GroupOverview, wanted: ViewFilter) -> Line:
     lags = [key.lag for key in group.keys if key.lag is not None]
     lagging = [lag for lag in lags if lag.records]
     oldest = max((lag.age_ms for lag in lagging if lag.age_ms is not None), default=None)
+    unknown = sum(lag.unknown is not None for lag in lags)
+    if lags and unknown == len(lags):
+        return output.styled(f"Group {group.name}: the lag of {unknown} of {unknown} partitions is not known", "bold")
     text = f"Group {group.name}: {sum(lag.records or 0 for lag in lagging)} unread"
     text += f" in {len(lagging)} of {len(lags)} partitions" if lagging else ""
     text += f", the oldest for {output.duration(oldest)}" if oldest else ""
-    unknown = sum(lag.unknown is not None for lag in lags)
     return output.styled(text + (f"; the lag of {unknown} is not known" if unknown else ""), "bold")
 
 

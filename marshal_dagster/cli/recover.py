@@ -182,6 +182,11 @@ def _settings_of(text: str) -> tuple[str, GroupSettings]:
             settings = replace(settings, delivery=DeliveryMode(value))
         elif value == RANGES:
             settings = replace(settings, features=(RANGES,))
+        elif not value[:1].isdigit():
+            raise ConfigurationError(
+                f"--settings: {value!r} is no rule set, delivery mode, interval or feature; give "
+                "GROUP=native,10s,at_least_once,ranges with other values"
+            )
         else:
             interval_s = duration_s(value, "--settings")
             settings = replace(settings, heartbeat_interval_ms=member_interval_ms(interval_s, "--settings"))

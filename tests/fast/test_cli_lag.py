@@ -7,6 +7,7 @@ import pytest
 from marshal_dagster._internal.texts import nearest_first
 from marshal_dagster.cli import lag, output, world_reader
 from marshal_dagster.cli.watching import problem_line
+from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.admin_client import TopicDescription
 from marshal_dagster.kafka.record_times import record_ages
 from marshal_dagster.protocol.messages import coordination_partition, render
@@ -94,6 +95,31 @@ def test_the_lag_in_time_is_right_after_retention_deleted_unread_records(
     (row,) = act(capsys, "lag", "--json").json["partitions"]
     assert row["lag"] == END - START + 5
     assert MINUTE_MS / 1.2 <= row["lag_ms"] <= 1.5 * MINUTE_MS
+
+
+@pytest.mark.usefixtures("site")
+def test_a_cluster_that_does_not_answer_is_no_group_without_lag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is 1, and `status --check` fails too, because it cannot see whether a topic was re-created."""
+
+    def away(*_: object, **__: object) -> None:
+        raise UnavailableError("the brokers do not answer")
+
+    monkeypatch.setattr(FakeTopics, "describe", away)
+    answer = act(capsys, "lag")
+    assert (answer.code, answer.out.splitlines()[0]) == (
+        1,
+        f"Group {GROUP}: the lag of 2 of 2 partitions is not known",
+    )
+    assert answer.error == "the cluster of data topics does not answer, so not every lag is known"
+    assert act(capsys, "lag", "--json").code == 1
+    answer = act(capsys, "status", "--check", "--json")
+    assert answer.code == 1
+    assert any(
+        need.startswith(f"unknown lag: the cluster of the data topics {TOPIC} does not answer; check its brokers")
+        for need in answer.json["needs_operator"]
+    )
 
 
 @pytest.mark.usefixtures("site")

@@ -208,6 +208,12 @@ def test_settings_that_cannot_be_are_refused(text: str) -> None:
         settings_of([text])
 
 
+def test_a_setting_that_is_unknown_is_not_taken_for_a_duration() -> None:
+    """The message lists what may be given."""
+    with pytest.raises(ConfigurationError, match="'nativ' is no rule set, delivery mode, interval or feature"):
+        settings_of(["flights=nativ,10s"])
+
+
 def test_settings_that_are_left_are_not_named_otherwise() -> None:
     """The settings in the log are shown, and can be changed after the recovery."""
     seen = observed(settings_record(SETTINGS), BEAT)
