@@ -36,8 +36,8 @@ app = command_group("Show the lag of groups.")
     "lag",
     "Show the lag of groups. For each group, topic and partition it shows the position, the end of the "
     "partition, the number of unread offsets, how old the first of them is, and the owner. The largest lag comes "
-    "first. The age is found by timestamps, without reading a record, and may be 15 % too small. The exit code is 1 if a "
-    "data topic's cluster does not answer.",
+    "first. The age is found by timestamps, without reading a record, and may be 15 % too small. The exit code is 1 if "
+    "a data topic's cluster does not answer.",
     "lag",
     "lag --group flights --watch",
 )

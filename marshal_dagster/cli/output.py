@@ -232,7 +232,9 @@ def _rich_table(table: Table, width: int) -> "RichTable":
     folded = _folded(table, width)
     for name in table.columns:
         justify: Literal["left", "right"] = "right" if name.startswith("#") else "left"
-        built.add_column(Text(name.lstrip("#")), justify=justify, overflow="fold", no_wrap=name not in folded)
+        # A number without its last digits would be another one, so an ellipsis shows that a cell is cut.
+        overflow: Literal["fold", "ellipsis"] = "fold" if name in folded else "ellipsis"
+        built.add_column(Text(name.lstrip("#")), justify=justify, overflow=overflow, no_wrap=name not in folded)
     for row in table.rows:
         built.add_row(*map(_rich_text, row))
     return built

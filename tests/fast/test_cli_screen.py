@@ -13,7 +13,7 @@ from marshal_dagster.cli import output
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def on_screen(monkeypatch: pytest.MonkeyPatch, parts_of: Callable[[int], Iterable[str]]) -> list[str]:
+def on_screen(monkeypatch: pytest.MonkeyPatch, parts_of: Callable[[int], Iterable[str | output.Table]]) -> list[str]:
     """Return the lines of a terminal of 6 lines and 80 columns after it was filled."""
     ours, theirs = pty.openpty()
     for name, value in {"TERM": "xterm", "COLUMNS": "80", "LINES": "6"}.items():
@@ -51,3 +51,11 @@ def test_what_does_not_fit_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_page_that_fits_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six lines fit into six lines."""
     assert on_screen(monkeypatch, lambda lines: map(str, range(lines))) == list("012345")
+
+
+def test_a_number_that_is_cut_is_no_other_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ellipsis shows that the terminal is too narrow for a column."""
+    table = output.Table([f"#column {number}" for number in range(12)], [["123456789"] * 12])
+    _, row, *_ = on_screen(monkeypatch, lambda _: [table])
+    assert len(row.split()) == 12
+    assert all(cell.endswith("…") for cell in row.split())
