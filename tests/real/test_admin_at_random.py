@@ -151,7 +151,7 @@ def deployment(  # noqa: PLR0917 - fixtures
         "connection": KafkaConnectionConfig(bootstrap_servers=kafka),
         "coordination_topic": coordination_topic,
         "group": GROUP,
-        "heartbeat_interval_s": 2.0,
+        "heartbeat_interval_s": 60.0,
         "delivery": request.param,
     }
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:

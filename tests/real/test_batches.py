@@ -17,7 +17,9 @@ from confluent_kafka.admin import AdminClient
 
 from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, IdleReason
+from marshal_dagster.coordination import heartbeats
 from marshal_dagster.coordination.claimer import new_instance_id
+from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.devkafka import running_kafka
@@ -50,6 +52,7 @@ from tests.batch_fixtures import MemorySink
 from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Message, Side, read_messages
+from tests.real.log_time import let_claims_become_stale
 from tests.real.test_spark_reader import Writer
 from tests.stderr_capture import lines_about
 from tests.topics import grow
@@ -59,8 +62,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_INTERVAL_MS = 60_000
 """So long that no lease ends, even if this process or the broker is stopped for a while."""
-SHORT_INTERVAL_MS = 3_000
-"""For tests that wait for a heartbeat or for the end of a lease."""
+SHORT_INTERVAL_MS = 20_000
+"""For a batch that looks every 5 s whether its lease has ended."""
 ALL_MODES = list(DeliveryMode)
 STRICT_MODES = [DeliveryMode.AT_MOST_ONCE, DeliveryMode.EFFECTIVELY_ONCE]
 AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE
@@ -517,10 +520,12 @@ def test_settings_that_differ(group: Group, topic: MakeTopic, fill: Fill) -> Non
     assert group.key(name).offset == 1
 
 
-def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
+def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process holds batches on two topics for more than one heartbeat, and commits both."""
+    for name in ("SHORTEST_PART", "LONGEST_PART"):
+        monkeypatch.setattr(heartbeats, name, 0.02)  # a heartbeat is due soon, and no lease ends
     names = [topic(1), topic(1)]
-    delivery = group.open(interval_ms=SHORT_INTERVAL_MS)
+    delivery = group.open()
     for name in names:
         fill(name, 1, 4)
     with group.batch(delivery, names[0]) as one, group.batch(delivery, names[1]) as two:
@@ -580,6 +585,7 @@ def test_a_broker_that_goes_away_in_the_middle(tmp_path: Path, capfd: pytest.Cap
             assert isinstance(raised.value.__cause__, RuntimeError)
             assert len(lines_about(cluster.bootstrap_servers, capfd.readouterr().err)) <= 20
             cluster.start(1)
+            let_claims_become_stale(connection, "__marshal", SHORT_INTERVAL_MS)
             wait_for_drained(group)
             assert group.processed == {(partition, offset): 1 for partition in range(2) for offset in range(5)}
             group.close()
@@ -593,11 +599,23 @@ def fill_with(connection: KafkaConnection, topic: str, partitions: int, messages
     assert producer.flush(WITHIN_S) == 0
 
 
+class ClockAhead(SystemClock):
+    """This machine's clock, but later."""
+
+    ahead_ms = 0
+
+    def lease_ms(self) -> float:
+        """Return the time by which leases end."""
+        return super().lease_ms() + self.ahead_ms
+
+
 def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> None:
     """Process a batch while the broker dies, until the batch itself reports the lost claim."""
-    with group.batch(group.open(interval_ms=SHORT_INTERVAL_MS), "orders") as batch:
+    clock = ClockAhead()
+    with group.batch(group.open(interval_ms=SHORT_INTERVAL_MS, clock=clock), "orders") as batch:
         batch.begin_processing()
         kill_broker(1)
+        clock.ahead_ms = 2 * SHORT_INTERVAL_MS
         wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim")
         raise RuntimeError("the work was cut off")
 

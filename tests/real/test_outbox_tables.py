@@ -82,7 +82,7 @@ def test_tables_that_are_there_are_made_again_beside_open_writers(
         site.tables.create(notifies=False)
         with pytest.raises(UnavailableError, match=r"'outbox': an open transaction has locked .* \(pg_stat_activity"):
             site.tables.create(notifies=True)
-        site.connection.execute("SET statement_timeout = '5s'")
+        site.connection.execute("SET lock_timeout = '5s'")
         outbox.stash(site.connection, [OutboxRecord("orders", "beside")])
         idle.rollback()
     for notifies in (True, False, True):
