@@ -23,6 +23,7 @@ from marshal_dagster.protocol.staleness import stale_after_ms
 from marshal_dagster.protocol.state import RANGES, Key, Owner
 
 _LOOK_MS: Final = 500
+_NO_MESSAGE: Final = "no message in this window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,11 @@ class WindowPlans:
     plans: Sequence[ReprocessPlan]
     left_out: Mapping[int, str]
     """By partition, why there is nothing to reprocess."""
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether a partition has messages in the window, or may have some: it may be left out for another reason."""
+        return bool(self.plans) or any(why != _NO_MESSAGE for why in self.left_out.values())
 
 
 def plans_finder(
@@ -235,7 +241,7 @@ class RangeReprocessor:
                 "cannot be found by time. Give the offsets of that partition instead"
             )
         if start >= end:
-            return "no message in this window"
+            return _NO_MESSAGE
         if start >= position:
             return "not processed yet"
         notes = [*back.notes]

@@ -27,7 +27,7 @@ app = command_group("Process a range of offsets or a window of time again.")
     "it, as they did before, and must keep running. The command shows the ranges and asks for confirmation. It then "
     "sets the positions back, waits until the members have reached the end of each range, and sets the group to its "
     "former positions. If it is interrupted, the group continues at its former positions. The exit code is 1 if the "
-    "members did not finish in time, or if there is nothing to process again.",
+    "members did not finish in time, or if they have not processed the window at all yet.",
     "reprocess flights flights --partition 0 --from 1500 --to 1720 --dry-run",
     "reprocess flights flights --partition 0 --from 1500 --to 1720 --within 2h --yes",
     "reprocess flights flights --from-datetime 2026-01-31T00:00Z --to-datetime 2026-02-01T00:00Z",
@@ -88,7 +88,7 @@ def reprocess(
             _show(options, found)
         if options.dry_run or not found.plans:
             _report(options, found, None)
-            return ExitCode.OK if found.plans else ExitCode.PROBLEMS
+            return ExitCode.OK if found.plans or not found.has_messages else ExitCode.PROBLEMS
         if not (options.yes or typer.confirm("Process this again? The group is paused for each change", err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS

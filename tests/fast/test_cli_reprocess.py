@@ -405,17 +405,21 @@ def test_a_position_that_another_sets_keeps_no_other_from_its_old_one(
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "why"),
-    [(1, 1, "no message in this window"), (80, 90, "not processed yet"), (200, 300, "no message in this window")],
+    ("window", "why", "code"),
+    [
+        ((1, 1), "no message in this window", 0),
+        ((80, 90), "not processed yet", 1),
+        ((200, 300), "no message in this window", 0),
+    ],
 )
 def test_a_window_without_processed_messages_is_nothing_to_do(
-    members: Members, capsys: pytest.CaptureFixture[str], start: int, end: int, why: str
+    members: Members, capsys: pytest.CaptureFixture[str], window: tuple[int, int], why: str, code: int
 ) -> None:
-    """Nothing is written, and the exit code is 1, because nothing was done."""
+    """Nothing is written. The exit code is 1 if the window has messages, because these are not processed again."""
     before = members.site.values()
-    times = [f"1970-01-01T00:00:{at * 50 / 1_000:06.3f}Z" for at in (start, end + 0.02)]
+    times = [f"1970-01-01T00:00:{at * 50 / 1_000:06.3f}Z" for at in (window[0], window[1] + 0.02)]
     answer = act(capsys, "reprocess", GROUP, TOPIC, "--from-datetime", times[0], "--to-datetime", times[1], "-p", 0)
-    assert (answer.code, why in answer.out, members.site.values()) == (1, True, before)
+    assert (answer.code, why in answer.out, members.site.values()) == (code, True, before)
     assert answer.out.splitlines()[-1] == "There is nothing to process again."
 
 
