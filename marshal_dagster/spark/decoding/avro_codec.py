@@ -46,7 +46,8 @@ def decode_avro(
     - Its schema is of another record than the reader's schema, by name without namespace and by aliases.
     - Its schema has an array whose items take no bytes.
     - Its schema and the reader's have different logical types in a field, such as `timestamp-millis` and
-      `timestamp-micros`, or decimals of different scales. Avro would read one as the other.
+      `timestamp-micros`, or decimals of different scales. Avro would read one as the other. So are decimals of more
+      than 18 digits where the reader's has 18 or fewer.
     - It is truncated, has a string that is not UTF-8, or does not match the reader's schema.
 
     Args:

@@ -1,7 +1,7 @@
 """Comparison of the logical types of a writer's and a reader's Avro schema.
 
 Avro's schema resolution ignores logical types. So a long of milliseconds would be read as one of microseconds, and a
-decimal with another scale as another number.
+decimal with another scale as another number. A decimal with many more digits would be cut off.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,8 @@ _MEANINGS: Final = frozenset(
     | {f"{name}-{unit}" for name in ("timestamp", "local-timestamp") for unit in ("millis", "micros", "nanos")}
 )
 """The logical types that define the meaning of a number or of bytes."""
+_DIGITS_OF_A_LONG: Final = 18
+"""Up to so many digits Spark reads a decimal as 64 bits, and drops further ones without an error."""
 _PROMOTED: Final[Mapping[str, frozenset[str]]] = {
     "int": frozenset({"long", "float", "double"}),
     "long": frozenset({"float", "double"}),
@@ -31,15 +33,24 @@ def logical_type_conflict(writer: object, reader: object) -> str | None:
         reader: The reader's schema, likewise.
     """
     pairs = _pairs(writer, reader, (named_types(writer), named_types(reader)), "", set())
-    found = ((path, _meaning(written), _meaning(read)) for path, written, read in pairs)
+    found = ((path, *_conflict(written, read)) for path, written, read in pairs)
     return next(
-        (
-            f"field {path} is {written}, but {read} in the reader's schema"
-            for path, written, read in found
-            if written and read and written != read
-        ),
+        (f"field {path} is {written}, but {read} in the reader's schema" for path, written, read in found if written),
         None,
     )
+
+
+def _conflict(writer: Mapping[str, Any], reader: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the meanings of two types if they differ, else None twice."""
+    written, read = _meaning(writer), _meaning(reader)
+    if written is None or read is None:
+        return None, None
+    if written != read:
+        return written, read
+    digits, kept = _precision(writer), _precision(reader)
+    if digits > _DIGITS_OF_A_LONG >= kept > 0:
+        return f"a decimal of {digits} digits", f"one of {kept}"
+    return None, None
 
 
 def nodes(schema: object) -> Iterator[object]:
@@ -108,6 +119,12 @@ def _branch_for(written: Mapping[str, Any], branches: list[Mapping[str, Any]]) -
     named = [branch for branch in same if short_name(branch.get("name")) == short_name(written.get("name"))]
     wider = [branch for branch in branches if branch["type"] in _PROMOTED.get(written["type"], ())]
     return next(iter([*named, *same, *wider]), None)
+
+
+def _precision(node: Mapping[str, Any]) -> int:
+    """Return the number of a decimal's digits, 0 without one."""
+    precision = node.get("precision")
+    return precision if isinstance(precision, int) else 0
 
 
 def _meaning(node: Mapping[str, Any]) -> str | None:
