@@ -36,7 +36,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, exhausted, open_plans
 from marshal_dagster.protocol.state import Key
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of, resource_of
-from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text
+from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text, parked_advice
 from marshal_dagster.runs.abandoned_work import abandoned_partitions, listed
 from marshal_dagster.runs.exhausted_plans import (
     EXHAUSTED_PLANS,
@@ -418,7 +418,8 @@ def build_outbox_check(
         raise ConfigurationError(f"max_age_s is {max_age_s} and max_parked is {max_parked}: both must be 0 or more")
 
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
-        status = resource_of(OutboxResource, context.resources, outbox_key).status()
+        outbox = resource_of(OutboxResource, context.resources, outbox_key)
+        status = outbox.status()
         problems, age_s = [], status.oldest_age_s or 0.0
         if age_s > max_age_s:
             problems.append(
@@ -428,12 +429,12 @@ def build_outbox_check(
         if status.parked > max_parked:
             problems.append(
                 f"outbox {status.registration.name!r}: {status.parked} rows are set aside, {max_parked} are allowed; "
-                "`marshal-dagster outbox parked list` shows why"
+                f"{parked_advice(outbox)}"
             )
         return AssetCheckResult(
             passed=not problems,
             severity=AssetCheckSeverity.ERROR if blocking else AssetCheckSeverity.WARN,
-            description="; ".join(problems) or backlog_text(status),
+            description="; ".join(problems) or backlog_text(outbox, status),
             metadata=backlog_metadata(status),
         )
 

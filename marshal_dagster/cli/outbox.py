@@ -1,6 +1,5 @@
 """`outbox`: create an outbox's tables, publish its rows, and list, retry or delete rows that are set aside."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -37,7 +36,7 @@ from marshal_dagster.outbox.options import (
     HarvesterOptions,
 )
 from marshal_dagster.outbox.schema import DEFAULT_NAME, OutboxTables
-from marshal_dagster.outbox.status import BlockingTransaction, OutboxInspector, OutboxStatus, ParkedRow
+from marshal_dagster.outbox.status import BlockingTransaction, OutboxInspector, OutboxStatus, ParkedRow, parked_command
 
 DSN_VARIABLE: Final = "MARSHAL_OUTBOX_DSN"
 _LOGGED_PARTS: Final = ("outbox", "election")
@@ -263,7 +262,7 @@ def drain(options: BatchOptions, kafka: ConnectionOptions) -> ExitCode:
         output.write_note("the command was stopped before all rows were published")
         return ExitCode.INTERRUPTED
     if after:
-        output.write_note(f"{_rows(after)} set aside; `{parked_command(options)}` shows why")
+        output.write_note(f"{_rows(after)} set aside; `{parked_command(options.name, options.schema)}` shows why")
     return ExitCode.PROBLEMS if parked or (after and not published) else ExitCode.OK
 
 
@@ -293,7 +292,7 @@ def status(options: OutboxOptions) -> None:
         return
     registration = found.registration
     oldest = "" if found.oldest_age_s is None else f", the oldest for {output.duration(found.oldest_age_s * 1_000)}"
-    advice = f"; `{parked_command(options)}` shows why" if found.parked else ""
+    advice = f"; `{parked_command(options.name, options.schema)}` shows why" if found.parked else ""
     led = f"session {registration.session}, started by {registration.leader}"
     output.show(
         f"Outbox {options.schema}.{registration.name} (version {registration.version}, uid {registration.uid})",
@@ -494,13 +493,6 @@ def _harvester(
     )
 
 
-def parked_command(options: OutboxOptions) -> str:
-    """Return the command that lists the rows of this outbox that are set aside."""
-    name = () if options.name == DEFAULT_NAME else ("--name", options.name)
-    schema = () if options.schema == DEFAULT_SCHEMA else ("--schema", options.schema)
-    return shlex.join(["marshal-dagster", "outbox", "parked", "list", *name, *schema])
-
-
 def _report(options: OutboxOptions, field_name: str, text: str, wanted: Sequence[int], done: Sequence[int]) -> ExitCode:
     """Show how many rows were changed and which ids were not set aside; return the exit code."""
     missing = sorted(set(wanted) - set(done))
@@ -510,7 +502,8 @@ def _report(options: OutboxOptions, field_name: str, text: str, wanted: Sequence
         output.show(f"{_rows(len(done))} {text}")
     if missing:
         listed = ", ".join(map(str, missing))
-        output.write_note(f"not set aside: {listed}; `{parked_command(options)}` shows the rows that are set aside")
+        command = parked_command(options.name, options.schema)
+        output.write_note(f"not set aside: {listed}; `{command}` shows the rows that are set aside")
     return ExitCode.PROBLEMS if missing else ExitCode.OK
 
 

@@ -10,7 +10,7 @@ from dagster import ExecutorDefinition, Failure, JobDefinition, OpExecutionConte
 
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.resources.claimer import resource_of
-from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text, parked_text
+from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text, parked_advice, parked_text
 from marshal_dagster.runs.log_forwarding import logs_to_run
 
 
@@ -51,7 +51,7 @@ def build_outbox_drain_job(
         try:
             with logs_to_run(context):
                 before = outbox.status()
-                context.log.info(backlog_text(before))
+                context.log.info(backlog_text(outbox, before))
                 published = harvester.drain()
                 after = outbox.status()
         except MarshalError as error:
@@ -68,13 +68,13 @@ def build_outbox_drain_job(
         if parked:
             raise Failure(
                 f"outbox {outbox.outbox!r}: {parked} rows cannot be published and are set aside; all others are "
-                "published. `marshal-dagster outbox parked list` shows why, `outbox parked retry` retries them",
+                f"published. {parked_advice(outbox)}",
                 allow_retries=False,
             )
         if after.parked and not published:
-            raise Failure(f"outbox {outbox.outbox!r}: {parked_text(after.parked)}", allow_retries=False)
+            raise Failure(f"outbox {outbox.outbox!r}: {parked_text(outbox, after.parked)}", allow_retries=False)
         if after.parked:
-            context.log.warning("outbox %r: %s", outbox.outbox, parked_text(after.parked))
+            context.log.warning("outbox %r: %s", outbox.outbox, parked_text(outbox, after.parked))
 
     work = op(name=f"{name}_op", required_resource_keys={outbox_key})(drain)
 

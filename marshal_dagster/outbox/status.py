@@ -1,13 +1,14 @@
 """The content of an outbox, for operators: the number of rows that wait, and the rows that are set aside."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, LiteralString
 
-from marshal_dagster._internal.postgres import set_for_transaction
-from marshal_dagster.outbox.schema import OutboxConnection, OutboxRegistration
+from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, set_for_transaction
+from marshal_dagster.outbox.schema import DEFAULT_NAME, OutboxConnection, OutboxRegistration
 
 if TYPE_CHECKING:
     from marshal_dagster._internal.postgres import Connection
@@ -200,3 +201,10 @@ class OutboxInspector(OutboxConnection):
                 connection.execute("SELECT set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,))
             yield connection
             connection.commit()
+
+
+def parked_command(name: str, schema: str) -> str:
+    """Return the command that lists the rows of this outbox that are set aside."""
+    names = () if name == DEFAULT_NAME else ("--name", name)
+    schemas = () if schema == DEFAULT_SCHEMA else ("--schema", schema)
+    return shlex.join(["marshal-dagster", "outbox", "parked", "list", *names, *schemas])

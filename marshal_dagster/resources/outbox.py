@@ -24,7 +24,7 @@ from marshal_dagster.outbox.options import (
     HarvesterOptions,
 )
 from marshal_dagster.outbox.schema import DEFAULT_NAME, OutboxTables
-from marshal_dagster.outbox.status import OutboxInspector, OutboxStatus
+from marshal_dagster.outbox.status import OutboxInspector, OutboxStatus, parked_command
 from marshal_dagster.resources.connection import CheckedResource, KafkaConnectionConfig, secret_in_code
 
 if TYPE_CHECKING:
@@ -139,21 +139,23 @@ class OutboxResource(CheckedResource):
         return found
 
 
-def backlog_text(status: OutboxStatus) -> str:
+def backlog_text(outbox: OutboxResource, status: OutboxStatus) -> str:
     """Return a sentence with the number of waiting rows and the age of the oldest, and of rows that are set aside."""
     name = status.registration.name
-    aside = f"; {parked_text(status.parked)}" if status.parked else ""
+    aside = f"; {parked_text(outbox, status.parked)}" if status.parked else ""
     if status.oldest_age_s is None:
         return f"outbox {name!r} is empty{aside}"
     return f"{status.rows} rows wait in outbox {name!r}, the oldest for {status.oldest_age_s:.1f} s{aside}"
 
 
-def parked_text(parked: int) -> str:
+def parked_text(outbox: OutboxResource, parked: int) -> str:
     """Return a sentence with the number of rows that are set aside, and what an operator can do."""
-    return (
-        f"{parked} rows are set aside: `marshal-dagster outbox parked list` shows why, `outbox parked retry` retries "
-        "them"
-    )
+    return f"{parked} rows are set aside: {parked_advice(outbox)}"
+
+
+def parked_advice(outbox: OutboxResource) -> str:
+    """Return what an operator can do about rows that are set aside."""
+    return f"`{parked_command(outbox.outbox, outbox.database_schema)}` shows why, `outbox parked retry` retries them"
 
 
 def backlog_metadata(status: OutboxStatus) -> dict[str, MetadataValue[Any]]:

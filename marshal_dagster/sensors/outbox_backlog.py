@@ -74,8 +74,9 @@ def build_outbox_backlog_sensor(
     # Dagster also passes resources by keyword if a test calls the sensor directly.
     def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult | SkipReason:
         """Request a run if the backlog is above a limit."""
-        status = resource_of(OutboxResource, context.resources, outbox_key).status()
-        text = backlog_text(status)
+        outbox = resource_of(OutboxResource, context.resources, outbox_key)
+        status = outbox.status()
+        text = backlog_text(outbox, status)
         age_s = status.oldest_age_s or 0.0
         if status.rows <= max_backlog_rows and (max_backlog_age_s is None or age_s <= max_backlog_age_s):
             return SkipReason(text)

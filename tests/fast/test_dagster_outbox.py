@@ -30,7 +30,7 @@ from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.schema import OutboxRegistration
 from marshal_dagster.outbox.status import OutboxStatus
 from marshal_dagster.resources.connection import KafkaConnectionConfig
-from marshal_dagster.resources.outbox import OutboxResource
+from marshal_dagster.resources.outbox import OutboxResource, parked_text
 from marshal_dagster.sensors.outbox_backlog import build_outbox_backlog_sensor
 
 KAFKA = KafkaConnectionConfig(bootstrap_servers="localhost:1")
@@ -187,6 +187,13 @@ def test_the_sensor_names_rows_that_are_set_aside(instance: DagsterInstance) -> 
     assert isinstance(result, SkipReason)
     assert "is empty" in (result.skip_message or "")
     assert "2 rows are set aside: `marshal-dagster outbox parked list`" in (result.skip_message or "")
+
+
+def test_the_advice_names_the_outbox() -> None:
+    """Without its name the command would list the rows of another outbox."""
+    named = OutboxResource(connection=KAFKA, dsn="postgresql://db/x", outbox="billing", database_schema="events")
+    command = "marshal-dagster outbox parked list --name billing --schema events"
+    assert parked_text(named, 2).startswith(f"2 rows are set aside: `{command}` shows why")
 
 
 def test_thresholds_that_cannot_be_are_refused() -> None:
