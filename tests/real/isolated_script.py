@@ -34,7 +34,7 @@ from tests.conditions import wait_until
 ROOT: Final = Path(__file__).parents[2]
 MESSAGES: Final = {PipesDefaultMessageWriter.STDIO_KEY: PipesDefaultMessageWriter.STDOUT}
 """The parameters with which a script writes its messages to its log."""
-_FLAGS: Final = ("JAVA_HOME", "SPARK_LAUNCHER_OPTS", "SPARK_SUBMIT_OPTS")
+_FLAGS: Final = ("JAVA_HOME", "SPARK_DIST_CLASSPATH", "SPARK_LAUNCHER_OPTS", "SPARK_SUBMIT_OPTS")
 
 _SET_UP: Final = """
 set -e
