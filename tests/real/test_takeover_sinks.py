@@ -357,8 +357,7 @@ def prepared(request: pytest.FixtureRequest) -> None:
 PREPARED = (
     "stopped_before_write",
     "stopped_before_commit",
-    "killed_at_work",
-    "killed_at_steps",
+    "killed",
     "dead_in_commit",
     "dead_before_write",
 )
@@ -524,14 +523,55 @@ STEPS_OF_SINKS = {step: ("delta", step) for step in DELTA_STEPS}
 if find_spec("pyiceberg"):
     STEPS_OF_SINKS |= {f"iceberg {step}": ("iceberg", step) for step in ("written", "judged", "committed")}
 STEPS_OF_SINKS |= {f"hdfs {step}": ("hdfs", step) for step in ("judged", "linked")}
-FIRST_ROWS, FIRST_COMMIT = "*.parquet", "_delta_log/*"
+WITHIN_DELTA = "within Delta's own commit"
 
 
-def kill_within_deltas_commit(worker: Worker, name: str, table: Path, sign: str) -> None:
-    """Let the halted member `name` commit, and kill all processes as soon as there is one more file `sign`."""
-    before = set(table.glob(sign))
-    worker.go_on(name)
-    worker.kill_all(lambda: bool(set(table.glob(sign)) - before))
+def kill_within_deltas_commit(worker: Worker, table: Path) -> None:
+    """Let the halted member commit, and kill all processes as soon as there is one more file of Delta's log."""
+    before = set(table.glob("_delta_log/*"))
+    worker.go_on(WITHIN_DELTA)
+    worker.kill_all(lambda: bool(set(table.glob("_delta_log/*")) - before))
+
+
+@pytest.fixture(scope="module")
+def killed(selected: Selected, make_scene: MakeScene) -> Scenes:
+    """Members of a Spark process that was killed with its JVM.
+
+    Some are in Spark actions, "committing" is between two commit records, others are at a step of their sink, and one
+    is within its MERGE into Delta.
+    """
+    at_work = AT_WORK if selected(test_a_spark_process_killed_at_work) else ()
+    steps = STEPS_OF_SINKS if selected(test_a_spark_process_killed_at_each_step_of_its_sinks) else {}
+    is_within = bool(selected(test_a_spark_process_killed_within_deltas_own_commit))
+    scenes: Scenes = {}
+    members: list[str] = []
+
+    def add(name: str, kind: str, **orders: object) -> None:
+        scene = scenes[name] = make_scene(kind)
+        members.append(scene.site.orders(scene.output, name=name, **orders))
+
+    for kind in at_work:
+        add(kind, kind, slow_ms=ENDLESS_MS)
+    if at_work:
+        add("committing", "files", halt_in_commit=True)
+    for name, (kind, step) in steps.items():
+        add(name, kind, halt_at_step=step)
+    if is_within:
+        add(WITHIN_DELTA, "delta_upsert", halt_at_step="judged")
+    worker = next(iter(scenes.values())).site.start_together(*members)
+    for kind in at_work:
+        scenes[kind].claimed = worker.wait_until_reported(f"{kind}claimed")
+        worker.wait_until_reported(f"{kind}Spark is at work")
+    if at_work:
+        worker.wait_until_reported("committinghalted between two commit records")
+    for name, (_, step) in steps.items():
+        worker.wait_until_reported(f"{name}halted {step}")
+    if is_within:
+        worker.wait_until_reported(f"{WITHIN_DELTA}halted judged")
+        kill_within_deltas_commit(worker, path_of(scenes[WITHIN_DELTA]))
+    else:
+        worker.kill_all()
+    return scenes
 
 
 def path_of(scene: Scene) -> Path:
@@ -540,72 +580,16 @@ def path_of(scene: Scene) -> Path:
     return scene.output.path
 
 
-@pytest.fixture(scope="module")
-def killed_at_work(selected: Selected, make_scene: MakeScene) -> Scenes:
-    """Members of a Spark process that was killed with its JVM.
-
-    Two are in Spark actions, "committing" is between two commit records, and one has begun its MERGE into Delta.
-    """
-    is_at_work = selected(test_a_spark_process_killed_at_work)
-    signs = selected(test_a_spark_process_killed_within_deltas_own_commit, FIRST_ROWS)
-    scenes = {kind: make_scene(kind) for kind in AT_WORK if is_at_work}
-    members = [scenes[kind].site.orders(scenes[kind].output, name=kind, slow_ms=ENDLESS_MS) for kind in scenes]
-    if is_at_work:
-        committing = scenes["committing"] = make_scene("files")
-        members.append(committing.site.orders(committing.output, name="committing", halt_in_commit=True))
-    for sign in signs:
-        scenes[sign] = make_scene("delta_upsert")
-        members.append(scenes[sign].site.orders(scenes[sign].output, name=sign, halt_at_step="judged"))
-    if not members:
-        return scenes
-    worker = next(iter(scenes.values())).site.start_together(*members)
-    for kind in AT_WORK if is_at_work else ():
-        scenes[kind].claimed = worker.wait_until_reported(f"{kind}claimed")
-        worker.wait_until_reported(f"{kind}Spark is at work")
-    if is_at_work:
-        worker.wait_until_reported("committinghalted between two commit records")
-    if not signs:
-        worker.kill_all()
-    for sign in signs:
-        worker.wait_until_reported(f"{sign}halted judged")
-        kill_within_deltas_commit(worker, sign, path_of(scenes[sign]), sign)
-    return scenes
-
-
-@pytest.fixture(scope="module")
-def killed_at_steps(selected: Selected, make_scene: MakeScene) -> Scenes:
-    """Members of a Spark process that was killed with its JVM: each at a step of its sink, and one within Delta."""
-    steps = STEPS_OF_SINKS if selected(test_a_spark_process_killed_at_each_step_of_its_sinks) else {}
-    signs = selected(test_a_spark_process_killed_within_deltas_own_commit, FIRST_COMMIT)
-    halts = {**steps, **dict.fromkeys(signs, ("delta", "judged"))}
-    scenes = {name: make_scene(kind) for name, (kind, _) in halts.items()}
-    if not scenes:
-        return scenes
-    worker = next(iter(scenes.values())).site.start_together(
-        *(
-            scenes[name].site.orders(scenes[name].output, name=f"{name}: ", halt_at_step=halts[name][1])
-            for name in halts
-        )
-    )
-    for name, (_, step) in halts.items():
-        worker.wait_until_reported(f"{name}: halted {step}")
-    if not signs:
-        worker.kill_all()
-    for sign in signs:
-        kill_within_deltas_commit(worker, f"{sign}: ", path_of(scenes[sign]), sign)
-    return scenes
-
-
-def test_a_spark_process_killed_at_work(killed_at_work: Scenes, quick_spark: "SparkSession") -> None:
+def test_a_spark_process_killed_at_work(killed: Scenes, quick_spark: "SparkSession") -> None:
     """SIGKILL to the process group, with the JVM, during Spark actions and between two commit records.
 
     The outputs are exact, and rows that were written are not written again.
     """
-    committing, written = killed_at_work["committing"].site, killed_at_work["committing"].output
+    committing, written = killed["committing"].site, killed["committing"].output
     assert [committing.key(n).offset for n in range(PARTITIONS)] == [8, 0, 0, 0, 0]
 
     for kind in AT_WORK:
-        scene = killed_at_work[kind]
+        scene = killed[kind]
         assert scene.output.rows() == [], kind
         done = scene.site.drain(scene.output, quick_spark)
         assert scene.claimed == f"{kind}claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", (
@@ -663,10 +647,10 @@ def test_a_session_without_delta_lake_is_refused(jvm_killed: Scenes) -> None:
     assert [(key.owner, key.offset, key.plan_end) for key in keys] == [(None, 0, MESSAGES // PARTITIONS)] * PARTITIONS
 
 
-def test_a_spark_process_killed_at_each_step_of_its_sinks(killed_at_steps: Scenes, quick_spark: "SparkSession") -> None:
+def test_a_spark_process_killed_at_each_step_of_its_sinks(killed: Scenes, quick_spark: "SparkSession") -> None:
     """SIGKILL to the process group, with the JVM that has the rows: each output has all rows once, or none."""
     for name, (_, step) in STEPS_OF_SINKS.items():
-        scene = killed_at_steps[name]
+        scene = killed[name]
         is_there = step in {"committed", "linked"}
         assert scene.output.rows() == (input_rows() if is_there else []), name
 
@@ -676,12 +660,9 @@ def test_a_spark_process_killed_at_each_step_of_its_sinks(killed_at_steps: Scene
         assert scene.output.rows() == input_rows(), name
 
 
-@pytest.mark.parametrize("sign", [FIRST_ROWS, FIRST_COMMIT])
-def test_a_spark_process_killed_within_deltas_own_commit(
-    killed_at_work: Scenes, killed_at_steps: Scenes, quick_spark: "SparkSession", sign: str
-) -> None:
-    """SIGKILL as soon as the first file of rows, or of the commit, exists: the table has all rows or none."""
-    scene = killed_at_work[sign] if sign == FIRST_ROWS else killed_at_steps[sign]
+def test_a_spark_process_killed_within_deltas_own_commit(killed: Scenes, quick_spark: "SparkSession") -> None:
+    """SIGKILL as soon as the first file of the commit exists: the table has all rows or none."""
+    scene = killed[WITHIN_DELTA]
     found = scene.output.rows()
     assert found in ([], input_rows())
 
