@@ -1,11 +1,12 @@
-"""Run workers that are forked from a process that has already imported everything, and executed a run.
+"""Run workers and `dg`, forked from a process that has already imported everything, and executed a run.
 
-A run worker that starts by itself takes two to three seconds of a core for imports.
+A run worker that starts by itself takes two to three seconds of a core for imports, and `dg` five.
 """
 
 import multiprocessing.forkserver
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -31,7 +32,27 @@ def fork_server(*modules: str) -> Iterator[None]:
 def execute_job(environment: Mapping[str, str], location: Path, job: str, output: Path) -> None:
     """Run `dagster job execute` in this process, with its output appended to a file."""
     os.environ.update(environment)
-    with output.open("ab") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+    _print_to(output, output)
     cli(["job", "execute", "-f", str(location), "-j", job])
+
+
+def execute_dg(
+    environment: Mapping[str, str], folder: Path, arguments: Sequence[str], printed: tuple[Path, Path]
+) -> None:
+    """Run `dg` in this process and in a project's folder, with its output and its errors in two files."""
+    from dagster_dg_cli.cli import main
+
+    for path in printed:
+        path.unlink(missing_ok=True)
+    os.environ.update(environment)
+    os.chdir(folder)
+    _print_to(*printed)
+    sys.path.insert(0, str(folder))
+    sys.argv = ["dg", *arguments]
+    main()  # type: ignore[no-untyped-call]
+
+
+def _print_to(*paths: Path) -> None:
+    for stream, path in enumerate(paths, start=1):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), stream)
