@@ -1,9 +1,8 @@
 """A code location for tests that run, signal and kill Dagster's own processes. Environment variables configure it.
 
-`spark_in_process` and `spark_multiprocess` hold a batch while Spark works endlessly; `hold` holds one without Spark,
-and `hold_in_step` does so in a child process of the run worker. `share` processes one range of each partition, also at
-offsets that have no messages yet, and its Spark tasks wait for a file. `kill_after_announcing` and `kill_after_commit`
-kill their own process as soon as an at-most-once batch is announced or committed.
+`spark_multiprocess` holds a batch while Spark works endlessly; `hold` holds one without Spark, and `hold_in_step` does
+so in a child process of the run worker. `kill_after_announcing` and `kill_after_commit` kill their own process as soon
+as an at-most-once batch is announced or committed.
 """
 
 import os
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from marshal_dagster.batches import ClaimedBatch, RangeOptions
+from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_reprocess_job
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.batch_planning import ClaimedRange
@@ -49,43 +48,14 @@ def _mark_when_at_work(spark: "SparkSession") -> None:
 def _endless(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> None:  # noqa: ARG001 - the op's signature
     spark = frame.sparkSession
     threading.Thread(target=_mark_when_at_work, args=(spark,), daemon=True).start()
-    spark.range(0, 10**15, 1, 2).selectExpr("sum(id % 7)").collect()
+    spark.range(0, 10**9, 1, 2).selectExpr("reflect('java.lang.Thread', 'sleep', 1000L)").collect()
 
 
 endless = build_claimed_batch_op(
     _endless, name="endless", topic=TOPIC, spark_config={"spark.master": "local[2]", "spark.driver.memory": "512m"}
 )
-spark_in_process = build_claimed_batch_job(endless, name="spark_in_process")
 spark_multiprocess = build_claimed_batch_job(endless, name="spark_multiprocess", executor_def=dg.multiprocess_executor)
 redo = build_reprocess_job(endless, name="redo")
-
-
-def _wait_in_spark(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":  # noqa: ARG001 - the op's signature
-    from pyspark.sql.functions import udf
-
-    start = batch.ranges[0].start
-    at_work, let_go = MARK.with_name(f"at-work-{start}"), MARK.with_name(f"let-go-{start}")
-
-    @udf("boolean")
-    def wait(_: int) -> bool:
-        at_work.touch()
-        while not let_go.exists():
-            time.sleep(0.02)
-        return True
-
-    return frame.select("partition", "offset").where(wait("offset"))
-
-
-share_ranges = build_claimed_batch_op(
-    _wait_in_spark,
-    name="share_ranges",
-    topic=TOPIC,
-    sink=FileSink(MARK.parent / "out"),
-    ranges=RangeOptions(size=20, prefetch_offsets=20),
-    max_batches=1,
-    spark_config={"spark.master": "local[2]", "spark.driver.memory": "512m"},
-)
-share = build_claimed_batch_job(share_ranges, name="share")
 
 
 @dg.op
@@ -150,10 +120,8 @@ def kill_after_commit() -> None:
 
 defs = dg.Definitions(
     jobs=[
-        spark_in_process,
         spark_multiprocess,
         redo,
-        share,
         hold,
         hold_in_step,
         kill_after_announcing,

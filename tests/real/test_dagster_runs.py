@@ -6,7 +6,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -499,6 +500,17 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
     site: Site, spark: "SparkSession", fill: Callable[[str, int, int], None]
 ) -> None:
     """A range processed ahead waits for the ranges before it. Then the offset passes both, and each row exists once."""
+    sink = FileSink(site.folder / "out")
+    op = build_claimed_batch_op(
+        _wait_in_spark(site.folder),
+        name="work",
+        topic=site.topic,
+        sink=sink,
+        ranges=RangeOptions(size=20, prefetch_offsets=20),
+        max_batches=1,
+        spark_key="spark",
+    )
+    job = build_claimed_batch_job(op)
 
     def ranges() -> list[tuple[int, int, Phase]]:
         return [(range_.start, range_.end, range_.phase) for range_ in site.key().ranges]
@@ -506,39 +518,74 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
     def is_at_work(start: int) -> bool:
         return (site.folder / f"at-work-{start}").exists()
 
-    def start() -> ForkServerProcess:
-        return site.start("share", delivery=DeliveryMode.EFFECTIVELY_ONCE, claim_ranges=True)
+    def run() -> bool:
+        claimer = site.claimer(delivery="effectively_once", claim_ranges=True)
+        resources = {"claimer": claimer, "spark": _with_session(spark)}
+        return job.execute_in_process(instance=site.instance, resources=resources).success
 
-    def finish(worker: ForkServerProcess, start: int) -> None:
+    def finish(run: Future[bool], start: int) -> None:
         (site.folder / f"let-go-{start}").touch()
-        assert _exit_code(worker) == 0, said.read_text()[-4000:]
+        assert run.result(WITHIN_S)
 
-    said, near = site.folder / "share.log", start()
-    wait_until(lambda: is_at_work(0) or near.exitcode is not None, "Spark is at work on the messages that are there")
-    assert near.exitcode is None, said.read_text()[-4000:]
-    ahead = start()
-    wait_until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.exitcode is not None, "a range is held ahead")
-    time.sleep(3)
-    assert (ahead.exitcode, (20, 40, Phase.CLAIMED) in ranges(), is_at_work(20)) == (None, True, False), "it waits"
-    fill(site.topic, PARTITIONS, MESSAGES)
-    wait_until(lambda: is_at_work(20) or ahead.exitcode is not None, "Spark is at work on the messages that have come")
-    assert (near.exitcode, ahead.exitcode) == (None, None), said.read_text()[-4000:]
-    assert ranges() == [(0, 20, Phase.PLANNED), (20, 40, Phase.PLANNED)]
-    assert len({one.owner.instance for one in site.key().ranges if one.owner is not None}) == 2
+    with ThreadPoolExecutor(2) as pool, _released(site.folder):
+        near = pool.submit(run)
+        wait_until(lambda: is_at_work(0) or near.done(), "Spark is at work on the messages that are there")
+        ahead = pool.submit(run)
+        wait_until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.done(), "a range is held ahead")
+        time.sleep(3)
+        assert (ahead.done(), (20, 40, Phase.CLAIMED) in ranges(), is_at_work(20)) == (False, True, False), "it waits"
+        fill(site.topic, PARTITIONS, MESSAGES)
+        wait_until(lambda: is_at_work(20) or ahead.done(), "Spark is at work on the messages that have come")
+        assert not near.done()
+        assert not ahead.done()
+        assert ranges() == [(0, 20, Phase.PLANNED), (20, 40, Phase.PLANNED)]
+        assert len({one.owner.instance for one in site.key().ranges if one.owner is not None}) == 2
 
-    finish(ahead, 20)
-    assert (site.key().offset, ranges()) == (0, [(0, 20, Phase.PLANNED), (20, 40, Phase.DONE)])
-    finish(near, 0)
+        finish(ahead, 20)
+        assert (site.key().offset, ranges()) == (0, [(0, 20, Phase.PLANNED), (20, 40, Phase.DONE)])
+        finish(near, 0)
 
     assert [(site.key(n).offset, site.key(n).ranges) for n in range(PARTITIONS)] == [(40, ())] * PARTITIONS
-    rows = Counter((row.partition, row.offset) for row in FileSink(site.folder / "out").read(spark).collect())
+    rows = Counter((row.partition, row.offset) for row in sink.read(spark).collect())
     assert rows == Counter({(number, offset): 1 for number in range(PARTITIONS) for offset in range(40)})
 
 
-@pytest.mark.parametrize("job", ["spark_in_process", "spark_multiprocess"])
-def test_a_terminated_run_releases_at_once(site: Site, job: str) -> None:
+def _wait_in_spark(folder: Path) -> Callable[[dg.OpExecutionContext, ClaimedBatch, "DataFrame"], "DataFrame"]:
+    """Return a function whose rows one Spark task computes, which waits for a file."""
+    from pyspark.sql.functions import udf
+
+    def rows(_: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":
+        start = batch.ranges[0].start
+        at_work, let_go = str(folder / f"at-work-{start}"), str(folder / f"let-go-{start}")
+
+        def wait(_: int) -> bool:
+            import os
+            import time
+
+            open(at_work, "w").close()  # noqa: PTH123 - the code runs without this module's imports
+            while not os.path.exists(let_go):  # noqa: PTH110
+                time.sleep(0.02)
+            return True
+
+        wait.__module__ = "__main__"
+        return frame.select("partition", "offset").coalesce(1).where(udf(wait, "boolean")("offset"))
+
+    return rows
+
+
+@contextmanager
+def _released(folder: Path) -> Iterator[None]:
+    """Let the tasks of both runs continue after the block, also if it failed."""
+    try:
+        yield
+    finally:
+        for start in (0, 20):
+            (folder / f"let-go-{start}").touch()
+
+
+def test_a_terminated_run_releases_at_once(site: Site) -> None:
     """SIGTERM while Spark works ends the run and releases its partitions at once, with the plan still open."""
-    worker = site.start_and_wait(job)
+    worker = site.start_and_wait("spark_multiprocess")
     assert site.key().owner is not None
     tree = _tree(worker.pid)
     worker.terminate()
