@@ -8,7 +8,7 @@ from a process that has already imported everything.
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -24,27 +24,18 @@ from dagster._grpc.types import ExecuteExternalJobArgs
 from dagster._serdes import ConfigurableClass, ConfigurableClassData, serialize_value
 from dagster._utils.hosted_user_process import recon_job_from_origin
 
-from marshal_dagster.batches import BatchSession, ClaimedBatch, RangeOptions
-from marshal_dagster.coordination.log import Ack, Append
+from marshal_dagster.batches import ClaimedBatch, RangeOptions
 from marshal_dagster.jobs.batch import build_claimed_batch_schedule
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.ops.metadata import BatchesResult
-from marshal_dagster.protocol.messages import (
-    ClaimingMessages,
-    ClaimingPartition,
-    Heartbeat,
-    InvalidMessage,
-    Message,
-    parse,
-)
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.runs.names import TOPIC_TAG
 from marshal_dagster.sensors.run_failure import build_run_failure_sensors
 from tests.conditions import WITHIN_S
 from tests.real.forked_runs import FORKED
-from tests.real.kill_points import KillableLog, die, read_messages
+from tests.real.kill_points import die, read_messages
 from tests.sink_outputs import FakeFileSink, FakeFrame, hook
 
 if TYPE_CHECKING:
@@ -86,42 +77,6 @@ def _reach(run: dg.DagsterRun, phase: str) -> None:
     mark.touch()
     while not going_on().exists():
         time.sleep(0.02)
-
-
-class PhasedLog(KillableLog):
-    """A log that halts the run after an append of the phase to halt in, before the run reads the record back."""
-
-    def __init__(self, delivery: BatchSession, run: dg.DagsterRun) -> None:
-        super().__init__(delivery.log, None)
-        self._run = run
-        self._ends: dict[int, int] = {}
-
-    def append(self, records: Sequence[Append]) -> Sequence[Ack]:
-        """Append, then halt if the run halts in the phase of these records."""
-        acks = super().append(records)
-        for message in map(parse, [record.value for record in records]):
-            _reach(self._run, self._phase(message))
-        return acks
-
-    def _phase(self, message: Message | InvalidMessage) -> str:
-        if isinstance(message, ClaimingPartition):
-            return "claiming"
-        if isinstance(message, ClaimingMessages):
-            self._ends[message.partition] = message.plan_end
-            return "planning"
-        is_commit = isinstance(message, Heartbeat) and message.offset == self._ends.get(message.partition)
-        return "committing" if is_commit else ""
-
-
-class PhasedClaimer(ClaimerResource):
-    """A claimer whose log is a `PhasedLog`."""
-
-    def open_delivery(self, context: Any) -> BatchSession:  # noqa: ANN401 - the context of an op or an asset
-        """Open a session with a `PhasedLog`."""
-        opened = super().open_delivery(context)
-        if not isinstance(opened.log, PhasedLog):
-            opened.log = PhasedLog(opened, context.run)
-        return opened
 
 
 def _sink(context: dg.OpExecutionContext) -> FakeFileSink:
@@ -177,7 +132,7 @@ def defs() -> dg.Definitions:
         few["ranges"] = RangeOptions(size=size)
     plain = _job("plain", dg.in_process_executor, **few)
     servers, group = os.environ["TEST_SERVERS"], os.environ["TEST_GROUP"]
-    claimer = PhasedClaimer(
+    claimer = ClaimerResource(
         connection=KafkaConnectionConfig(bootstrap_servers=servers),
         coordination_topic=os.environ["TEST_COORDINATION_TOPIC"],
         group=group,
