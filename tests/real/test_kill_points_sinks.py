@@ -3,7 +3,7 @@
 The tests share one broker, one warm Spark session and one PostgreSQL. The member dies inside this process
 (`tests.real.kill_points`): from one moment on none of its calls reaches the coordination log or the output. Its
 successor knows that it is dead, as it would from Dagster. `test_takeover_sinks` has members whose successors wait until
-their claims are stale.
+their claims are stale, and that die at each step of the Delta sink.
 """
 
 import json
@@ -33,7 +33,6 @@ from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
 from tests.sink_conformance import Row
 from tests.sink_outputs import (
     DATABASE_STEPS,
-    DELTA_STEPS,
     FILE_STEPS,
     TABLE,
     UPSERTS,
@@ -345,21 +344,22 @@ def members(connection: KafkaConnection, coordination_topic: str, topics: Topics
 
 
 @pytest.mark.parametrize("at", APPEND_STEPS, ids=str)
-def test_a_member_that_dies_at_an_append(
-    members: Members, output: Output, spark: "SparkSession", at: KillPoint
-) -> None:
-    """If the member dies before, within or after any append to the coordination log, the output equals the input."""
+def test_a_member_that_dies_at_an_append(members: Members, files: Files, spark: "SparkSession", at: KillPoint) -> None:
+    """If the member dies before, within or after any append to the coordination log, the output equals the input.
+
+    Only appends beside its write concern the kind of the sink.
+    """
     delivery, _ = members.open(at)
-    batch = members.batch(delivery, output.open())
+    batch = members.batch(delivery, files.open())
     with pytest.raises(KilledError), batch:
         batch.write(result(batch, spark))
 
-    members.drain(output.open(), spark)
+    members.drain(files.open(), spark)
 
-    assert output.rows() == input_rows()
+    assert files.rows() == input_rows()
 
 
-@pytest.mark.parametrize("output", ["delta", "kafka_topic"], indirect=True)
+@pytest.mark.parametrize("output", ["table", "delta", "kafka_topic"], indirect=True)
 @pytest.mark.parametrize("at", [*PLANS, *COMMITS], ids=str)
 def test_a_member_that_dies_at_its_plan_or_its_commit(
     members: Members, output: Output, spark: "SparkSession", at: KillPoint
@@ -449,17 +449,6 @@ def test_a_member_that_dies_at_a_step_of_the_mariadb_sink(
     die_at_step(members, mariadb_table, spark, step)
     members.drain(mariadb_table.open(), spark)
     assert mariadb_table.rows() == input_rows()
-
-
-@pytest.mark.parametrize("step", DELTA_STEPS)
-def test_a_member_that_dies_at_a_step_of_the_delta_sink(
-    members: Members, delta: DeltaFolder, spark: "SparkSession", step: str
-) -> None:
-    """Whether or not Delta has the dead member's commit, the output equals the input."""
-    die_at_step(members, delta, spark, step)
-    assert bool(delta.rows()) == (step == "committed")
-    members.drain(delta.open(), spark)
-    assert delta.rows() == input_rows()
 
 
 def test_many_members_die_one_after_the_other(members: Members, output: Output, spark: "SparkSession") -> None:
