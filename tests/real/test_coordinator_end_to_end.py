@@ -101,7 +101,7 @@ class Depot:
         return {name: len(share.places) for name, share in sorted(self.view().shares.items())}
 
     def wait_until_even(self, *members: str) -> None:
-        """Write messages until exactly these members share all partitions evenly."""
+        """Write messages every other second until exactly these members share all partitions evenly."""
 
         def is_even() -> bool:
             self.write(PARTITIONS)
@@ -109,7 +109,7 @@ class Depot:
             counts = shares.values()
             return set(shares) == set(members) and sum(counts) == PARTITIONS and max(counts) - min(counts) <= 1
 
-        wait_until(is_even, f"{members} share all partitions evenly")
+        wait_until(is_even, f"{members} share all partitions evenly", pause_s=2.0)
         self.report(", ".join(f"{name} {count}" for name, count in self.shares().items()))
 
     def taken(self) -> int:

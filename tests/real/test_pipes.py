@@ -33,14 +33,13 @@ from tests.topics import reserved
 COUNT, PARTITIONS = 12, 3
 SCRIPT_STEPS = ("started", "claim seen", "read", "before commit", "written", "reported")
 STOPPED_BY = {
-    "claim seen": "has ended; it is held by",
     "read": "has ended; it is held by",
     "before commit": "because another run has taken the partition over",
     "written": "has ended; it is held by",
     "reported": "marshal_outcome",
     "outcome": "marshal_outcome",
 }
-"""What is in the log of a script that continues after another run has committed its batch: the sink fences the third.
+"""What is in the log of a script that continues after another run has committed its batch: the sink fences the second.
 
 The last two have reported, but their run is dead.
 """
@@ -125,10 +124,13 @@ def end_of_script(run: Run, script: list[psutil.Process]) -> str:
 
 
 def test_each_message_is_written_at_least_once_though_script_and_run_are_killed(run: Run) -> None:
-    """Nothing of a killed script or run is committed. The next run writes the same messages, even if they are there."""
+    """Nothing of a killed script or run is committed. The next run writes the same messages, even if they are there.
+
+    Until its write a script does the same in each mode.
+    """
     again = replace(run, mode=DeliveryMode.AT_LEAST_ONCE)
     written = 0
-    for step in SCRIPT_STEPS:
+    for step in SCRIPT_STEPS[SCRIPT_STEPS.index("before commit") :]:
         client = replace(again, pause_at=step).client()
         thread = killed_at(client, run.steps / step)
         with pytest.raises((ChildProcessError, BatchAbortedError)):
