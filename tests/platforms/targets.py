@@ -66,7 +66,7 @@ PACKAGES: Final = {Feature("the sink for Delta Lake", "delta"): delta_package}
 """The features that need a package of their own, each with the function that finds the one for a Spark."""
 
 
-_CLUSTER: Final = "tests/real/test_spark_cluster.py"
+_CLUSTER: Final = "tests/real/cluster/test_spark_cluster.py"
 _DELTA: Final = "tests/real/test_sink_delta.py"
 _TAKEOVER: Final = "tests/real/test_takeover_sinks.py"
 _DECODING: Final = "tests/real/test_decoding.py"

@@ -23,9 +23,7 @@ from tests.session_settings import QUICK_PLANS, show_frames_without_jvm, submit_
 from tests.spark_archive import start_spark_quickly
 
 FOLDER = Path(__file__).parent
-LONG = {
-    f"test_{name}.py" for name in ("outbox_end_to_end", "security", "spark_cluster", "spark_connect", "takeover_sinks")
-}
+LONG = {f"test_{name}.py" for name in ("outbox_end_to_end", "security", "spark_connect", "takeover_sinks")}
 LONG |= {path.name for path in FOLDER.glob("test_sink_*.py")}
 """Files that take a minute or more, alone or with those that run in the same worker, and that sort late by name.
 

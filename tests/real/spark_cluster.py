@@ -60,8 +60,6 @@ class SparkCluster:
     """A master and its workers."""
 
     folder: Path
-    has_hosts: bool = False
-    """Whether each worker has a loopback address of its own. Spark runs a task twice at once only on two hosts."""
     port: int = field(default_factory=free_port)
     page: int = field(default_factory=free_port)
     workers: "dict[subprocess.Popen[bytes], str]" = field(default_factory=dict)
@@ -88,12 +86,12 @@ class SparkCluster:
         self.wait_for(WORKERS)
 
     def add_worker(self) -> None:
-        """Start one more worker."""
+        """Start one more worker on a host of its own: Spark runs a task twice at once only on two hosts."""
         self._added += 1
         place = self.folder / f"worker {self._added}"
         place.mkdir()
         size = ("--cores", "1", "--memory", "1g", "--work-dir", str(place))
-        host = f"127.0.0.{self._added}" if self.has_hosts else HOST
+        host = f"127.0.0.{self._added}"
         worker = self._spawn(
             "worker.Worker", "--host", host, "--webui-port", str(free_port()), *size, self.master, host=host
         )
@@ -151,9 +149,9 @@ class SparkCluster:
 
 
 @contextmanager
-def running_cluster(folder: Path, *, has_hosts: bool = False) -> Iterator[SparkCluster]:
+def running_cluster(folder: Path) -> Iterator[SparkCluster]:
     """Start a cluster and stop it at the end."""
-    cluster = SparkCluster(folder, has_hosts)
+    cluster = SparkCluster(folder)
     with cluster.stack:
         cluster.start()
         yield cluster

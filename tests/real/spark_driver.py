@@ -36,14 +36,14 @@ from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleS
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
-from marshal_dagster.sinks import FileSink, PostgresSink, Sink
+from marshal_dagster.sinks import FileSink, Sink
 from marshal_dagster.spark.connect import is_connect
 from marshal_dagster.spark.connect_session import connect, disconnect
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.batch_function import mark_when_at_work, values
 from tests.real.spark_cluster import prepare_driver
 from tests.sink_conformance import Row
-from tests.sink_outputs import TABLE, hook
+from tests.sink_outputs import hook
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -206,17 +206,13 @@ def rows_in(paths: Iterable[Path]) -> list[Row]:
     return sorted((row["partition"], row["offset"], row["value"]) for row in lines)
 
 
-def write_through_the_sink(work: Work, endless_below: str | None = None, table: tuple[str, str] | None = None) -> None:
-    """Process one batch in effectively-once mode, into files or into PostgreSQL.
+def write_through_the_sink(work: Work, endless_below: str | None = None) -> None:
+    """Process one batch in effectively-once mode, into files.
 
-    Tasks do not end on the worker whose folder is `endless_below`. `table` holds the connection string and the schema
-    of the PostgreSQL table.
+    Tasks do not end on the worker whose folder is `endless_below`.
     """
     spark = session(work.where)
-    sink: Sink = FileSink(work.output, format="json")
-    if table is not None:
-        sink = PostgresSink(table[0], TABLE, schema=table[1])
-    with claimed(work, sink) as batch:
+    with claimed(work, FileSink(work.output, format="json")) as batch:
         if endless_below:
             mark_when_at_work(spark, batch.batch_id, work.mark)
         batch.write(values(batch.read(spark), _ENDLESS_MS if endless_below else 0, endless_below))

@@ -1,7 +1,6 @@
 """Spark runs a slow task of a sink twice at the same time (`spark.speculation`): each row is there once."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
@@ -15,7 +14,7 @@ from marshal_dagster.sinks import KafkaSink, PostgresSink
 from marshal_dagster.sinks.conformance.target import never, part
 from marshal_dagster.sinks.kafka import tasks
 from tests.kafka_outputs import KafkaOutput
-from tests.real.spark_cluster import running_cluster
+from tests.real.spark_cluster import SparkCluster
 from tests.real.spark_driver import Driver, Where, session
 from tests.session_settings import QUICK_PLANS
 from tests.sink_outputs import TABLE, PostgresOutput, own_schema
@@ -38,11 +37,10 @@ SETTINGS: Final = QUICK_PLANS | {
 }
 
 
-@pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Where]:
-    """A cluster of two hosts."""
-    with running_cluster(tmp_path_factory.mktemp("cluster"), has_hosts=True) as cluster:
-        yield Where(cluster.master, tuple(SETTINGS.items()))
+@pytest.fixture
+def where(cluster: SparkCluster, delta: dict[str, str]) -> Where:
+    """The session on the cluster, whose workers are on two hosts."""
+    return Where(cluster.master, tuple((SETTINGS | delta).items()))
 
 
 def rows_of(where: Where, order: str) -> "DataFrame":

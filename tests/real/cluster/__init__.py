@@ -1,0 +1,1 @@
+"""Spark's standalone cluster, which the files of this folder share."""
