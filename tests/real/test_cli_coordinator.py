@@ -103,7 +103,7 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
         code, out, _ = said(call("status", "--json"))
         (group,) = json.loads(out)["groups"]
         assert code == ExitCode.OK
-        assert group["silent_ms"] < 60_000
+        assert 0 <= group["silent_ms"] < 3_600_000
         shares = {each["member"]: each["partitions"] for each in group["members"]}
         assert shares == {"a": {wanted: [0, 1, 2, 3]}, "b": {wanted: [4, 5, 6]}}
         assert "0-3" in said(call("assignments", "etl"))[1]

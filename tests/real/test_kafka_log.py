@@ -48,7 +48,7 @@ class KafkaHouse:
 
     def open(self) -> KafkaLog:
         """Open a log."""
-        log = KafkaLog(self._connection, self.topic, heartbeat_interval_ms=20_000)
+        log = KafkaLog(self._connection, self.topic, heartbeat_interval_ms=60_000)
         self.logs.append(log)
         return log
 
@@ -182,7 +182,7 @@ def test_batch_after_batch_claims_what_the_one_before_released(house: KafkaHouse
     """A member that releases and at once claims again under a new instance id wins everything."""
     rationalizer = Rationalizer(house.open(), topics=["orders"])
     for _ in range(20):
-        claimer = Claimer(rationalizer, Member("etl", "c", new_instance_id("run")), "orders", GroupSettings(20_000))
+        claimer = Claimer(rationalizer, Member("etl", "c", new_instance_id("run")), "orders", GroupSettings(60_000))
         claimer.ensure_group_settings()
         assert len(claimer.claim(range(300))) == 300
         claimer.release()
@@ -242,7 +242,7 @@ def test_a_log_on_a_broker_that_is_down_fails_in_time(
     assert len(lines_about(connection.bootstrap_servers, capfd.readouterr().err)) < 5
 
 
-def member(log: KafkaLog, interval_ms: int = 20_000, topic: str = "orders") -> Claimer:
+def member(log: KafkaLog, interval_ms: int = 60_000, topic: str = "orders") -> Claimer:
     """Open a member."""
     rationalizer = Rationalizer(log, topics=[topic])
     return Claimer(rationalizer, Member("etl", "c", new_instance_id("run")), topic, GroupSettings(interval_ms))
