@@ -24,7 +24,7 @@ from dagster._grpc.types import ExecuteExternalJobArgs
 from dagster._serdes import ConfigurableClass, ConfigurableClassData, serialize_value
 from dagster._utils.hosted_user_process import recon_job_from_origin
 
-from marshal_dagster.batches import ClaimedBatch, RangeOptions
+from marshal_dagster.batches import BatchSession, ClaimedBatch, RangeOptions
 from marshal_dagster.jobs.batch import build_claimed_batch_schedule
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
@@ -77,6 +77,16 @@ def _reach(run: dg.DagsterRun, phase: str) -> None:
     mark.touch()
     while not going_on().exists():
         time.sleep(0.02)
+
+
+class HaltingClaimer(ClaimerResource):
+    """A claimer whose run may halt before a step that is tried again claims."""
+
+    def open_delivery(self, context: Any) -> BatchSession:  # noqa: ANN401 - the context of an op or an asset
+        """Open a session, after the halt."""
+        if context.retry_number:
+            _reach(context.run, "retrying")
+        return super().open_delivery(context)
 
 
 def _sink(context: dg.OpExecutionContext) -> FakeFileSink:
@@ -132,7 +142,7 @@ def defs() -> dg.Definitions:
         few["ranges"] = RangeOptions(size=size)
     plain = _job("plain", dg.in_process_executor, **few)
     servers, group = os.environ["TEST_SERVERS"], os.environ["TEST_GROUP"]
-    claimer = ClaimerResource(
+    claimer = HaltingClaimer(
         connection=KafkaConnectionConfig(bootstrap_servers=servers),
         coordination_topic=os.environ["TEST_COORDINATION_TOPIC"],
         group=group,

@@ -32,6 +32,7 @@ from marshal_dagster.devkafka.readiness import brokers_known_to
 from marshal_dagster.devkafka.state import new_uuid
 from tests.conditions import WITHIN_S, wait_until
 from tests.real.certificates import self_signed, signed_by
+from tests.real.services import watched
 from tests.real.token_server import AUDIENCE, TokenServer, token_server
 
 PLAIN_USER, PLAIN_PASSWORD = "paula", "plain-password"
@@ -173,7 +174,8 @@ def _started(directory: Path, provider: TokenServer) -> Iterator[SecuredKafka]:
             AdminClient({"bootstrap.servers": f"{HOST}:{ports['PLAINTEXT']}", "log_level": 0}),
         )
         secured.make_user()
-        yield secured
+        with watched("the secured Kafka broker", mark.pid, folder.log, folder.console):
+            yield secured
     finally:
         processes.kill([mark])
 

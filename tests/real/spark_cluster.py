@@ -17,6 +17,7 @@ import pyspark
 
 from marshal_dagster._internal.ports import HOST, free_port
 from tests.conditions import wait_until
+from tests.real.services import watched
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 WORKERS: Final = 2
@@ -80,7 +81,9 @@ class SparkCluster:
     def start(self) -> None:
         """Start all processes and wait until the workers are registered."""
         self.events.mkdir()
-        self._spawn("master.Master", "--host", HOST, "--port", str(self.port), "--webui-port", str(self.page))
+        ports = ("--port", str(self.port), "--webui-port", str(self.page))
+        master = self._spawn("master.Master", "--host", HOST, *ports)
+        self.stack.enter_context(watched("the master of the Spark cluster", master.pid, *self.folder.glob("*.log")))
         for _ in range(WORKERS):
             self.add_worker()
         self.wait_for(WORKERS)

@@ -41,6 +41,7 @@ from marshal_dagster.spark.connect import is_connect
 from marshal_dagster.spark.connect_session import connect, disconnect
 from marshal_dagster.spark.session import spark_settings, start_session
 from tests.real.batch_function import mark_when_at_work, values
+from tests.real.services import watched
 from tests.real.spark_cluster import prepare_driver
 from tests.sink_conformance import Row
 from tests.sink_outputs import hook
@@ -53,7 +54,7 @@ _STACK_S = 2.0
 """The time that a process gets to write its stack."""
 PARTITIONS, MESSAGES = 4, 80
 _ENDLESS_MS = 60_000
-_NOTICED_WITHIN_MS = 5_000
+_NOTICED_WITHIN_MS = 20_000
 """The heartbeat interval of a batch that is revoked."""
 _current: "list[tuple[Where, SparkSession]]" = []
 
@@ -126,7 +127,8 @@ def running_driver() -> Iterator[Driver]:
     """Start the process, and end it with its session."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_prepare) as pool:
         driver = Driver(pool)
-        yield driver
+        with watched("the process with the session", driver._pid):
+            yield driver
         driver.call(stop_session)
 
 

@@ -42,6 +42,7 @@ from marshal_dagster.sinks import FileSink
 from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.forked_runs import FORKED, execute_job, fork_server
+from tests.real.log_time import let_claims_become_stale
 from tests.real.test_cli_log import delete_up_to
 from tests.stderr_capture import lines_about
 
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 LOCATION = Path(__file__).parent / "dagster_location.py"
 PARTITIONS, MESSAGES = 2, 40
+HEARTBEAT_INTERVAL_S = 30
+"""So long that no lease ends, even if processes are stopped for a while. Log time passes when a test lets it."""
 PRELOADED = (
     "marshal_dagster.jobs.batch",
     "marshal_dagster.ops.claimed_batch",
@@ -85,7 +88,7 @@ class Site:
                 "connection": KafkaConnectionConfig(bootstrap_servers=self.connection.bootstrap_servers),
                 "coordination_topic": self.coordination_topic,
                 "group": self.group,
-                "heartbeat_interval_s": 30,
+                "heartbeat_interval_s": HEARTBEAT_INTERVAL_S,
                 **settings,
             }
         )
@@ -108,7 +111,7 @@ class Site:
         job: str,
         *,
         delivery: DeliveryMode = DeliveryMode.AT_LEAST_ONCE,
-        heartbeat_interval_s: float = 30,
+        heartbeat_interval_s: int = HEARTBEAT_INTERVAL_S,
         claim_ranges: bool = False,
         max_records: int = 10,
     ) -> ForkServerProcess:
@@ -130,6 +133,10 @@ class Site:
         process.start()
         self.started.append(process)
         return process
+
+    def let_claims_become_stale(self) -> None:
+        """Let the claims of all present runs become stale. None of them may write meanwhile."""
+        let_claims_become_stale(self.connection, self.coordination_topic, HEARTBEAT_INTERVAL_S * 1_000)
 
     def start_and_wait(self, job: str, **settings: Any) -> ForkServerProcess:  # noqa: ANN401 - as `start`
         """Start a run and wait until it processes a batch."""
@@ -468,7 +475,6 @@ def test_runs_share_partitions_by_ranges(site: Site, spark: "SparkSession") -> N
     settings: dict[str, Any] = {
         "delivery": DeliveryMode.EFFECTIVELY_ONCE,
         "claim_ranges": True,
-        "heartbeat_interval_s": 6,
     }
     sink = FileSink(site.folder / "out")
     op = build_claimed_batch_op(
@@ -488,6 +494,8 @@ def test_runs_share_partitions_by_ranges(site: Site, spark: "SparkSession") -> N
     assert [site.key(n).offset for n in range(PARTITIONS)] == [0, 0]
     for each in _tree(holding.pid):
         each.kill()
+    holding.join(WITHIN_S)
+    site.let_claims_become_stale()
     wait_until(lambda: site.tick(build_reprocess_job(op)).run_requests, "the sensor finds what the dead run left")
     again = build_claimed_batch_job(op).execute_in_process(instance=site.instance, resources=resources)
     assert again.output_for_node("work").offsets == 10
@@ -597,7 +605,7 @@ def test_a_terminated_run_releases_at_once(site: Site) -> None:
 
 def test_a_step_whose_run_worker_is_killed_stops_and_releases(site: Site) -> None:
     """If only the run worker is killed, its orphaned step notices, stops, and releases without a commit."""
-    worker = site.start_and_wait("hold_in_step", heartbeat_interval_s=6)
+    worker = site.start_and_wait("hold_in_step", heartbeat_interval_s=20)
     step = psutil.Process(int(site.mark.read_text()))
     assert step.pid != worker.pid
     worker.kill()
@@ -624,12 +632,13 @@ def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession
 
     `test_takeover_sinks` kills processes while Spark works.
     """
-    worker = site.start_and_wait("hold", heartbeat_interval_s=6, max_records=MESSAGES)
+    worker = site.start_and_wait("hold", max_records=MESSAGES)
     dead = site.key().owner
     assert dead is not None
     for each in reversed(_tree(worker.pid)):
         each.kill()
     worker.join(WITHIN_S)
+    site.let_claims_become_stale()
     op = build_claimed_batch_op(lambda *_: None, name="work", topic=site.topic, spark_key="spark")
     redo = build_reprocess_job(op, name="redo")
     wait_until(lambda: site.tick(redo).run_requests, "the sensor finds the stale claim")
@@ -638,7 +647,7 @@ def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession
         run_config=request.run_config,
         tags=dict(request.tags),
         instance=site.instance,
-        resources={"claimer": site.claimer(heartbeat_interval_s=6), "spark": _with_session(spark)},
+        resources={"claimer": site.claimer(), "spark": _with_session(spark)},
     )
     (record,) = (event for event in result.all_events if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION)
     table = cast("dg.TableMetadataValue", record.step_materialization_data.materialization.metadata["ranges"])

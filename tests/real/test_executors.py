@@ -33,9 +33,12 @@ from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.executor_location import GOT, HALT, POOL, RunWorkers, going_on, halted
 from tests.real.forked_runs import ROOT, fork_server
+from tests.real.log_time import let_claims_become_stale
 from tests.sink_outputs import FileOutput
 
 PARTITIONS, MESSAGES = 4, 40
+HEARTBEAT_INTERVAL_S = 30
+"""So long that no lease ends, even if processes are stopped for a while. Log time passes when a test lets it."""
 FAILURE, SUCCESS, CANCELED = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.CANCELED
 LOCATIONS = ("one", "two")
 pytestmark = [
@@ -205,7 +208,7 @@ def make_site(
         *,
         partitions: int = PARTITIONS,
         messages: int = MESSAGES,
-        heartbeat_interval_s: float = 30,
+        heartbeat_interval_s: int = HEARTBEAT_INTERVAL_S,
         concurrent: int = 4,
         range_size: int = 0,
     ) -> Site:
@@ -268,8 +271,12 @@ def test_a_step_that_fails_is_tried_again_in_its_run(make_site: MakeSite) -> Non
 
 def test_a_step_whose_process_is_killed_is_tried_again_in_its_run(make_site: MakeSite) -> None:
     """The retry gets the killed process's claims once they are stale. No process can know before that they are dead."""
-    site = make_site(heartbeat_interval_s=3)
-    run = site.work("forkserver", fail="kill")
+    site = make_site()
+    run_id = site.start("forkserver", fail="kill", halt="retrying")
+    site.wait_until_halted(run_id)
+    let_claims_become_stale(site.connection, site.coordination_topic, HEARTBEAT_INTERVAL_S * 1_000)
+    going_on().touch()
+    (run,) = site.wait(run_id)
     assert run.status is SUCCESS, site.said(run.run_id)
     assert len(site.steps(run.run_id, dg.DagsterEventType.STEP_RESTARTED)) == 1
     assert run.tags[GOT] == str(MESSAGES)
@@ -361,7 +368,7 @@ def test_a_canceled_run_lets_go_at_once(make_site: MakeSite, job: str, phase: st
 
 def test_a_run_that_is_canceled_by_force_commits_nothing_more(make_site: MakeSite) -> None:
     """Forced cancellation sends no signal. Heartbeats end, later records are rejected, and nothing is retried."""
-    site = make_site(heartbeat_interval_s=4)
+    site = make_site(heartbeat_interval_s=20)  # the heartbeats look every 5 s whether the run is over
     run_id = site.start("retrying", halt="processing")
     site.wait_until_halted(run_id)
     site.instance.report_run_canceled(site.run(run_id))

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -523,26 +523,32 @@ STEPS_OF_SINKS = {step: ("delta", step) for step in DELTA_STEPS}
 if find_spec("pyiceberg"):
     STEPS_OF_SINKS |= {f"iceberg {step}": ("iceberg", step) for step in ("written", "judged", "committed")}
 STEPS_OF_SINKS |= {f"hdfs {step}": ("hdfs", step) for step in ("judged", "linked")}
-WITHIN_DELTA = "within Delta's own commit"
+WITHIN_DELTA = {"within Delta's MERGE": "delta_upsert", "within Delta's own commit": "delta"}
 
 
-def kill_within_deltas_commit(worker: Worker, table: Path) -> None:
-    """Let the halted member commit, and kill all processes as soon as there is one more file of Delta's log."""
-    before = set(table.glob("_delta_log/*"))
-    worker.go_on(WITHIN_DELTA)
-    worker.kill_all(lambda: bool(set(table.glob("_delta_log/*")) - before))
+def kill_within_deltas_commit(worker: Worker, tables: Mapping[str, Path]) -> None:
+    """Let the halted members commit, and kill all processes as soon as the log of a table has one more file."""
+
+    def log() -> set[Path]:
+        return {file for table in tables.values() for file in table.glob("_delta_log/*")}
+
+    before = log()
+    for name in tables:
+        worker.go_on(name)
+    worker.kill_all(lambda: bool(log() - before))
 
 
 @pytest.fixture(scope="module")
 def killed(selected: Selected, make_scene: MakeScene) -> Scenes:
     """Members of a Spark process that was killed with its JVM.
 
-    Some are in Spark actions, "committing" is between two commit records, others are at a step of their sink, and one
-    is within its MERGE into Delta.
+    Some are in Spark actions, "committing" is between two commit records, others are at a step of their sink, and two
+    are within Delta's own code.
     """
     at_work = AT_WORK if selected(test_a_spark_process_killed_at_work) else ()
     steps = STEPS_OF_SINKS if selected(test_a_spark_process_killed_at_each_step_of_its_sinks) else {}
-    is_within = bool(selected(test_a_spark_process_killed_within_deltas_own_commit))
+    within = WITHIN_DELTA if selected(test_a_spark_process_killed_within_deltas_own_commit) else {}
+    halts = steps | {name: (kind, "judged") for name, kind in within.items()}
     scenes: Scenes = {}
     members: list[str] = []
 
@@ -554,21 +560,18 @@ def killed(selected: Selected, make_scene: MakeScene) -> Scenes:
         add(kind, kind, slow_ms=ENDLESS_MS)
     if at_work:
         add("committing", "files", halt_in_commit=True)
-    for name, (kind, step) in steps.items():
+    for name, (kind, step) in halts.items():
         add(name, kind, halt_at_step=step)
-    if is_within:
-        add(WITHIN_DELTA, "delta_upsert", halt_at_step="judged")
     worker = next(iter(scenes.values())).site.start_together(*members)
     for kind in at_work:
         scenes[kind].claimed = worker.wait_until_reported(f"{kind}claimed")
         worker.wait_until_reported(f"{kind}Spark is at work")
     if at_work:
         worker.wait_until_reported("committinghalted between two commit records")
-    for name, (_, step) in steps.items():
+    for name, (_, step) in halts.items():
         worker.wait_until_reported(f"{name}halted {step}")
-    if is_within:
-        worker.wait_until_reported(f"{WITHIN_DELTA}halted judged")
-        kill_within_deltas_commit(worker, path_of(scenes[WITHIN_DELTA]))
+    if within:
+        kill_within_deltas_commit(worker, {name: path_of(scenes[name]) for name in within})
     else:
         worker.kill_all()
     return scenes
@@ -661,15 +664,16 @@ def test_a_spark_process_killed_at_each_step_of_its_sinks(killed: Scenes, quick_
 
 
 def test_a_spark_process_killed_within_deltas_own_commit(killed: Scenes, quick_spark: "SparkSession") -> None:
-    """SIGKILL as soon as the first file of the commit exists: the table has all rows or none."""
-    scene = killed[WITHIN_DELTA]
-    found = scene.output.rows()
-    assert found in ([], input_rows())
+    """SIGKILL as soon as the first file of a commit exists: each table has all rows or none."""
+    for name in WITHIN_DELTA:
+        scene = killed[name]
+        found = scene.output.rows()
+        assert found in ([], input_rows()), name
 
-    done = scene.site.drain(scene.output, quick_spark)
+        done = scene.site.drain(scene.output, quick_spark)
 
-    assert sum(len(batch.skipped) for batch in done) == (PARTITIONS if found else 0)
-    assert scene.output.rows() == input_rows()
+        assert sum(len(batch.skipped) for batch in done) == (PARTITIONS if found else 0), name
+        assert scene.output.rows() == input_rows(), name
 
 
 def test_an_orphaned_spark_process_stops(make_scene: MakeScene, quick_spark: "SparkSession") -> None:
