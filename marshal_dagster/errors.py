@@ -599,7 +599,8 @@ class BatchAbortedError(MarshalError):
 
     Cause:
         The run was canceled, or the block ended without reading or writing its batch. Or the Spark session or the
-        script ended, a disk was full, or heartbeats failed. The message states which.
+        script ended, a disk was full, or heartbeats failed. Or a sink of your own has not reported each range of the
+        batch as taken or skipped. The message states which.
 
     Action:
         After a cancellation, do nothing. Otherwise remove the cause in the message. If the block reads Kafka by itself,

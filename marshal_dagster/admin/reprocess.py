@@ -234,7 +234,7 @@ class RangeReprocessor:
                 "leave that partition out"
             )
         if position is None:
-            return "the group has no position"
+            return _NO_MESSAGE if start >= end else "the group has no position"
         if hidden_at is not None and hidden_at < position:
             raise ConfigurationError(
                 f"{name}: the message at offset {hidden_at} has a timestamp in the future, so the end of the window "

@@ -166,8 +166,8 @@ def _unreachable_topics(view: WorldView) -> Iterator[Need]:
     )
     if topics:
         yield Need(
-            f"unknown lag: the cluster of the data topics {first_few(topics, _MOST_PLACES)} does not answer",
-            "check its brokers; if the topics are in another cluster, name that with --data-connection",
+            f"unknown lag: brokers do not answer for the data topics {first_few(topics, _MOST_PLACES)}",
+            "check them; if the topics are in another cluster, name that with --data-connection",
         )
 
 

@@ -1,5 +1,6 @@
 """`position get|reset|import`: show a group's positions in its topics, and set where it continues."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -424,7 +425,7 @@ def _confirm_and_set(
         return ExitCode.OK
     output.write_note(
         f"partitions {world_view.listed(changed)} do not have these positions, because another process set them "
-        "meanwhile: see `marshal-dagster position get`"
+        f"meanwhile: see `{shlex.join(['marshal-dagster', 'position', 'get', options.group])}`"
     )
     return ExitCode.PROBLEMS
 

@@ -148,9 +148,10 @@ def _limited(wanted: Wanted, since: str | None, until: str | None, now_ms: int) 
 def _built(builder: TimelineBuilder, wanted: Wanted, records: Iterable[StoredRecord]) -> Timeline:
     for record in records:
         builder.add(record)
-    if builder.world.partitions:
+    drawn = builder.build()
+    if builder.world.partitions and drawn.is_empty:
         _require_names(builder.world, wanted)
-    return builder.build()
+    return drawn
 
 
 def _require_names(world: World, wanted: Wanted) -> None:

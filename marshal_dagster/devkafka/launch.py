@@ -97,7 +97,9 @@ class Launcher:
             folder.data.mkdir(exist_ok=True)
             shutil.copyfile(self.checkpoint, folder.data / CHECKPOINT)
             properties = {"version": "1", "cluster.id": cluster_id, "node.id": str(node.broker_id)}
-            folder.meta.write_text(render_properties({**properties, "directory.id": new_uuid()}), encoding="ascii")
+            new = folder.meta.with_suffix(".new")
+            new.write_text(render_properties({**properties, "directory.id": new_uuid()}), encoding="ascii")
+            new.replace(folder.meta)
             return
         before = folder.sizes()
         arguments = ("format", "--ignore-formatted", "--cluster-id", cluster_id, "--config", str(folder.properties))

@@ -73,7 +73,7 @@ def server_properties(node: Node, nodes: Sequence[Node], data: Path, settings: M
         # A killed broker is noticed, and can register again, once its session has timed out.
         "broker.heartbeat.interval.ms": "500",
         "broker.session.timeout.ms": "4000",
-        # By default the controller writes a record every 500 ms, a third of the processor time of an idle broker.
+        # By default the controller writes a record every 500 ms, about 30 % of the processor time of an idle broker.
         "metadata.max.idle.interval.ms": "0",
         # The default of 128 MiB is allocated from the heap of 512 MiB even if no topic is compacted.
         "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.errors import BatchAbortedError, ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition, Verdict
@@ -25,6 +26,7 @@ BeforeCommit = Callable[[], None]
 PARTITION_COLUMN = "partition"
 OFFSET_COLUMN = "offset"
 _INTEGERS = frozenset({"byte", "short", "integer", "long"})
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +194,11 @@ def check_result(result: WriteResult | None, ranges: Sequence[ClaimedRange], sin
         BatchAbortedError: If a range is missing in the result, or is in it twice, or belongs to another batch.
     """
     reported = Counter(() if result is None else (*result.taken, *result.skipped))
-    wrong = sorted({f"{range_}" for range_ in (Counter(ranges) - reported) + (reported - Counter(ranges))})
+    wrong = list(map(str, (Counter(ranges) - reported) + (reported - Counter(ranges))))
     if wrong:
         raise BatchAbortedError(
-            f"{sink!r} has not reported each range once as taken or skipped: {', '.join(wrong)}. So nothing is "
-            "committed: correct the WriteResult that its write() returns"
+            f"{sink!r} has not reported each range once as taken or skipped: {first_few(wrong, _MOST_NAMED)}. So "
+            "nothing is committed: correct the WriteResult that its write() returns"
         )
 
 

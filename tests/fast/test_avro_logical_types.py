@@ -27,7 +27,11 @@ CONFLICTS = [
     (MILLIS, MICROS, "field at is timestamp-millis, but timestamp-micros in the reader's schema"),
     (MICROS, MILLIS, "field at is timestamp-micros, but timestamp-millis"),
     (decimal(4), decimal(2), "field at is decimal of scale 4, but decimal of scale 2"),
-    (decimal(2, 38), decimal(2, 18), "field at is a decimal of 38 digits, but one of 18 in the reader's schema"),
+    (
+        decimal(2, 38),
+        decimal(2, 18),
+        "field at is a decimal of 38 digits, but one of 18 (declare 19 or more)",
+    ),
     (DATE, MILLIS, "field at is date, but timestamp-millis"),
     ({"type": "int", "logicalType": "time-millis"}, {"type": "long", "logicalType": "time-micros"}, "time-millis"),
     ({**MILLIS, "logicalType": "timestamp-nanos"}, MICROS, "timestamp-nanos"),

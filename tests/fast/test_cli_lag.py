@@ -117,7 +117,7 @@ def test_a_cluster_that_does_not_answer_is_no_group_without_lag(
     answer = act(capsys, "status", "--check", "--json")
     assert answer.code == 1
     assert any(
-        need.startswith(f"unknown lag: the cluster of the data topics {TOPIC} does not answer; check its brokers")
+        need.startswith(f"unknown lag: brokers do not answer for the data topics {TOPIC}; check them")
         for need in answer.json["needs_operator"]
     )
 

@@ -1,6 +1,6 @@
-"""The Python examples in the docstrings of the library, executed. What would reach a service is an autospec mock.
+"""The Python examples in the docstrings of the library, executed. What would reach a service is a mock.
 
-A mock of that kind refuses an unknown member and a call that the real signature does not allow.
+The mocks of `SERVICES` refuse an unknown member and a call that the real signature does not allow.
 """
 
 import ast
@@ -30,6 +30,9 @@ from marshal_dagster.protocol.idempotence import TakenRanges
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+pytest.importorskip(
+    "confluent_kafka.schema_registry", reason="the environments of the lowest versions lack its packages"
+)
 pytestmark = pytest.mark.slow  # a sweep of several seconds
 
 LIBRARY: Final = Path(marshal_dagster.__file__).parent
@@ -93,7 +96,6 @@ OWN: Final = (
     "frame",
     "groups_with_ranges",
     "logger",
-    "my_groups",
     "offsets_read",
     "options",
     "outbox",
@@ -203,6 +205,13 @@ def names_of_the_reader(example: Example, folder: Path) -> dict[str, Any]:
         "tmp_path": folder,
         "wanted": RANGE,
     }
+
+
+def test_each_name_is_in_an_example() -> None:
+    """There are many examples, and a name in `SERVICES` or `OWN` is in one of them."""
+    text = "\n".join(example.code for example in EXAMPLES)
+    assert len(EXAMPLES) > 100
+    assert [name for name in (*SERVICES, *OWN) if not re.search(rf"\b{name}\b", text)] == []
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)

@@ -5,10 +5,11 @@ long one, and do not wait for two of them.
 """
 
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message, Producer
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message, Producer
 
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import Mark, render
@@ -18,7 +19,7 @@ from tests.topics import alter
 
 _LATEST_MS: Final = 2**63 - 1
 _STORED_AS: Final = {"CreateTime": TIMESTAMP_CREATE_TIME, "LogAppendTime": TIMESTAMP_LOG_APPEND_TIME}
-_latest_ms: dict[str, int] = {}
+_latest_ms: dict[tuple[str, str], int] = {}
 """The log time of each coordination topic, if this process has moved it."""
 
 
@@ -28,10 +29,12 @@ def let_claims_become_stale(connection: KafkaConnection, topic: str, heartbeat_i
     A `Mark` with a later timestamp does that, and log time never goes back (protocol.md, section 2). The topic stores
     senders' timestamps for a moment, so no member may write meanwhile.
     """
-    now_ms = max(time.time_ns() // 1_000_000, _latest_ms.get(topic, 0))
-    _latest_ms[topic] = at_ms = now_ms + stale_after_ms(heartbeat_interval_ms) + 1
+    place = connection.bootstrap_servers, topic
+    now_ms = max(time.time_ns() // 1_000_000, _latest_ms.get(place, 0))
+    _latest_ms[place] = at_ms = now_ms + stale_after_ms(heartbeat_interval_ms) + 1
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
-    alter(connection, topic, "message.timestamp.after.max.ms", str(_LATEST_MS))
+    with suppress(KafkaException):  # brokers before Kafka 3.6 have no such limit
+        alter(connection, topic, "message.timestamp.after.max.ms", str(_LATEST_MS))
     for name, stored_as in _STORED_AS.items():
         alter(connection, topic, "message.timestamp.type", name)
         for partition in producer.list_topics(topic, WITHIN_S).topics[topic].partitions:

@@ -54,8 +54,11 @@ def run_dg(folder: Path, *arguments: str, fails: bool = False) -> str:
     process = FORKED.Process(target=execute_dg, args=(dict(os.environ), folder, arguments, (printed, errors)))
     process.start()
     process.join(WITHIN_S)
+    exit_code = process.exitcode
+    process.kill()
     text = printed.read_text()
-    assert (process.exitcode != 0) is fails, text + errors.read_text()
+    assert exit_code is not None, f"dg did not end: {text}{errors.read_text()}"
+    assert (exit_code != 0) is fails, text + errors.read_text()
     return text
 
 

@@ -185,6 +185,10 @@ def test_half_of_a_surrogate_pair_is_bad(spark: "SparkSession") -> None:
     schema = "s string, list array<struct<x: string>>, map map<string, string>"
     decoded = decode_json(batch(spark, [value for value, _ in HALVES]), schema)
     assert outcome(decoded, len(HALVES)) == [expected for _, expected in HALVES]
+    if hasattr(f, "try_parse_json"):
+        values = [r'{"s": {"x": "\ud83d"}}', r'{"more": "\ud83d", "s": 1}']
+        marked = decode_json(batch(spark, values), "s variant").marked()
+        assert marked.select("reason", f.to_json("value")).collect() == [(HALF, None), (None, '{"s":1}')]
 
 
 @pytest.mark.parametrize("drawn", ["e1234567-0000-4000-8000-000000000000", "00000000-0000-4000-8000-00000e123456"])

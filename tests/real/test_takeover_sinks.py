@@ -523,19 +523,21 @@ STEPS_OF_SINKS = {step: ("delta", step) for step in DELTA_STEPS}
 if find_spec("pyiceberg"):
     STEPS_OF_SINKS |= {f"iceberg {step}": ("iceberg", step) for step in ("written", "judged", "committed")}
 STEPS_OF_SINKS |= {f"hdfs {step}": ("hdfs", step) for step in ("judged", "linked")}
-WITHIN_DELTA = {"within Delta's MERGE": "delta_upsert", "within Delta's own commit": "delta"}
+MERGES, APPENDS = "within Delta's MERGE", "within Delta's append"
+WITHIN_DELTA = {MERGES: "delta_upsert", APPENDS: "delta"}
 
 
 def kill_within_deltas_commit(worker: Worker, tables: Mapping[str, Path]) -> None:
-    """Let the halted members commit, and kill all processes as soon as the log of a table has one more file."""
+    """Let a MERGE write its first file of rows, then an append commit; kill all as soon as a table's log grows."""
 
-    def log() -> set[Path]:
-        return {file for table in tables.values() for file in table.glob("_delta_log/*")}
+    def files(name: str) -> set[Path]:
+        return {file for table in tables.values() for file in table.glob(name)}
 
-    before = log()
-    for name in tables:
-        worker.go_on(name)
-    worker.kill_all(lambda: bool(log() - before))
+    rows, log = files("*.parquet"), files("_delta_log/*")
+    worker.go_on(MERGES)
+    wait_until(lambda: files("*.parquet") - rows, "the MERGE writes rows")
+    worker.go_on(APPENDS)
+    worker.kill_all(lambda: bool(files("_delta_log/*") - log))
 
 
 @pytest.fixture(scope="module")

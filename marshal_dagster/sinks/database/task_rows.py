@@ -9,8 +9,10 @@ it dies, the next batch of any output in the schema finds that nothing holds the
 vacuum.
 """
 
+import math
 import pickle
 import secrets
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +48,9 @@ _NAME: Final = f"^({PREFIX}[0-9a-f]{{8}}_[0-9a-f]{{16}})_[0-9a-f]{{16}}$"
 _MOST_TABLES: Final = 500
 """The most tasks. The transaction that drops their tables takes some five locks for each, and PostgreSQL's lock table
 has 6,400 entries unless it is set otherwise."""
+_CLEAN_UP_S: Final = 10.0
+"""After this time a batch tries no further table of dead runs."""
+_STAYS_OPEN: Final[LiteralString] = "SELECT set_config('idle_in_transaction_session_timeout', '0', true)"
 _ROWS_AT_ONCE: Final = 2_000
 """The rows of an Arrow batch, whose size is not known before they are computed."""
 _RESULTS: Final = "task string, partition bigint, records bigint, have_offsets boolean, error string"
@@ -154,7 +159,8 @@ def drop_abandoned(dialect: StagingDialect) -> None:
         dialect: PostgreSQL's dialect, for any output in the schema.
     """
     with dialect.transaction(lambda _: None) as connection:
-        _drop(dialect, _abandoned(dialect, connection))
+        connection.execute(_STAYS_OPEN)
+        _drop_abandoned(dialect, connection, math.inf)
 
 
 def _prefix(dialect: StagingDialect) -> str:
@@ -172,10 +178,10 @@ def _attempt(dialect: StagingDialect) -> Iterator[tuple[str, Mapping[str, TableC
     is_done = False
     try:
         with dialect.transaction(lambda _: None) as connection:
-            connection.execute("SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
+            connection.execute(_STAYS_OPEN)
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (attempt,))
             check_may_create_tables(connection, dialect.output, dialect.schema, _BY_DRIVER)
-            _drop(dialect, _abandoned(dialect, connection))
+            _drop_abandoned(dialect, connection, time.monotonic() + _CLEAN_UP_S)
             there = table_columns(connection, dialect.schema, dialect.table)
             try:
                 yield attempt, there
@@ -195,18 +201,28 @@ def _tables(dialect: StagingDialect, connection: "Connection", prefix: str) -> l
     return [name for (name,) in found]
 
 
-def _abandoned(dialect: StagingDialect, connection: "Connection") -> list[str]:
-    """Return the staging tables in the schema whose runs have died, and which the role may drop."""
+def _drop_abandoned(dialect: StagingDialect, connection: "Connection", until_s: float) -> None:
+    """Drop the tables of one dead run after another until that time. The rest is left to the next batch."""
+    for tables in _abandoned(dialect, connection):
+        _drop(dialect, tables, until_s)
+        if time.monotonic() > until_s:
+            return
+
+
+def _abandoned(dialect: StagingDialect, connection: "Connection") -> list[list[str]]:
+    """Return the staging tables in the schema that the role may drop, by dead run; those of this output first."""
     try_lock: LiteralString = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))"
     by_attempt: dict[str, list[str]] = {}
     for attempt, name in connection.execute(
-        "SELECT (regexp_match(tablename, %s))[1], tablename FROM pg_catalog.pg_tables "
-        "WHERE schemaname = %s AND tablename ~ %s AND pg_has_role(tableowner, 'USAGE')",
-        (_NAME, dialect.schema, _NAME),
+        "SELECT (regexp_match(relname, %s))[1], relname FROM pg_catalog.pg_class "
+        "JOIN pg_catalog.pg_namespace AS schema ON schema.oid = relnamespace "
+        "WHERE nspname = %s AND relkind = 'r' AND relname ~ %s AND pg_has_role(relowner, 'USAGE') "
+        "ORDER BY NOT starts_with(relname, %s)",
+        (_NAME, dialect.schema, _NAME, _prefix(dialect)),
     ):
         by_attempt.setdefault(attempt, []).append(name)
     dead = [attempt for attempt in by_attempt if connection.execute(try_lock, (attempt,)).fetchone() == (True,)]
-    return [name for attempt in dead for name in by_attempt[attempt]]
+    return [by_attempt[attempt] for attempt in dead]
 
 
 def _drop_left(dialect: StagingDialect, connection: "Connection", attempt: str) -> None:
@@ -220,8 +236,11 @@ def _drop_left(dialect: StagingDialect, connection: "Connection", attempt: str) 
             _drop(dialect, _tables(dialect, another, attempt))
 
 
-def _drop(dialect: StagingDialect, tables: Sequence[str]) -> None:
-    """Drop staging tables, except those that a transaction still uses: the next batch drops them."""
+def _drop(dialect: StagingDialect, tables: Sequence[str], until_s: float = math.inf) -> None:
+    """Drop staging tables, except those that a transaction still uses: the next batch drops them.
+
+    After the time `until_s` of the monotonic clock no further table is tried.
+    """
     if not tables:
         return
     try:
@@ -231,6 +250,8 @@ def _drop(dialect: StagingDialect, tables: Sequence[str]) -> None:
             dialect.execute(connection, "DROP TABLE IF EXISTS {staging}", staging=staging)
     except MarshalError:
         for table in tables if len(tables) > 1 else ():
+            if time.monotonic() > until_s:
+                return
             _drop(dialect, [table])
 
 

@@ -49,7 +49,7 @@ def _conflict(writer: Mapping[str, Any], reader: Mapping[str, Any]) -> tuple[str
         return written, read
     digits, kept = _precision(writer), _precision(reader)
     if digits > _DIGITS_OF_A_LONG >= kept > 0:
-        return f"a decimal of {digits} digits", f"one of {kept}"
+        return f"a decimal of {digits} digits", f"one of {kept} (declare {_DIGITS_OF_A_LONG + 1} or more)"
     return None, None
 
 

@@ -21,7 +21,7 @@ from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import has, parse_ddl
 from marshal_dagster.spark.lazy_pyspark import types as t
-from marshal_dagster.spark.nested_values import any_value, holds, text_kinds, valid_utf8
+from marshal_dagster.spark.nested_values import any_value, holds, valid_utf8
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -289,11 +289,9 @@ def _is_half(text: "Column", end: str, declared: "StructType", options: Mapping[
     The halves are replaced by the random name, which is then searched for in the strings that Spark reads.
     """
     halves = f.regexp_replace(f.regexp_replace(text, r"\\\\", r"\\u005c"), _HALF, end)
-    values = f.map_values(_parse(_wrapped(halves, end), end, declared, options)[end])
-    is_half = any_value(values, t.ArrayType(declared), text_kinds(), lambda value: value.contains(end))
-    if has("try_parse_json") and holds(declared, (t.VariantType,)):
-        is_half = halves.contains(end)
-    return f.coalesce(text.rlike(r"\\u[dD][89a-fA-F]"), f.lit(False)) & is_half  # noqa: FBT003
+    read = f.to_json(f.map_values(_parse(_wrapped(halves, end), end, declared, options)[end]))
+    may_be = text.rlike(r"\\u[dD][89a-fA-F]") & halves.contains(end)
+    return f.coalesce(may_be & read.contains(end), f.lit(False))  # noqa: FBT003
 
 
 def _without_strings(text: "Column") -> "Column":
