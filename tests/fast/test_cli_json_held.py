@@ -79,10 +79,10 @@ def test_each_command_with_json_is_held_to_the_schema() -> None:
 
 
 def _calls(command: str, name: str) -> bool:
-    """Return whether a test file has `--json` in one function with the words of the command, or those in a constant."""
+    """Return whether a function of a test file has `--json` and the names in the command, or a constant has these."""
     constants, functions = _texts(name)
-    words = set(command.split()[-1:] if name != THIS else command.split())
-    return any("--json" in texts and words <= texts | constants for texts in functions)
+    names = set(command.split()[-1:] if name != THIS else command.split())
+    return any("--json" in texts and names <= texts | constants for texts in functions)
 
 
 @cache
