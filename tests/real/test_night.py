@@ -321,7 +321,7 @@ def check_commands(shown: dict[str, str], deployment: Deployment) -> None:
     assert "start a run of the group, which takes it over" in second
     *plans, retry = shown[PLAN].splitlines()[:3]
     assert [f"exhausted: {data[PLAN]}/{number} [0, 5) of group" in plans[number] for number in (0, 1)] == [True, True]
-    assert retry.strip() == f"marshal-dagster retry {shlex.quote(group(PLAN))} {data[PLAN]}"
+    assert retry.strip() == f"fix the cause and run `marshal-dagster retry {shlex.quote(group(PLAN))} {data[PLAN]}`"
     assert "the database moves" in shown[PAUSE]
     assert f"`marshal-dagster resume {shlex.quote(group(PAUSE))}` ends it now" in shown[PAUSE]
     assert f"data topic {data[RETENTION]}: group {group(RETENTION)}: partitions 0-1 have 8 unread" in shown[RETENTION]
