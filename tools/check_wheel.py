@@ -7,15 +7,18 @@ from pathlib import Path
 _TOP = Path(__file__).resolve().parents[1]
 
 
+def library_files() -> set[str]:
+    """Return the paths of all files of the library, with its pages and settings, relative to the checkout."""
+    files = (path for path in (_TOP / "marshal_dagster").rglob("*") if path.is_file())
+    return {path.relative_to(_TOP).as_posix() for path in files if "__pycache__" not in path.parts}
+
+
 def problems(wheel: Path) -> list[str]:
     """Return a message for each file that does not belong in `wheel`, and for each that is missing."""
     names = set(zipfile.ZipFile(wheel).namelist())
-    library = {name for name in names if name.startswith("marshal_dagster/")}
     metadata = {name for name in names if name.split("/", 1)[0].endswith(".dist-info")}
-    required = {str(path.relative_to(_TOP)) for path in (_TOP / "marshal_dagster").rglob("*.py")}
-    required |= {"marshal_dagster/py.typed", "marshal_dagster/spark/log4j2.properties"}
-    found = [f"{name} does not belong in the wheel" for name in sorted(names - library - metadata)]
-    found += [f"{name} is missing" for name in sorted(required - library)]
+    found = [f"{name} does not belong in the wheel" for name in sorted(names - library_files() - metadata)]
+    found += [f"{name} is missing" for name in sorted(library_files() - names)]
     if not any(name.endswith("/LICENSE") for name in metadata):
         found.append("the licence is missing")
     return found

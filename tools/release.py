@@ -75,9 +75,8 @@ def problems(wheel: Path, sdist: Path, version: str, *, is_draft: bool = False) 
     found = [*check_wheel.problems(wheel), *description_problems(description)]
     if found_version != version:
         found.append(f"the wheel has version {found_version}, but pyproject.toml {version}")
-    library = [path.relative_to(_TOP).as_posix() for path in (_TOP / "marshal_dagster").rglob("*.py")]
     changelog = (_TOP / "CHANGELOG.md").read_text(encoding="utf-8")
-    return [*found, *sdist_problems(sdist, library), *changelog_problems(changelog, version, is_draft=is_draft)]
+    return [*found, *sdist_problems(sdist, check_wheel.library_files()), *changelog_problems(changelog, version, is_draft=is_draft)]
 
 
 def python_versions(project: Mapping[str, Any]) -> list[str]:

@@ -2,13 +2,14 @@
 
 import re
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("hatchling")
 
-from tools import release
+from tools import check_wheel, release
 from tools.package_readme import description
 
 TOP = Path(__file__).parents[2]
@@ -76,3 +77,28 @@ def test_the_pythons_are_those_of_the_classifiers() -> None:
     versions = release.python_versions(project)
     assert versions[0] == project["requires-python"].removeprefix(">=")
     assert len(versions) > 1
+
+
+LICENCE = "marshal_dagster-0.2.0.dist-info/licenses/LICENSE"
+PAGE = "marshal_dagster/timeline/page.css"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "added", "problem"),
+    [
+        ("", "", []),
+        (PAGE, "", [f"{PAGE} is missing"]),
+        ("", "marshal_dagster/notes.txt", ["marshal_dagster/notes.txt does not belong in the wheel"]),
+        ("", "tests/conftest.py", ["tests/conftest.py does not belong in the wheel"]),
+        (LICENCE, "", ["the licence is missing"]),
+    ],
+)
+def test_a_wheel_has_all_files_of_the_library_and_no_others(
+    tmp_path: Path, left_out: str, added: str, problem: list[str]
+) -> None:
+    """Files that are no code must be there too, such as the style of a page."""
+    names = {*check_wheel.library_files(), LICENCE, *filter(None, [added])} - {left_out}
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
+        for name in names:
+            archive.writestr(name, "")
+    assert check_wheel.problems(tmp_path / "a.whl") == problem
