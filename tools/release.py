@@ -76,7 +76,8 @@ def problems(wheel: Path, sdist: Path, version: str, *, is_draft: bool = False) 
     if found_version != version:
         found.append(f"the wheel has version {found_version}, but pyproject.toml {version}")
     changelog = (_TOP / "CHANGELOG.md").read_text(encoding="utf-8")
-    return [*found, *sdist_problems(sdist, check_wheel.library_files()), *changelog_problems(changelog, version, is_draft=is_draft)]
+    found += sdist_problems(sdist, check_wheel.library_files())
+    return [*found, *changelog_problems(changelog, version, is_draft=is_draft)]
 
 
 def python_versions(project: Mapping[str, Any]) -> list[str]:
