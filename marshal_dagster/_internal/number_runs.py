@@ -15,3 +15,9 @@ def merged(runs: Iterable[Sequence[int]]) -> list[list[int]]:
         else:
             found.append([first, last])
     return found
+
+
+def runs_text(numbers: Iterable[int], separator: str = ", ") -> str:
+    """Return numbers as text in ascending order, neighbours together: `0-2, 5`."""
+    runs = merged((number, number) for number in sorted(numbers))
+    return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

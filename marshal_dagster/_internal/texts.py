@@ -1,4 +1,4 @@
-"""Short texts in messages: lists and run ids."""
+"""Short texts in messages: lists, numbers, times and run ids."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,11 @@ def first_few(items: Sequence[object], most: int, separator: str = ", ") -> str:
     """Join the first `most` of `items`, followed by the number of those left out."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return separator.join(map(str, items[:most])) + more
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number with the name of what is counted, such as `1 row` or `2 rows`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def nearest_first(wanted: str, names: Iterable[str]) -> list[str]:

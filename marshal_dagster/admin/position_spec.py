@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from marshal_dagster._internal.number_runs import merged
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster.admin.times import instant_ms
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER
@@ -135,8 +135,7 @@ def partition_numbers(text: str, source: str) -> tuple[int, ...]:
 
 def partitions_text(numbers: Collection[int]) -> str:
     """Return partitions in the form that `partitions_of` parses, such as `0,2-4`."""
-    runs = merged((number, number) for number in sorted(numbers))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return runs_text(numbers, ",")
 
 
 def _run_of(text: str, source: str) -> range:

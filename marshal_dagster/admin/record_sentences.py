@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, assert_never
 
-from marshal_dagster._internal.texts import utc_to_second
+from marshal_dagster._internal.texts import counted, utc_to_second
 from marshal_dagster.admin.texts import (
     duration,
     member_text,
     owner_text,
     settings_text,
-    utc,
 )
 from marshal_dagster.coordination.claims import is_operator
 from marshal_dagster.coordination.pause_text import origin_text
@@ -119,11 +118,6 @@ def sentence(judged: JudgedRecord) -> str:
     record = judged.record
     described = _Described(message, judged.log_time_ms, judged.before, judged.verdict, record.reason)
     return f"{_capitalized(_sentence(described))}."
-
-
-def timed_sentence(judged: JudgedRecord) -> str:
-    """Return `sentence` after the log time, such as `2026-01-31 18:00:00.000Z: Run 5b1c0d3e (flights) claimed ...`."""
-    return f"{utc(judged.log_time_ms)}: {sentence(judged)}"
 
 
 class _Deed(NamedTuple):
@@ -255,7 +249,7 @@ def _release(described: _Described) -> _Deed:
 def _plan(described: _Described) -> _Deed:
     start, end, place = described.key.offset, described.message.plan_end, described.place
     which = f"offsets up to {end}" if start is None else f"offsets {_offsets(start, end)}"
-    more = "" if start is None else f" ({_count(end - start, 'offset')})"
+    more = "" if start is None else f" ({counted(end - start, 'offset')})"
     return _Deed(f"planned {which} of {place} as one batch", f"plan {which} of {place} as one batch", more)
 
 
@@ -413,10 +407,6 @@ def _note_text(described: _Described, note: RecordNote) -> str:
 
 def _offsets(start: int | None, end: int) -> str:
     return f"[{start}, {end})"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _capitalized(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from marshal_dagster._internal.health_server import PATH
-from marshal_dagster._internal.texts import first_few, nearest_first
+from marshal_dagster._internal.texts import counted, first_few, nearest_first
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import connection_of, data_connection_of, hint_how_to_create
@@ -104,7 +104,7 @@ def init(
     if options.as_json:
         output.write_json({"topics": names, "partitions": found})
         return
-    output.show(f"Topics {', '.join(names)} with {found} partition{'' if found == 1 else 's'} each")
+    output.show(f"Topics {', '.join(names)} with {counted(found, 'partition')} each")
     if found != partitions:
         output.write_note(f"the topics existed already with {found} partitions, and stay as they are")
 
@@ -263,7 +263,7 @@ def _lag_weights(connection: KafkaConnection, coordination_topic: str, data: Kaf
 
 def _report_group_event(group: str, event: GroupEvent, *, as_json: bool) -> None:
     if event.happening is GroupEventKind.REBALANCED:
-        text = f"{event.moved} partition{'' if event.moved == 1 else 's'} changed hands"
+        text = f"{counted(event.moved, 'partition')} changed hands"
     else:
         text = f"{', '.join(event.members)} {_EVENT_TEXTS[event.happening]}".strip()
     fields = {"group": group, "members": list(event.members), "moved": event.moved}
@@ -285,7 +285,7 @@ def _sorted(view: GroupAssignments) -> list[MemberAssignment]:
 def _lines(view: GroupAssignments, now_ms: float) -> list[str | output.Line]:
     ping = "no ping yet" if view.pinged_at_ms is None else f"last ping {output.duration(view.silent_ms(now_ms))} ago"
     counts = [len(share.places) for share in view.shares.values()]
-    total = f"{sum(counts)} partitions for {len(counts)} member{'' if len(counts) == 1 else 's'}{_spread(counts)}"
+    total = f"{sum(counts)} partitions for {counted(len(counts), 'member')}{_spread(counts)}"
     style = "yellow" if _is_silent(view, now_ms) else ""
     width = max(map(len, view.shares), default=0)
     return [

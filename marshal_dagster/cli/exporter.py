@@ -58,13 +58,11 @@ def exporter(
     ] = DEFAULT_INTERVAL_S,
     group: Annotated[
         list[str] | None,
-        typer.Option("--group", "-g", metavar="NAME", help="Only this group; may be repeated.", show_default=False),
+        typer.Option("--group", "-g", metavar="NAME", help="Only this group; may be repeated."),
     ] = None,
     topic: Annotated[
         list[str] | None,
-        typer.Option(
-            "--topic", "-t", metavar="NAME", help="Only this data topic; may be repeated.", show_default=False
-        ),
+        typer.Option("--topic", "-t", metavar="NAME", help="Only this data topic; may be repeated."),
     ] = None,
     totals_only: Annotated[
         bool, typer.Option("--totals-only", help="Serve groups and topics, without a series for each partition.")

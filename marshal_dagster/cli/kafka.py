@@ -21,7 +21,6 @@ Directory = Annotated[
         "-d",
         metavar="FOLDER",
         help="The cluster's directory. Default: MARSHAL_KAFKA_DIR, else one in the user's state folder.",
-        show_default=False,
     ),
 ]
 
@@ -39,10 +38,7 @@ def up(
     brokers: Annotated[
         int | None,
         typer.Option(
-            "--brokers",
-            metavar="1|3",
-            help="Number of brokers. Default: as many as the directory has, else 1.",
-            show_default=False,
+            "--brokers", metavar="1|3", help="Number of brokers. Default: as many as the directory has, else 1."
         ),
     ] = None,
     port: Annotated[
@@ -51,7 +47,6 @@ def up(
             "--port",
             metavar="PORT",
             help="The first broker's port (default: 9092). Others take the next ports; 0 takes free ports.",
-            show_default=False,
         ),
     ] = None,
     directory: Directory = None,

@@ -47,7 +47,6 @@ BootstrapServers = Annotated[
         "-b",
         metavar="HOST:PORT,...",
         help="Brokers to connect to first (default: MARSHAL_BOOTSTRAP_SERVERS). MARSHAL_... variables set the rest.",
-        show_default=False,
     ),
 ]
 ConnectionFile = Annotated[
@@ -57,16 +56,12 @@ ConnectionFile = Annotated[
         "-c",
         metavar="FILE",
         help="A .toml or .json file with the whole connection. MARSHAL_... variables are then ignored.",
-        show_default=False,
     ),
 ]
 Timeout = Annotated[
     float | None,
     typer.Option(
-        "--timeout",
-        metavar="SECONDS",
-        help="Time limit of the first connection and of each request (default: 10).",
-        show_default=False,
+        "--timeout", metavar="SECONDS", help="Time limit of the first connection and of each request (default: 10)."
     ),
 ]
 CoordinationTopic = Annotated[
@@ -86,10 +81,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 SinkName = Annotated[
     str | None,
     typer.Option(
-        "--sink",
-        metavar="MODULE:NAME",
-        help="The group's sink, to check whether it can replace output that it holds.",
-        show_default=False,
+        "--sink", metavar="MODULE:NAME", help="The group's sink, to check whether it can replace output that it holds."
     ),
 ]
 NewGroup = Annotated[bool, typer.Option("--new-group", help="Allow a group that is not in the log yet.")]
@@ -99,7 +91,6 @@ DataConnection = Annotated[
         "--data-connection",
         metavar="FILE",
         help="Connection file of the data topics' cluster, if it is another one (or MARSHAL_DATA_... variables).",
-        show_default=False,
     ),
 ]
 GoConsumersStopped = Annotated[
@@ -108,7 +99,6 @@ GoConsumersStopped = Annotated[
         "--go-consumers-stopped",
         metavar="GROUP",
         help="Repeat the group's name to confirm that all of its consumers are stopped, including Go consumers.",
-        show_default=False,
     ),
 ]
 OnlyGroup = Annotated[
@@ -118,7 +108,6 @@ OnlyGroup = Annotated[
         "-g",
         metavar="NAME",
         help="Show only this group.",
-        show_default=False,
         autocompletion=complete_group,
     ),
 ]
@@ -129,7 +118,6 @@ OnlyTopic = Annotated[
         "-t",
         metavar="NAME",
         help="Show only this data topic; read only its coordination partition.",
-        show_default=False,
         autocompletion=complete_topic,
     ),
 ]
@@ -149,24 +137,17 @@ Health = Annotated[
         metavar="HOST:PORT",
         help="Serve GET /health, /live, /ready and /metrics at this address; a PORT alone is on 127.0.0.1. "
         "Default: off.",
-        show_default=False,
     ),
 ]
-TopicArgument = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False, autocompletion=complete_topic)
-]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.", autocompletion=complete_topic)]
 Partitions = Annotated[
     str | None,
-    typer.Option(
-        "--partitions", "-p", metavar="0,2-4", help="Only these partitions (default: all).", show_default=False
-    ),
+    typer.Option("--partitions", "-p", metavar="0,2-4", help="Only these partitions (default: all)."),
 ]
 Wait = Annotated[
     str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the owners of partitions to leave.")
 ]
-GroupName = Annotated[
-    str, typer.Argument(metavar="GROUP", help="The group's name.", show_default=False, autocompletion=complete_group)
-]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.", autocompletion=complete_group)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import typer
 from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster._internal.health_server import PATH
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database
+from marshal_dagster._internal.texts import counted
 from marshal_dagster.cli import outbox_migration, output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import connection_of, is_kafka_named
@@ -61,7 +62,6 @@ Dsn = Annotated[
         show_envvar=False,
         help=f"The database: postgresql://user@host:port/database. Put a password into {DSN_VARIABLE} instead, because "
         "other users of this machine can see the options of a process.",
-        show_default=False,
     ),
 ]
 PARKED_IDS_TEXT: Final = "Ids of rows, as shown by `outbox parked list`."
@@ -134,7 +134,6 @@ def init(
             metavar="N",
             min=1,
             help="Replicas of the topics (default: 3, or the number of brokers if there are fewer).",
-            show_default=False,
         ),
     ] = None,
     options: OutboxOptions,
@@ -262,7 +261,9 @@ def drain(options: BatchOptions, kafka: ConnectionOptions) -> ExitCode:
         output.write_note("the command was stopped before all rows were published")
         return ExitCode.INTERRUPTED
     if after:
-        output.write_note(f"{_rows(after)} set aside; `{parked_command(options.name, options.schema)}` shows why")
+        output.write_note(
+            f"{counted(after, 'row')} set aside; `{parked_command(options.name, options.schema)}` shows why"
+        )
     return ExitCode.PROBLEMS if parked or (after and not published) else ExitCode.OK
 
 
@@ -296,8 +297,8 @@ def status(options: OutboxOptions) -> None:
     led = f"session {registration.session}, started by {registration.leader}"
     output.show(
         f"Outbox {options.schema}.{registration.name} (version {registration.version}, uid {registration.uid})",
-        f"  waiting    {_rows(found.rows)}{oldest}",
-        output.styled(f"  set aside  {_rows(found.parked)}{advice}", "yellow" if found.parked else ""),
+        f"  waiting    {counted(found.rows, 'row')}{oldest}",
+        output.styled(f"  set aside  {counted(found.parked, 'row')}{advice}", "yellow" if found.parked else ""),
         f"  harvested  {'never' if found.led_since is None else f'{led} at {_utc(found.led_since)}'}",
         *_blocking_lines(blocking),
     )
@@ -417,7 +418,7 @@ def list_parked(
 )
 def retry_parked(
     *,
-    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help=PARKED_IDS_TEXT, show_default=False)] = None,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help=PARKED_IDS_TEXT)] = None,
     every: Annotated[bool, typer.Option("--all", help="Retry all rows that are set aside.")] = False,
     options: OutboxOptions,
 ) -> ExitCode:
@@ -439,7 +440,7 @@ def retry_parked(
 )
 def delete_parked(
     *,
-    ids: Annotated[list[int], typer.Argument(metavar="ID", help=PARKED_IDS_TEXT, show_default=False)],
+    ids: Annotated[list[int], typer.Argument(metavar="ID", help=PARKED_IDS_TEXT)],
     yes: Yes = False,
     options: OutboxOptions,
 ) -> ExitCode:
@@ -452,7 +453,7 @@ def delete_parked(
             if not rows:
                 return _report(options, "dropped", "", ids, [])
             output.show(_table(rows))
-            if not typer.confirm(f"Delete {_rows(len(rows))}, which will never be published?", err=True):
+            if not typer.confirm(f"Delete {counted(len(rows), 'row')}, which will never be published?", err=True):
                 output.write_note("nothing was deleted")
                 return ExitCode.PROBLEMS
         done = inspector.drop(ids)
@@ -499,16 +500,12 @@ def _report(options: OutboxOptions, field_name: str, text: str, wanted: Sequence
     if options.as_json:
         output.write_json({field_name: list(done), "missing": missing})
     elif done or not wanted:
-        output.show(f"{_rows(len(done))} {text}")
+        output.show(f"{counted(len(done), 'row')} {text}")
     if missing:
         listed = ", ".join(map(str, missing))
         command = parked_command(options.name, options.schema)
         output.write_note(f"not set aside: {listed}; `{command}` shows the rows that are set aside")
     return ExitCode.PROBLEMS if missing else ExitCode.OK
-
-
-def _rows(count: int) -> str:
-    return f"{count} row{'' if count == 1 else 's'}"
 
 
 def _table(rows: Sequence[ParkedRow]) -> output.Table:

@@ -28,17 +28,12 @@ class OldTableOptions:
 
     source: Annotated[
         str,
-        typer.Option(
-            "--from", metavar="SOFTWARE", help="Whose table it is: goharvest or debezium.", show_default=False
-        ),
+        typer.Option("--from", metavar="SOFTWARE", help="Whose table it is: goharvest or debezium."),
     ]
     table: Annotated[
         str,
         typer.Option(
-            "--table",
-            metavar="[SCHEMA.]TABLE",
-            help="The table that its writers insert into. A view gets this name.",
-            show_default=False,
+            "--table", metavar="[SCHEMA.]TABLE", help="The table that its writers insert into. A view gets this name."
         ),
     ]
     columns: Annotated[
@@ -48,7 +43,6 @@ class OldTableOptions:
             metavar="NAME=COLUMN,...",
             help="Debezium: columns with other names than id, aggregatetype, aggregateid and payload, such as "
             "aggregateid=order_id.",
-            show_default=False,
         ),
     ] = ""
     topic_template: Annotated[
@@ -63,7 +57,6 @@ class OldTableOptions:
             "--header",
             metavar="COLUMN[=NAME]",
             help="Debezium: a column that becomes a header, as in table.fields.additional.placement. Can be repeated.",
-            show_default=False,
         ),
     ] = None
     key_converter: Annotated[
@@ -79,7 +72,6 @@ class OldTableOptions:
             metavar="COLUMN",
             help="Debezium: also move the rows of the table, in the order of this column, because no connector has "
             "read them. By default they stay in the renamed table.",
-            show_default=False,
         ),
     ] = None
 

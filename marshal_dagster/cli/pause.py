@@ -30,7 +30,6 @@ GoConsumersStopped = Annotated[
         metavar="GROUP",
         help="Repeat the group's name to confirm that no Go consumer newer than January 2017 will start on this "
         "coordination topic again. Such consumers do not understand the pause record.",
-        show_default=False,
     ),
 ]
 
@@ -58,13 +57,11 @@ def pause(
     *,
     until: Annotated[
         str | None,
-        typer.Option(
-            "--until", metavar="TIME", help="When the pause ends: an ISO 8601 time with time zone.", show_default=False
-        ),
+        typer.Option("--until", metavar="TIME", help="When the pause ends: an ISO 8601 time with time zone."),
     ] = None,
     length: Annotated[
         str | None,
-        typer.Option("--for", metavar="DURATION", help="How long to pause: 90s, 30m, 2h, 1d12h.", show_default=False),
+        typer.Option("--for", metavar="DURATION", help="How long to pause: 90s, 30m, 2h, 1d12h."),
     ] = None,
     reason: Annotated[
         str | None,
@@ -72,7 +69,6 @@ def pause(
             "--reason",
             metavar="TEXT",
             help="Why, in one line of at most 200 characters. Every reader of the log sees it: no secrets.",
-            show_default=False,
         ),
     ] = None,
     new_group: NewGroup = False,

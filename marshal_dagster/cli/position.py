@@ -144,9 +144,7 @@ class PositionOptions(SettingOptions):
 def get(
     *,
     group: GroupName,
-    topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Only this data topic.", show_default=False)
-    ] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Only this data topic.")] = None,
     options: DataLogOptions,
 ) -> None:
     """Show the positions. Raises `MarshalError`."""
@@ -188,19 +186,13 @@ def reset(
     to_offset: Annotated[
         str | None,
         typer.Option(
-            "--to-offset",
-            metavar="P=OFFSET,...",
-            help="Next offset of each partition (0=5,1=7), or one for all.",
-            show_default=False,
+            "--to-offset", metavar="P=OFFSET,...", help="Next offset of each partition (0=5,1=7), or one for all."
         ),
     ] = None,
     to_datetime: Annotated[
         str | None,
         typer.Option(
-            "--to-datetime",
-            metavar="TIME",
-            help="The first record of this time or later (ISO 8601 with time zone).",
-            show_default=False,
+            "--to-datetime", metavar="TIME", help="The first record of this time or later (ISO 8601 with time zone)."
         ),
     ] = None,
     to_earliest: Annotated[
@@ -211,12 +203,7 @@ def reset(
     ] = False,
     shift_by: Annotated[
         int | None,
-        typer.Option(
-            "--shift-by",
-            metavar="N",
-            help="Move the position by N offsets; a negative N moves it back.",
-            show_default=False,
-        ),
+        typer.Option("--shift-by", metavar="N", help="Move the position by N offsets; a negative N moves it back."),
     ] = None,
     new_group: NewGroup = False,
     options: PositionOptions,
@@ -246,21 +233,11 @@ def import_(
     *,
     consumer_group: Annotated[
         str | None,
-        typer.Option(
-            "--consumer-group",
-            metavar="NAME",
-            help="Use the committed offsets of this consumer group.",
-            show_default=False,
-        ),
+        typer.Option("--consumer-group", metavar="NAME", help="Use the committed offsets of this consumer group."),
     ] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(
-            "--checkpoint",
-            metavar="FOLDER",
-            help="Use the checkpoint of a streaming query on this machine.",
-            show_default=False,
-        ),
+        typer.Option("--checkpoint", metavar="FOLDER", help="Use the checkpoint of a streaming query on this machine."),
     ] = None,
     others: Annotated[
         str | None,
@@ -268,7 +245,6 @@ def import_(
             "--others",
             metavar="earliest|latest",
             help="Where to begin in partitions without an offset in the source (default for a checkpoint: earliest).",
-            show_default=False,
         ),
     ] = None,
     options: PositionOptions,

@@ -90,15 +90,12 @@ class FilterOptions:
             "-t",
             metavar="NAME",
             help="Only this data topic, and records about whole groups.",
-            show_default=False,
             autocompletion=complete_topic,
         ),
     ] = None
     partitions: Annotated[
         str | None,
-        typer.Option(
-            "--partition", "--partitions", "-p", metavar="0,2-4", help="Only these data partitions.", show_default=False
-        ),
+        typer.Option("--partition", "--partitions", "-p", metavar="0,2-4", help="Only these data partitions."),
     ] = None
     since: Annotated[
         str | None,
@@ -106,12 +103,11 @@ class FilterOptions:
             "--since",
             metavar="TIME",
             help="Only records since then: a duration such as 2h, or a time such as 2026-01-31T18:00:00Z.",
-            show_default=False,
         ),
     ] = None
     until: Annotated[
         str | None,
-        typer.Option("--until", metavar="TIME", help="Only records before then; as --since.", show_default=False),
+        typer.Option("--until", metavar="TIME", help="Only records before then; as --since."),
     ] = None
     no_heartbeats: Annotated[
         bool,

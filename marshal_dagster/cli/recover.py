@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from marshal_dagster._internal.texts import utc_to_second
-from marshal_dagster.admin.group_settings import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, member_interval_ms
+from marshal_dagster.admin.group_settings import member_interval_ms
 from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, ObservedPartition, Recovery, Whose
 from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.admin.times import duration_s
@@ -27,7 +27,8 @@ from marshal_dagster.cli.connections import (
     require_rights,
 )
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.options import DataLogOptions, Yes, finite
+from marshal_dagster.cli.options import DataLogOptions, Yes
+from marshal_dagster.cli.settings import heartbeat_interval_option
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.pause_text import paused_text
@@ -84,15 +85,7 @@ def recover(
     *,
     heartbeat_interval: Annotated[
         float | None,
-        typer.Option(
-            "--heartbeat-interval",
-            metavar="SECONDS",
-            callback=finite,
-            min=SHORTEST_INTERVAL_S,
-            max=LONGEST_INTERVAL_S,
-            help="The longest heartbeat interval of any member, if it is longer than those shown.",
-            show_default=False,
-        ),
+        heartbeat_interval_option("The longest heartbeat interval of any member, if it is longer than those shown."),
     ] = None,
     offset: Annotated[
         list[str] | None,
@@ -100,7 +93,6 @@ def recover(
             "--offset",
             metavar="GROUP/TOPIC/PARTITION=OFFSET",
             help="Next offset to read in a partition, instead of the proposed one. Can be repeated.",
-            show_default=False,
         ),
     ] = None,
     settings: Annotated[
@@ -109,7 +101,6 @@ def recover(
             "--settings",
             metavar="GROUP=native,10s,at_least_once",
             help="Settings of a group whose settings record was lost (go: Go consumers). Can be repeated.",
-            show_default=False,
         ),
     ] = None,
     yes: Yes = False,

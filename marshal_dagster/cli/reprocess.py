@@ -36,17 +36,15 @@ def reprocess(
     *,
     partition: Annotated[
         int | None,
-        typer.Option(
-            "--partition", "-p", metavar="N", min=0, help="The partition (with times: default all).", show_default=False
-        ),
+        typer.Option("--partition", "-p", metavar="N", min=0, help="The partition (with times: default all)."),
     ] = None,
     start: Annotated[
         int | None,
-        typer.Option("--from", metavar="OFFSET", min=0, help="The first offset of the range.", show_default=False),
+        typer.Option("--from", metavar="OFFSET", min=0, help="The first offset of the range."),
     ] = None,
     end: Annotated[
         int | None,
-        typer.Option("--to", metavar="OFFSET", min=1, help="The first offset after the range.", show_default=False),
+        typer.Option("--to", metavar="OFFSET", min=1, help="The first offset after the range."),
     ] = None,
     from_datetime: Annotated[
         str | None,
@@ -54,7 +52,6 @@ def reprocess(
             "--from-datetime",
             metavar="TIME",
             help="Start of the window: the first message with this timestamp or a later one. ISO 8601 with time zone.",
-            show_default=False,
         ),
     ] = None,
     to_datetime: Annotated[
@@ -63,7 +60,6 @@ def reprocess(
             "--to-datetime",
             metavar="TIME",
             help="End of the window (exclusive): the first message with this timestamp or a later one.",
-            show_default=False,
         ),
     ] = None,
     within: Annotated[

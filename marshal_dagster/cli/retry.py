@@ -34,9 +34,7 @@ app = command_group("Retry plans that failed too often.")
 def retry(
     *,
     options: SettingOptions,
-    partition: Annotated[
-        int | None, typer.Argument(metavar="PARTITION", min=0, help="Only this partition.", show_default=False)
-    ] = None,
+    partition: Annotated[int | None, typer.Argument(metavar="PARTITION", min=0, help="Only this partition.")] = None,
     max_attempts: MaxAttempts = DEFAULT_MAX_ATTEMPTS,
 ) -> ExitCode:
     """Show the plans, ask for confirmation, and end them. Raises `MarshalError`."""

@@ -38,7 +38,6 @@ class RevokeOptions(LogOptions):
             "-i",
             metavar="ID",
             help="The owner's instance id or run id, or the first characters of it, such as 5b1c0d3e.",
-            show_default=False,
         ),
     ]
     partitions: Partitions = None

@@ -32,6 +32,18 @@ _COLUMNS: Final = ("coordination partitions", "heartbeat interval", "rule set", 
 app = command_group("Show and change a group's settings. All of its members agree on them.")
 
 
+def heartbeat_interval_option(text: str) -> Any:  # noqa: ANN401 - typer's own
+    """Return the option --heartbeat-interval with this help text."""
+    return typer.Option(
+        "--heartbeat-interval",
+        metavar="SECONDS",
+        callback=finite,
+        min=SHORTEST_INTERVAL_S,
+        max=LONGEST_INTERVAL_S,
+        help=text,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsOptions(LogOptions):
     """The group, and the coordination log with its settings."""
@@ -106,29 +118,11 @@ def show(options: SettingsOptions) -> None:
 )
 def set_(
     *,
-    heartbeat_interval: Annotated[
-        float | None,
-        typer.Option(
-            "--heartbeat-interval",
-            metavar="SECONDS",
-            callback=finite,
-            min=SHORTEST_INTERVAL_S,
-            max=LONGEST_INTERVAL_S,
-            help="Time between two heartbeats.",
-            show_default=False,
-        ),
-    ] = None,
-    rules: Annotated[
-        str | None, typer.Option("--rules", metavar="native|go", help="The rule set.", show_default=False)
-    ] = None,
+    heartbeat_interval: Annotated[float | None, heartbeat_interval_option("Time between two heartbeats.")] = None,
+    rules: Annotated[str | None, typer.Option("--rules", metavar="native|go", help="The rule set.")] = None,
     delivery: Annotated[
         str | None,
-        typer.Option(
-            "--delivery",
-            metavar="MODE",
-            help="at_most_once, at_least_once or effectively_once.",
-            show_default=False,
-        ),
+        typer.Option("--delivery", metavar="MODE", help="at_most_once, at_least_once or effectively_once."),
     ] = None,
     ranges: Annotated[bool, typer.Option("--ranges", help="Let members claim ranges of a partition.")] = False,
     new_group: NewGroup = False,
@@ -139,7 +133,6 @@ def set_(
             metavar="GROUP",
             help="Repeat the group's name to confirm that no Go consumer, of any group, will use this coordination "
             "topic again.",
-            show_default=False,
         ),
     ] = None,
     options: ChangeOptions,

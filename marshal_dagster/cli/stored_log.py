@@ -57,7 +57,6 @@ class StoredLogOptions:
             "--coordination-partitions",
             metavar="N",
             help="Number of coordination partitions (default: the least that fits the topics in the log).",
-            show_default=False,
         ),
     ] = None
 

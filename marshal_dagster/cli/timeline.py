@@ -18,7 +18,8 @@ from marshal_dagster.cli.options import LogOptions, OnlyGroup
 from marshal_dagster.cli.stored_log import StoredLogOptions, stored_log
 from marshal_dagster.coordination.log import TimedLog
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.messages import NO_NAME, is_name, is_topic
+from marshal_dagster.kafka.topic_names import require_topic_name
+from marshal_dagster.protocol.messages import NO_NAME, is_name
 from marshal_dagster.protocol.replay import StoredRecord
 from marshal_dagster.protocol.world import World
 from marshal_dagster.timeline.builder import TimelineBuilder, Wanted
@@ -54,16 +55,15 @@ def timeline(
             "--since",
             metavar="TIME",
             help="The beginning of the picture: a duration such as 2h, or a time such as 2026-01-31T18:00:00Z.",
-            show_default=False,
         ),
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option("--until", metavar="TIME", help="The end of the picture; as --since.", show_default=False),
+        typer.Option("--until", metavar="TIME", help="The end of the picture; as --since."),
     ] = None,
     group: OnlyGroup = None,
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", metavar="NAME", help="Show only this data topic.", show_default=False)
+        str | None, typer.Option("--topic", "-t", metavar="NAME", help="Show only this data topic.")
     ] = None,
     stored: StoredLogOptions,
     options: LogOptions,
@@ -80,8 +80,8 @@ def timeline(
         raise typer.BadParameter("give a FILE that `tail --json` wrote, or --since with a time such as 2h")
     if group is not None and not is_name(group):
         raise ConfigurationError(f"--group: {group!r} {NO_NAME}")
-    if topic is not None and not is_topic(topic):
-        raise ConfigurationError(f"--topic: {topic!r} is no name of a Kafka topic")
+    if topic is not None:
+        require_topic_name("--topic", topic)
     wanted = Wanted(group, topic)
     drawn = _live(options, wanted, since, until) if file is None else _from_file(file, stored, wanted, since, until)
     _write(page, drawn, wanted, as_json=options.as_json)

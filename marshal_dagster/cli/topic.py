@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from marshal_dagster._internal.texts import counted
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import connection_of, hint_how_to_create
@@ -72,7 +73,6 @@ def create(
             "--replication",
             metavar="N",
             help="Replicas of each partition (default: 3, or the number of brokers if there are fewer).",
-            show_default=False,
         ),
     ] = None,
     allow_unsafe: Annotated[
@@ -179,11 +179,8 @@ def _snapshot_topic(topics: Topics, name: str) -> str | None:
 
 
 def _described(described: TopicDescription) -> str:
-    count, replicas = len(described.partitions), described.replication
-    return (
-        f"{described.name} ({count} coordination partition{'' if count == 1 else 's'}, {replicas} "
-        f"replica{'' if replicas == 1 else 's'}, id {described.topic_id})"
-    )
+    partitions = counted(len(described.partitions), "coordination partition")
+    return f"{described.name} ({partitions}, {counted(described.replication, 'replica')}, id {described.topic_id})"
 
 
 def _show(problems: Iterable[SettingProblem]) -> None:

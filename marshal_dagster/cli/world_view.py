@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.pause import unknown_group
 from marshal_dagster.admin.texts import settings_text
@@ -174,11 +175,12 @@ class WorldView:
     @property
     def nothing(self) -> str:
         """The text that is shown if there is no group to show."""
-        return f"T{(self.unknown_group or f'{self._log} has no group')[1:]}."
+        text = self.unknown_group or f"{self._log} has no group"
+        return f"{text[:1].upper()}{text[1:]}."
 
     @property
     def unknown_group(self) -> str | None:
-        """A text with the name of the chosen group and those that there are; None if it is there or none is chosen."""
+        """A text with the chosen group, which the log lacks, and the groups that it has; else None."""
         name = self.wanted.group
         return None if name is None or self.groups else unknown_group(self.world, name, self._log)
 
@@ -307,13 +309,7 @@ NO_SETTINGS: Final = "default: no settings record yet, so the rules of Go consum
 
 def listed(numbers: Collection[int]) -> str:
     """Return numbers as text in ascending order, neighbours together: 0-2, 5."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return runs_text(numbers)
 
 
 @dataclass(frozen=True, slots=True)

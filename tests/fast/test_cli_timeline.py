@@ -141,7 +141,7 @@ def render_record_text(text: str, offset: int) -> str:
         ([VECTOR, "--group", "a/b"], "--group: 'a/b' cannot be a name"),
         ([VECTOR, "--group", "shops"], "the log has no group 'shops'"),
         ([VECTOR, "--topic", "shops"], "the log has no topic 'shops'; it has '"),
-        ([VECTOR, "--topic", "a b"], "--topic: 'a b' is no name of a Kafka topic"),
+        ([VECTOR, "--topic", "a b"], "--topic: 'a b' is not a name that Kafka allows for a topic"),
         ([VECTOR, "-o", "/nowhere/page.html"], "the page /nowhere/page.html cannot be written: No such file"),
         (["nowhere.jsonl"], "file nowhere.jsonl cannot be read"),
     ],
