@@ -62,9 +62,9 @@ class SettingsChanger(GroupAdmin):
         positions is set to its present offset. Ranges after an offset are forgotten and processed again; call `ahead`
         before to get them. If the feature is already disabled, nothing happens.
 
-        Raises `PositionNotSetError` if a partition has no offset, if owners do not leave within `wait_ms`, or if others
-        pause and resume during the change; it can be tried again. Raises `IncompleteLogError`, `UnavailableError`,
-        `CoordinationLogChangedError`.
+        Raises `PositionNotSetError` if a partition has no offset, or if owners do not leave within `wait_ms`;
+        `SettingsNotSetError` if others pause and resume during the change, or if log time does not advance. The change
+        can be tried again. Raises `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         groups = self._with_ranges()
         if not groups:
@@ -73,7 +73,7 @@ class SettingsChanger(GroupAdmin):
             self._warn_of_ranges_ahead(topic)
         change = PausedChange(self, _ALL, wait_ms)
         if not change.repeat(lambda member: self._try_to_switch_off(change, member)):
-            raise PositionNotSetError(
+            raise SettingsNotSetError(
                 f"ranges of group {self.name!r} are still enabled in coordination partitions "
                 f"{list(self._with_ranges())}: others pause, resume or claim at the same time. Wait for them to "
                 "finish, then try again"
@@ -173,7 +173,7 @@ class SettingsChanger(GroupAdmin):
                 if not early:
                     return
                 if self.clock.lease_ms() >= deadline_ms:
-                    raise PositionNotSetError(
+                    raise SettingsNotSetError(
                         f"log time does not advance in coordination partitions {early}, so the settings of group "
                         f"{self.name!r} were not changed. Check the brokers' clocks, then try again"
                     )

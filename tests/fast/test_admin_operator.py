@@ -14,6 +14,7 @@ from marshal_dagster.errors import (
     GroupPausedError,
     IncompleteLogError,
     PositionNotSetError,
+    SettingsNotSetError,
     UnavailableError,
 )
 from marshal_dagster.protocol.messages import (
@@ -534,6 +535,19 @@ def test_a_key_without_offset_is_named(site: Site) -> None:
     member.release()
     with pytest.raises(PositionNotSetError, match=r"partitions \[3\] of 'orders' have no offset"):
         operator_on(site).switch_ranges_off(wait_ms=0)
+    assert is_paused_everywhere(site) == {False}
+
+
+@pytest.mark.parametrize(
+    ("record", "text"), [("GroupSettings", "still enabled in coordination partitions"), ("Mark", "does not advance")]
+)
+def test_settings_that_were_not_changed_are_no_failure_of_positions(site: Site, record: str, text: str) -> None:
+    """If the brokers take no settings record, or log time stops, `SettingsNotSetError` reports it."""
+    site.begin(0, settings=RANGES)
+    log = site.log()
+    log.fail(Fault.FAILED, of_type(record))
+    with pytest.raises(SettingsNotSetError, match=text):
+        operator_on(site, log).switch_ranges_off(wait_ms=0)
     assert is_paused_everywhere(site) == {False}
 
 
