@@ -227,10 +227,8 @@ def _steady(
         time.sleep(sizes.steady_seconds)
         seconds = time.monotonic() - began_s
         after = {name: _processor_s(each) for name, each in watched.items()}
-        messages, orders = (
-            _records(connection, LARGE.member_messages) - messages,
-            _records(connection, LARGE.coordinator_messages) - orders,
-        )
+        messages = _records(connection, LARGE.member_messages) - messages
+        orders = _records(connection, LARGE.coordinator_messages) - orders
     percent = {name: rounded(max(0.01, 100 * (after[name] - before[name]) / seconds)) for name in watched}
     return _Steady(percent, messages / seconds, orders / seconds)
 

@@ -318,8 +318,8 @@ class Walk:
             actor = self.rng.choice(actors[: self.rng.randrange(1, len(actors) + 1)])  # some stop for a long time
             if not self.alive(actor):
                 actors.remove(actor)
-            if self.rng.random() < 0.002:
-                actors.remove(actor) if actor in actors else None
+            if self.rng.random() < 0.002 and actor in actors:
+                actors.remove(actor)
         self.drain()
 
     def pass_time(self) -> None:

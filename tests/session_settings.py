@@ -75,4 +75,7 @@ def session_settings(spark: "SparkSession", settings: Mapping[str, str]) -> Iter
         yield
     finally:
         for name, former in before.items():
-            spark.conf.unset(name) if former is None else spark.conf.set(name, former)
+            if former is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, former)

@@ -262,12 +262,8 @@ class TemporaryRows(StagedRows[sqlite3.Connection]):
         rows: Rows,
     ) -> None:
         """Store the arguments."""
-        self._dialect, self._ids, self._columns, self._rows = (
-            dialect,
-            ids,
-            columns,
-            rows,
-        )
+        self._dialect, self._ids = dialect, ids
+        self._columns, self._rows = columns, rows
         self._names = Fragment(", ".join(map(dialect.quoted, column_names(columns))))
         self.has_offsets = "offset" in columns
 

@@ -61,17 +61,12 @@ class PlanRetrier(PositionResetter):
         """Return warnings to show to the operator before the plans are ended, including a pause."""
         with self.reader.lock:
             group = self.reader.world.group_of(self.group, self.topic)
-            until_s, now_ms = (
-                group.paused_until_s,
-                self.reader.world.advice_time_ms(self.group, self.topic, self.clock.wall_ms()),
-            )
-        is_paused = group.is_paused(now_ms)
-        paused = (
-            [f"{paused_group_text(self.group, until_s, group.pause_origin)}: nothing is retried before that"]
-            if is_paused
-            else []
-        )
-        return [*super().warnings(changes), *paused]
+            until_s, origin = group.paused_until_s, group.pause_origin
+            is_paused = group.is_paused(self.reader.world.advice_time_ms(self.group, self.topic, self.clock.wall_ms()))
+        warnings = super().warnings(changes)
+        if not is_paused:
+            return warnings
+        return [*warnings, f"{paused_group_text(self.group, until_s, origin)}: nothing is retried before that"]
 
     def look_at_plans(self, plans: Sequence[OpenPlan]) -> Sequence[PositionChange]:
         """Return the position changes that end `plans`; nothing is written. Raises what `look` raises."""

@@ -33,14 +33,12 @@ def warnings_to_stderr(parts: Sequence[str] = ("admin", "coordination"), *, each
         parts: Packages or modules in `marshal_dagster`. By default those that read and write the coordination log.
         each_time: Whether to write a repeated message each time, not only once.
     """
-    sources, notes = (
-        [logging.getLogger(f"marshal_dagster.{part}") for part in parts],
-        _WarningHandler(each_time=each_time),
-    )
+    sources = [logging.getLogger(f"marshal_dagster.{part}") for part in parts]
+    handler = _WarningHandler(each_time=each_time)
     for source in sources:
-        source.addHandler(notes)
+        source.addHandler(handler)
     try:
         yield
     finally:
         for source in sources:
-            source.removeHandler(notes)
+            source.removeHandler(handler)

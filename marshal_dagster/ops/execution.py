@@ -47,7 +47,7 @@ from marshal_dagster.ops.metadata import (
     seen_table,
 )
 from marshal_dagster.ops.spark_monitor import full_disk_as_abort, progress_lines, session_death_as_abort
-from marshal_dagster.ops.user_function import check_result, check_rows, function_text
+from marshal_dagster.ops.user_function import check_rows, function_text, require_no_rows
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.open_plans import exhausted, parts_to_retry
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
@@ -462,7 +462,7 @@ class BatchExecution:
                 return
             rows = self.spec.process(self.context, batch, frame)  # type: ignore[call-arg] # as above
             if batch.outcome is None or rows is not None:
-                check_rows(rows, self.spec.function, self.context.op.name)
+                check_rows(rows, self.spec.function)
             batch.plan()
             self._count(frame)
             if rows is not None:
@@ -470,7 +470,7 @@ class BatchExecution:
 
     def _process_without_sink(self, batch: ClaimedBatch, frame: "DataFrame") -> None:
         returned = self.spec.process(self.context, batch, frame)  # type: ignore[call-arg] # as above
-        check_result(returned, self.spec.function, self.context.op.name, has_sink=False)
+        require_no_rows(returned, self.spec.function, self.context.op.name)
 
     def _count(self, frame: "DataFrame") -> None:
         if self.spec.count_records:

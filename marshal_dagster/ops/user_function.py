@@ -53,23 +53,27 @@ def check_arguments(function: Callable[..., Any], arguments: Sequence[str]) -> N
         ) from None
 
 
-def check_result(rows: object, function: str, op: str, *, has_sink: bool) -> None:
-    """Raise `ConfigurationError` unless `function` returned rows if its op has a sink, and None if it has none."""
-    if has_sink and rows is None:
+def require_rows(rows: object, function: str) -> None:
+    """Raise `ConfigurationError` if `function`, whose op has a sink, returned None."""
+    if rows is None:
         raise ConfigurationError(
             f"{function} returned None, but the sink writes the rows that the function returns: nothing was written or "
             "committed. Return the DataFrame"
         )
-    if not has_sink and rows is not None:
+
+
+def require_no_rows(rows: object, function: str, op: str) -> None:
+    """Raise `ConfigurationError` if `function`, whose op has no sink, returned anything but None."""
+    if rows is not None:
         raise ConfigurationError(
             f"{function} of op {op!r} returned rows, but the op has no sink, so nothing was committed. Write the rows "
             "in the function and return None, or pass a sink"
         )
 
 
-def check_rows(rows: object, function: str, op: str) -> None:
+def check_rows(rows: object, function: str) -> None:
     """Raise `ConfigurationError` unless a sink can write `rows`, which `function` returned. Runs no Spark job."""
-    check_result(rows, function, op, has_sink=True)
+    require_rows(rows, function)
     columns = getattr(rows, "columns", None)
     if not isinstance(columns, list):  # pandas has an Index
         raise ConfigurationError(

@@ -468,7 +468,8 @@ class ClaimerResource(CoordinationResource):
         with self.world() as world:
             for name, place, group, key in world.keys():  # noqa: SIM118 - no dict
                 if name == self.group and (held := _held_of(key, run_ids)) is not None:
-                    (awaited if group.is_go and not key.provisional else revocable)[place] = held
+                    keys = awaited if group.is_go and not key.provisional else revocable
+                    keys[place] = held
             return revocable, awaited, world.coordination_partitions
 
     def _revocations(

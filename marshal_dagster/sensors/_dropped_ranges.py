@@ -229,7 +229,8 @@ class DroppedRangeWatcher:
             run_id = found.event_log_entry.run_id
             if found.storage_id == last and self.looked_at_runs.get(topic, run_id) == run_id:
                 return last
-        self.looked_at.pop(topic), self.looked_at_runs.pop(topic, None)
+        del self.looked_at[topic]
+        self.looked_at_runs.pop(topic, None)
         return None
 
     def _observations_after(self, topic: str, storage_id: int | None, most: int) -> Sequence[EventLogRecord]:

@@ -87,9 +87,8 @@ def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wal
         owners = [key.owner] if state.is_live(key, now_ms) else []
         owners += [range_.owner for range_ in key.ranges if range_.is_live(now_ms, interval_ms)]
         working |= {run_of(owner.instance) for owner in owners if owner is not None}
-        known = (
-            replace(key, data_topic_id=None) if state.is_go else key
-        )  # Go consumers do not record the id of the data topic
+        # Go consumers do not record the id of the data topic.
+        known = replace(key, data_topic_id=None) if state.is_go else key
         found[partition] = _position(known, is_claimed=bool(owners), max_attempts=max_attempts)
     return GroupPositions(found, working)
 
@@ -112,7 +111,10 @@ def read_lag(topics: "Topics", topic: str, positions: GroupPositions, older_than
             is_recreated.append(partition)
         elif found := _unread(partition, position, at):
             records += found.records
-            (given_up.append(partition) if position.is_given_up else unread.append(found))
+            if position.is_given_up:
+                given_up.append(partition)
+            else:
+                unread.append(found)
     old: set[int] = set()
     hidden: dict[int, int] = {}
     if older_than_ms is not None:

@@ -28,7 +28,7 @@ from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops.claimed_batch import ClaimedBatchOp
 from marshal_dagster.ops.config import BatchSpec, ClaimedBatchConfig, WorkOptions
-from marshal_dagster.ops.user_function import check_result
+from marshal_dagster.ops.user_function import require_no_rows, require_rows
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.claimer import ClaimerResource
@@ -379,9 +379,10 @@ class _Work:
             batch.begin_processing()
             rows = frame_of(self.kafka.topics.read(batch.ranges), kind)
             result = mortal_function(function, process)(context, batch, rows)
-            has_sink = op.spec.sink is not None
-            if not has_sink or batch.outcome is None:
-                check_result(result, op.spec.function, op.name, has_sink=has_sink)
+            if op.spec.sink is None:
+                require_no_rows(result, op.spec.function, op.name)
+            elif batch.outcome is None:
+                require_rows(result, op.spec.function)
             if result is not None:
                 batch.write(result)
 

@@ -473,7 +473,10 @@ class DeltaTable:
         writer = empty.write.format("delta").mode("ignore")
         with alone_on_this_machine(path or self._spark.conf.get("spark.sql.warehouse.dir") or ""):
             try:
-                writer.save(path) if path else writer.saveAsTable(self._place.sql)
+                if path:
+                    writer.save(path)
+                else:
+                    writer.saveAsTable(self._place.sql)
             except PySparkException:
                 if not self._exists():
                     raise

@@ -311,7 +311,10 @@ def _active(spark: "SparkSession") -> Iterator[None]:
     before = sessions.getActiveSession()
 
     def restore() -> None:
-        sessions.setActiveSession(before.get()) if before.isDefined() else sessions.clearActiveSession()
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
     sessions.setActiveSession(own)
     with unless_interrupted(restore):
