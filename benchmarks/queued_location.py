@@ -9,17 +9,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import dagster as dg
 
-from benchmarks.queued_runs import FOLDER, GROUP, SERVERS, TOPIC, Report, Wanted
+from benchmarks.queued_runs import FOLDER, GROUP, SERVERS, SETTINGS, TOPIC, Report, Wanted
 from marshal_dagster import BatchRequest, ClaimerResource, KafkaConnectionConfig
 from marshal_dagster.coordination.appender import AppendResult
 from marshal_dagster.coordination.base_claimer import is_accepted
 from marshal_dagster.protocol.messages import ClaimingPartition
-
-_INTERVAL_S: Final = 30
 
 
 @dataclass(slots=True)
@@ -43,13 +41,6 @@ class TriesObserver:
     def left(self, batch: Any) -> None:  # noqa: ANN401 - as `BatchObserver`
         """Pass the end of the batch on."""
         self.observer.left(batch)
-
-
-def claimer(servers: str) -> ClaimerResource:
-    """Return the claimer of the runs; the benchmark uses its settings too."""
-    return ClaimerResource(
-        connection=KafkaConnectionConfig(bootstrap_servers=servers), group=GROUP, heartbeat_interval_s=_INTERVAL_S
-    )
 
 
 @dg.op
@@ -90,6 +81,9 @@ def queue_runs(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest | 
         yield dg.RunRequest(run_key=f"{wanted.number}-{run}", tags={"wanted": text})
 
 
-defs = dg.Definitions(
-    jobs=[batch_job], sensors=[queue_runs], resources={"claimer": claimer(os.environ.get(SERVERS, "127.0.0.1:1"))}
+claimer = ClaimerResource(
+    connection=KafkaConnectionConfig(bootstrap_servers=os.environ.get(SERVERS, "127.0.0.1:1")),
+    group=GROUP,
+    heartbeat_interval_s=SETTINGS.heartbeat_interval_ms / 1_000,
 )
+defs = dg.Definitions(jobs=[batch_job], sensors=[queue_runs], resources={"claimer": claimer})

@@ -24,11 +24,13 @@ from marshal_dagster.batches import BatchRequest, BatchSession
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.messages import GroupSettings
 
 SERVERS: Final = "BENCHMARK_SERVERS"
 FOLDER: Final = "BENCHMARK_FOLDER"
 GROUP: Final = "queued"
 TOPIC: Final = "orders"
+SETTINGS: Final = GroupSettings(heartbeat_interval_ms=30_000)
 _LOCATION: Final = Path(__file__).with_name("queued_location.py")
 _DAGSTER_YAML: Final = """\
 telemetry:
@@ -121,10 +123,8 @@ def run(sizes: Sizes) -> Measured:
 
 def _set_positions(connection: KafkaConnection) -> None:
     """Set the group's position in each partition, as every group in use has one."""
-    from benchmarks.queued_location import claimer
-
     with (
-        BatchSession.open(connection, GROUP, settings=claimer(connection.bootstrap_servers).settings) as session,
+        BatchSession.open(connection, GROUP, settings=SETTINGS) as session,
         session.claimed_batch(BatchRequest(topic=TOPIC)) as batch,
     ):
         if batch.idle is None:
