@@ -16,8 +16,8 @@ def lazy_names(
     times, and that takes a third of the import.
 
     Args:
-        package: the package's `__name__`.
-        names: for each module its names, separated by spaces.
+        package: The package's `__name__`.
+        names: For each module its names, separated by spaces.
 
     Example:
         ```python

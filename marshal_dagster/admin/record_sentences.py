@@ -83,7 +83,7 @@ def judge(world: PartitionWorld, record: StoredRecord) -> JudgedRecord:
         record: The next record of that coordination partition.
 
     Raises:
-        ValueError: the record, or a later one, was applied before.
+        ValueError: The record, or a later one, was applied before.
 
     Example:
         ```python

@@ -146,7 +146,7 @@ def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range]
         partitions: Only the claims of these partitions.
 
     Raises:
-        ConfigurationError: several owners' ids begin with `named`.
+        ConfigurationError: Several owners' ids begin with `named`.
     """
     claims = list(claims)
     found = [claim for claim in claims if named in {claim.owner.instance, _run_of(claim)}]

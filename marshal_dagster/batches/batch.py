@@ -139,12 +139,12 @@ class ClaimedBatch:
         """Prepare a batch; call `BatchSession.claimed_batch` to get one.
 
         Args:
-            delivery: the session of the batch.
-            context: the data topic and the group's keys.
-            claimer: claims whole partitions.
-            range_claimer: claims ranges. With it, a whole partition is claimed only to finish its open plan.
-            sink: the output, in effectively once.
-            only_positions: only set the first position of keys; the batch is idle then.
+            delivery: The session of the batch.
+            context: The data topic and the group's keys.
+            claimer: Claims whole partitions.
+            range_claimer: Claims ranges. With it, a whole partition is claimed only to finish its open plan.
+            sink: The output, in effectively once.
+            only_positions: Only set the first position of keys; the batch is idle then.
         """
         self.request = context.request
         """The options of the batch."""
@@ -284,8 +284,8 @@ class ClaimedBatch:
         """Commit if the block ended without an error; release in any case.
 
         Raises:
-            BatchAbortedError: the block has not read the batch, or has not written it to the sink.
-            ClaimLostError: the claim was lost; the message names the present owner.
+            BatchAbortedError: The block has not read the batch, or has not written it to the sink.
+            ClaimLostError: The claim was lost; the message names the present owner.
             FailingRecordError: Spark failed because of the records that the message names.
         """
         try:
@@ -323,9 +323,9 @@ class ClaimedBatch:
         Call it before you change an output yourself. `write` calls it for a sink.
 
         Raises:
-            ClaimLostError: a claim is lost.
-            BatchAbortedError: the batch has to stop.
-            DataTopicChangedError: the data topic was deleted and re-created.
+            ClaimLostError: A claim is lost.
+            BatchAbortedError: The batch has to stop.
+            DataTopicChangedError: The data topic was deleted and re-created.
         """
         self._check_heartbeats()
         if self.idle is not None:
@@ -341,11 +341,11 @@ class ClaimedBatch:
         written now.
 
         Raises:
-            PlanRejectedError: a plan was refused.
-            ClaimLostError: a claim is lost.
-            BatchAbortedError: the batch has to stop.
-            UnavailableError: the log did not answer in time.
-            CoordinationLogChangedError: the coordination log is not the one that was read before.
+            PlanRejectedError: A plan was refused.
+            ClaimLostError: A claim is lost.
+            BatchAbortedError: The batch has to stop.
+            UnavailableError: The log did not answer in time.
+            CoordinationLogChangedError: The coordination log is not the one that was read before.
         """
         self._take_permission()
         if self.request.late_plan and self.ranges:
@@ -359,16 +359,16 @@ class ClaimedBatch:
         the claim is lost. In at most once the ranges are planned, announced and committed first.
 
         Args:
-            spark: the Spark session.
-            min_partitions: the lowest number of Spark tasks for reading; by default one for each Kafka partition.
+            spark: The Spark session.
+            min_partitions: The lowest number of Spark tasks for reading; by default one for each Kafka partition.
 
         Returns:
             A frame with the columns key, value, topic, partition, offset, timestamp and headers.
 
         Raises:
-            ConfigurationError: the session cannot be used. For example, it could process a message twice in at most
+            ConfigurationError: The session cannot be used. For example, it could process a message twice in at most
                 once.
-            MarshalError: the errors of `begin_processing`.
+            MarshalError: The errors of `begin_processing`.
 
         Example:
             ```python
@@ -391,11 +391,11 @@ class ClaimedBatch:
         """Write a late plan now (`BatchRequest.late_plan`); after that, a failure counts as an attempt.
 
         Raises:
-            GroupPausedError: the group was paused since the claim; the batch is idle now.
-            PlanRejectedError: a plan was refused.
-            ClaimLostError: a claim is lost.
-            UnavailableError: the log did not answer in time.
-            CoordinationLogChangedError: the coordination log is not the one that was read before.
+            GroupPausedError: The group was paused since the claim; the batch is idle now.
+            PlanRejectedError: A plan was refused.
+            ClaimLostError: A claim is lost.
+            UnavailableError: The log did not answer in time.
+            CoordinationLogChangedError: The coordination log is not the one that was read before.
         """
         self._plan()
         if self.idle is not None:
@@ -405,16 +405,16 @@ class ClaimedBatch:
         """Write the result of the batch to the sink (effectively once). Call it once for the whole batch.
 
         Args:
-            frame: the rows. The column `partition` assigns each row to a range.
+            frame: The rows. The column `partition` assigns each row to a range.
 
         Returns:
             The ranges and the numbers of rows that the sink has written.
 
         Raises:
-            ConfigurationError: the batch has no sink, or `write` was called before.
-            SinkRejectedError: the sink cannot take the ranges or the rows.
-            BatchAbortedError: the sink has not reported each range as taken or skipped.
-            MarshalError: the errors of `plan` and `check`.
+            ConfigurationError: The batch has no sink, or `write` was called before.
+            SinkRejectedError: The sink cannot take the ranges or the rows.
+            BatchAbortedError: The sink has not reported each range as taken or skipped.
+            MarshalError: The errors of `plan` and `check`.
 
         Example:
             ```python

@@ -14,9 +14,9 @@ def preferred_partitions(lags: Mapping[int, int], instance: str, most: int | Non
     number of binary digits count as equal, and each instance has an order of its own for them.
 
     Args:
-        lags: the number of unread offsets of each partition.
-        instance: the instance id of the batch's claims.
-        most: how many partitions the batch may have; None for all.
+        lags: The number of unread offsets of each partition.
+        instance: The instance id of the batch's claims.
+        most: How many partitions the batch may have; None for all.
 
     Returns:
         The partitions of `lags`.

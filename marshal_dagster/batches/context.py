@@ -242,8 +242,8 @@ class BatchContext:
         """Return the idle reason if other claims hold what the batch could claim.
 
         Args:
-            text: states what is held and by which clients.
-            owners: each owner with the log time of its last heartbeat, in ms.
+            text: States what is held and by which clients.
+            owners: Each owner with the log time of its last heartbeat, in ms.
         """
         ours = [(owner, last_ms) for owner, last_ms in owners if owner.instance.rpartition(".")[0] == self.run_id]
         if not ours:

@@ -30,12 +30,12 @@ def find_failing_record(
     """Return the error that names the record that makes Spark fail, or None if none was found.
 
     Args:
-        error: the error with which Spark failed.
-        read: the frame over the batch.
-        ranges: the ranges of the batch.
-        read_part: returns a frame over a part of the batch.
-        check: raises when the batch has to end.
-        written: the rows that were passed to a sink, if any.
+        error: The error with which Spark failed.
+        read: The frame over the batch.
+        ranges: The ranges of the batch.
+        read_part: Returns a frame over a part of the batch.
+        check: Raises when the batch has to end.
+        written: The rows that were passed to a sink, if any.
     """
     if isinstance(error, MarshalError):
         return None

@@ -67,7 +67,7 @@ class BatchManifest:
         """Read the manifest from the extras of a Pipes context.
 
         Raises:
-            ConfigurationError: the extras have no manifest, or one of another version.
+            ConfigurationError: The extras have no manifest, or one of another version.
         """
         manifest = extras.get(EXTRAS_KEY) if isinstance(extras, Mapping) else None
         if not isinstance(manifest, Mapping):
@@ -133,11 +133,11 @@ class ScriptOutcome:
         The outcome of another batch is logged: readers of messages may give those of the client's earlier script again.
 
         Args:
-            message: the payload.
-            manifest: the batch.
+            message: The payload.
+            manifest: The batch.
 
         Raises:
-            BatchAbortedError: the outcome is malformed, or is not about exactly the ranges of the batch.
+            BatchAbortedError: The outcome is malformed, or is not about exactly the ranges of the batch.
         """
         outcome = message.get(MESSAGE_KEY) if isinstance(message, Mapping) else None
         if outcome is None:
@@ -184,11 +184,11 @@ def judge_outcomes(manifest: BatchManifest, messages: Sequence[object]) -> Scrip
     what the first one has written, and skips it.
 
     Args:
-        manifest: the batch that the script was given.
-        messages: the payloads of all custom messages.
+        manifest: The batch that the script was given.
+        messages: The payloads of all custom messages.
 
     Raises:
-        BatchAbortedError: there is no outcome, one that is malformed, or two that contradict each other.
+        BatchAbortedError: There is no outcome, one that is malformed, or two that contradict each other.
     """
     outcomes: dict[str, ScriptOutcome] = {}
     for message in messages:

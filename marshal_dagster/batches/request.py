@@ -59,7 +59,7 @@ class BatchRequest:
     """The options of one batch.
 
     Raises:
-        ConfigurationError: a value is out of range, or two options exclude each other.
+        ConfigurationError: A value is out of range, or two options exclude each other.
 
     Example:
         ```python

@@ -58,7 +58,7 @@ class BatchSession:
     Batches may run one after another. Open a session with `open`, and use it in a `with` block or call `close`.
 
     Raises:
-        ConfigurationError: a member cannot keep the settings.
+        ConfigurationError: A member cannot keep the settings.
 
     Example:
         ```python
@@ -129,30 +129,30 @@ class BatchSession:
         """Connect to Kafka and check the coordination topic, for processes without Dagster.
 
         Args:
-            connection: the cluster with the data topics.
-            group: the group for which the batches claim.
-            settings: the settings of the group; the same in all members. By default a heartbeat each 10 s, at least
+            connection: The cluster with the data topics.
+            group: The group for which the batches claim.
+            settings: The settings of the group; the same in all members. By default a heartbeat each 10 s, at least
                 once.
-            coordination_topic: the name of the coordination topic.
-            coordination_connection: the cluster with the coordination topic; by default that of the data topics.
-            client: the client id, which tools show as the owner; by default the name of this machine.
-            run_id: the id of this run, with which each instance id begins; by default a new one.
-            is_dead: returns whether an owner is known to be dead. By default claims of dead runs are free when they are
+            coordination_topic: The name of the coordination topic.
+            coordination_connection: The cluster with the coordination topic; by default that of the data topics.
+            client: The client id, which tools show as the owner; by default the name of this machine.
+            run_id: The id of this run, with which each instance id begins; by default a new one.
+            is_dead: Returns whether an owner is known to be dead. By default claims of dead runs are free when they are
                 stale: two heartbeat intervals after the last heartbeat.
-            announce: called in at most once just before ranges are committed; by default it logs them.
-            reasons_to_stop: functions that return why the work must stop, or None. They are called four times per
+            announce: Called in at most once just before ranges are committed; by default it logs them.
+            reasons_to_stop: Functions that return why the work must stop, or None. They are called four times per
                 heartbeat interval.
-            allow_unsafe_topic: claim even if the coordination topic has dangerous settings.
-            observer: callbacks for the results of records and batches, such as a `telemetry_observer`.
+            allow_unsafe_topic: Claim even if the coordination topic has dangerous settings.
+            observer: Callbacks for the results of records and batches, such as a `telemetry_observer`.
 
         Returns:
             The session. Close it at the end, or use it in a `with` block.
 
         Raises:
-            ConfigurationError: a name is invalid, or the client library rejects the settings.
-            TopicNotFoundError: the coordination topic does not exist.
-            AuthorizationError: this user may not read or write the coordination topic.
-            UnsafeTopicError: the coordination topic has dangerous settings.
+            ConfigurationError: A name is invalid, or the client library rejects the settings.
+            TopicNotFoundError: The coordination topic does not exist.
+            AuthorizationError: This user may not read or write the coordination topic.
+            UnsafeTopicError: The coordination topic has dangerous settings.
             UnavailableError: Kafka did not answer in time.
 
         Example:
@@ -217,16 +217,16 @@ class BatchSession:
         In a group whose settings name the feature `ranges`, the batch claims ranges.
 
         Args:
-            request: the options of the batch.
-            sink: the output; required in effectively once, and not allowed otherwise.
+            request: The options of the batch.
+            sink: The output; required in effectively once, and not allowed otherwise.
 
         Returns:
             A batch that has not claimed anything yet.
 
         Raises:
-            ConfigurationError: the request, the sink and the group's settings do not fit together.
-            TopicNotFoundError: the coordination topic does not exist.
-            UnavailableError: the log did not answer in time.
+            ConfigurationError: The request, the sink and the group's settings do not fit together.
+            TopicNotFoundError: The coordination topic does not exist.
+            UnavailableError: The log did not answer in time.
 
         Example:
             ```python
@@ -269,7 +269,7 @@ class BatchSession:
         It writes an offset and a data topic id for each key of `request.partitions`, so that ranges can be claimed.
 
         Args:
-            request: the options of the batch; its ranges and limits are not used.
+            request: The options of the batch; its ranges and limits are not used.
 
         Returns:
             A batch that has not claimed anything yet.
@@ -312,16 +312,16 @@ class BatchSession:
         Use each batch in a `with` block before you take the next one.
 
         Args:
-            request: the options of each batch.
-            sink: the output; required in effectively once, and not allowed otherwise.
-            max_batches: the highest number of batches; by default no limit.
-            time_budget_s: after this many seconds no further batch is started; by default no limit.
+            request: The options of each batch.
+            sink: The output; required in effectively once, and not allowed otherwise.
+            max_batches: The highest number of batches; by default no limit.
+            time_budget_s: After this many seconds no further batch is started; by default no limit.
 
         Yields:
             The batches. The last one may be idle: its `idle` states why.
 
         Raises:
-            ConfigurationError: the request, the sink and the group's settings do not fit together.
+            ConfigurationError: The request, the sink and the group's settings do not fit together.
         """
         began_s = time.monotonic()
         count = 0
@@ -338,16 +338,16 @@ class BatchSession:
         """Return the group's open plans in a topic that no live member holds.
 
         Args:
-            topic: the data topic.
-            read_on: first read the log to its present end; otherwise the state as last read counts.
+            topic: The data topic.
+            read_on: First read the log to its present end; otherwise the state as last read counts.
 
         Returns:
             The open plans, those with the most attempts first.
 
         Raises:
-            UnavailableError: the log did not answer in time.
-            TopicNotFoundError: the coordination topic does not exist.
-            CoordinationLogChangedError: the coordination log is not the one that was read before.
+            UnavailableError: The log did not answer in time.
+            TopicNotFoundError: The coordination topic does not exist.
+            CoordinationLogChangedError: The coordination log is not the one that was read before.
         """
         if read_on:
             self._rationalizer(topic).catch_up()

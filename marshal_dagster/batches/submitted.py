@@ -83,11 +83,11 @@ class SubmittedBatch:
         """Prepare a batch; call `submitted_batch` to get one.
 
         Args:
-            manifest: the description of the batch.
-            connection: the cluster of the data topic.
-            watch: reads whether the claims hold.
-            topics: the topics of that cluster.
-            stack: ends the batch's Spark jobs when it is closed.
+            manifest: The description of the batch.
+            connection: The cluster of the data topic.
+            watch: Reads whether the claims hold.
+            topics: The topics of that cluster.
+            stack: Ends the batch's Spark jobs when it is closed.
         """
         first = manifest.ranges[0]
         self.batch_id = manifest.batch_id
@@ -121,7 +121,7 @@ class SubmittedBatch:
         """The address of the output, as the run has named it with `RemoteSink`.
 
         Raises:
-            ConfigurationError: the run has no `RemoteSink`.
+            ConfigurationError: The run has no `RemoteSink`.
         """
         if self._output is None:
             raise ConfigurationError(
@@ -136,10 +136,10 @@ class SubmittedBatch:
         Call it before you change an output yourself. `write` calls it for a sink.
 
         Raises:
-            ClaimLostError: a claim has ended.
-            BatchAbortedError: no heartbeat of the run came for two heartbeat intervals.
-            DataTopicChangedError: the data topic was deleted and re-created.
-            CoordinationLogChangedError: the coordination log is not the one that was read before.
+            ClaimLostError: A claim has ended.
+            BatchAbortedError: No heartbeat of the run came for two heartbeat intervals.
+            DataTopicChangedError: The data topic was deleted and re-created.
+            CoordinationLogChangedError: The coordination log is not the one that was read before.
         """
         self._require_not_lost()
         self._watch.require_held()
@@ -158,15 +158,15 @@ class SubmittedBatch:
         the claim is lost.
 
         Args:
-            spark: the Spark session.
-            min_partitions: the lowest number of Spark tasks for reading; by default one for each Kafka partition.
+            spark: The Spark session.
+            min_partitions: The lowest number of Spark tasks for reading; by default one for each Kafka partition.
 
         Returns:
             A frame with the columns key, value, topic, partition, offset, timestamp and headers.
 
         Raises:
-            ConfigurationError: the session cannot be used.
-            MarshalError: the errors of `check`.
+            ConfigurationError: The session cannot be used.
+            MarshalError: The errors of `check`.
         """
         check_session(spark)
         self.check()
@@ -182,7 +182,7 @@ class SubmittedBatch:
         """Check that the `ranges` may be processed now. Call it before you read them in another way than with `read`.
 
         Raises:
-            MarshalError: the errors of `check`.
+            MarshalError: The errors of `check`.
         """
         self.check()
         self._is_read = True
@@ -191,17 +191,17 @@ class SubmittedBatch:
         """Write the result of the batch to a sink (effectively once). Call it once for the whole batch.
 
         Args:
-            sink: the sink.
-            frame: the rows. The column `partition` assigns each row to a range.
+            sink: The sink.
+            frame: The rows. The column `partition` assigns each row to a range.
 
         Returns:
             The ranges and the numbers of rows that the sink has written.
 
         Raises:
-            ConfigurationError: nothing was read before, `write` was called before, or the group has no sink.
-            SinkRejectedError: the sink cannot take the ranges or the rows.
-            BatchAbortedError: the sink has not reported each range as taken or skipped.
-            MarshalError: the errors of `check`.
+            ConfigurationError: Nothing was read before, `write` was called before, or the group has no sink.
+            SinkRejectedError: The sink cannot take the ranges or the rows.
+            BatchAbortedError: The sink has not reported each range as taken or skipped.
+            MarshalError: The errors of `check`.
         """
         self._require_writable(sink)
         self.check()
@@ -231,8 +231,8 @@ class SubmittedBatch:
             attempt: A random name of this process.
 
         Raises:
-            BatchAbortedError: nothing was read, or nothing was written to the sink.
-            MarshalError: the errors of `check`.
+            BatchAbortedError: Nothing was read, or nothing was written to the sink.
+            MarshalError: The errors of `check`.
         """
         self.check()
         if not self._is_read:
@@ -251,7 +251,7 @@ class SubmittedBatch:
         """Return the error that names the record that makes Spark fail with `error`, or None if none was found.
 
         Args:
-            error: the error that Spark raised.
+            error: The error that Spark raised.
         """
         spark, frame = self._spark, self._frame
         if spark is None or frame is None:

@@ -106,10 +106,10 @@ class Elector:
         """Check the rights on the leader topic and join the group.
 
         Raises:
-            TopicNotFoundError: the leader topic does not exist.
+            TopicNotFoundError: The leader topic does not exist.
             AuthorizationError: READ or WRITE on the leader topic is missing.
-            UnavailableError: the brokers did not answer in time.
-            ConfigurationError: the client library rejects the settings.
+            UnavailableError: The brokers did not answer in time.
+            ConfigurationError: The client library rejects the settings.
         """
         with Topics(self._connection) as topics:
             topics.require(on_topic(self.topic, Right.READ, Right.WRITE))

@@ -36,7 +36,7 @@ class Timing:
         """Check the values.
 
         Raises:
-            ConfigurationError: a value is not above 0, or the deadline is too short for the poll interval.
+            ConfigurationError: A value is not above 0, or the deadline is too short for the poll interval.
         """
         for name in ("poll_interval_ms", "receive_deadline_ms"):
             if not 0 < getattr(self, name) < math.inf:

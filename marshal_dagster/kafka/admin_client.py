@@ -74,7 +74,7 @@ class Topics:
         """Connect in the background.
 
         Raises:
-            ConfigurationError: the client library rejects the settings.
+            ConfigurationError: The client library rejects the settings.
         """
         self._timeout_s = connection.timeout_s
         self._log: ClientLog
@@ -113,9 +113,9 @@ class Topics:
         """Look up a topic's id and partitions.
 
         Raises:
-            TopicNotFoundError: the topic does not exist; the message has the nearest names.
+            TopicNotFoundError: The topic does not exist; the message has the nearest names.
             AuthorizationError: DESCRIBE on the topic is missing.
-            UnavailableError: the brokers did not answer in time.
+            UnavailableError: The brokers did not answer in time.
         """
         try:
             described = self._described(topic)
@@ -132,9 +132,9 @@ class Topics:
         """Look up the numbers of a topic's partitions, in rising order. It is much faster than `describe`.
 
         Raises:
-            TopicNotFoundError: the topic does not exist; the message has the nearest names.
+            TopicNotFoundError: The topic does not exist; the message has the nearest names.
             AuthorizationError: DESCRIBE on the topic is missing.
-            UnavailableError: the brokers did not answer in time.
+            UnavailableError: The brokers did not answer in time.
         """
         request = Request(f"look up topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
         try:
@@ -148,7 +148,7 @@ class Topics:
         """Look up the number of partitions of each topic that this user may see, except topics that begin with `__`.
 
         Raises:
-            UnavailableError: the brokers did not answer in time.
+            UnavailableError: The brokers did not answer in time.
         """
         request = Request("list the topics", Needed((Right.DESCRIBE,)))
         listed = self._ask(request, lambda client, left_s: client.list_topics(timeout=left_s))
@@ -174,9 +174,9 @@ class Topics:
         """Check that this user has the rights on a topic. If the brokers do not report rights, this passes.
 
         Raises:
-            TopicNotFoundError: the topic does not exist.
-            AuthorizationError: one of the rights is missing.
-            UnavailableError: the brokers did not answer in time.
+            TopicNotFoundError: The topic does not exist.
+            AuthorizationError: One of the rights is missing.
+            UnavailableError: The brokers did not answer in time.
         """
         topic = needed.topic or ""
         held = self.rights(topic)
@@ -202,9 +202,9 @@ class Topics:
         offset, before which no transaction is open. Otherwise it is the offset of the next record.
 
         Raises:
-            TopicNotFoundError: the topic or one of the partitions does not exist.
+            TopicNotFoundError: The topic or one of the partitions does not exist.
             AuthorizationError: DESCRIBE on the topic is missing.
-            UnavailableError: the brokers did not answer in time, or a partition has no leader.
+            UnavailableError: The brokers did not answer in time, or a partition has no leader.
         """
         doing = f"look up the offsets of topic {topic!r}"
         return self._ask_for_offsets(doing, topic, partitions, _bounds, committed_only=committed_only)
@@ -278,9 +278,9 @@ class Topics:
         A partition without a committed offset is not in the result.
 
         Raises:
-            TopicNotFoundError: the topic does not exist.
+            TopicNotFoundError: The topic does not exist.
             AuthorizationError: DESCRIBE on the group or on the topic is missing.
-            UnavailableError: the brokers did not answer in time.
+            UnavailableError: The brokers did not answer in time.
         """
         partitions = self.describe(topic).partitions
         with self._group(group) as held:
@@ -307,7 +307,7 @@ class Topics:
         """Return whether `group` has active Kafka consumers; false if it does not exist or this user may not see it.
 
         Raises:
-            UnavailableError: not all brokers answered in time.
+            UnavailableError: Not all brokers answered in time.
         """
         request = Request("list the consumer groups", Needed((Right.DESCRIBE,), group=group))
 
@@ -342,9 +342,9 @@ class Topics:
         """Look up all settings of a topic, including the broker's defaults and without secret settings.
 
         Raises:
-            TopicNotFoundError: the topic does not exist.
+            TopicNotFoundError: The topic does not exist.
             AuthorizationError: DESCRIBE_CONFIGS on the topic is missing.
-            UnavailableError: the brokers did not answer in time.
+            UnavailableError: The brokers did not answer in time.
         """
         request = Request(f"look up the settings of topic {topic!r}", on_topic(topic, Right.DESCRIBE_CONFIGS), topic)
         resource = _API.ConfigResource(_API.ResourceType.TOPIC, topic)
@@ -362,9 +362,9 @@ class Topics:
             Whether the topic was created; false if it existed already. An existing topic is not changed.
 
         Raises:
-            ConfigurationError: the broker rejects the name, a number or a setting.
+            ConfigurationError: The broker rejects the name, a number or a setting.
             AuthorizationError: CREATE on the topic or the cluster, or DESCRIBE on the topic, is missing.
-            UnavailableError: the brokers did not answer in time.
+            UnavailableError: The brokers did not answer in time.
         """
         request = Request(
             f"create topic {topic!r} with {partitions} partitions and replication {replication}",
@@ -392,10 +392,10 @@ class Topics:
         """Delete a topic and wait until it no longer exists.
 
         Raises:
-            TopicNotFoundError: the topic does not exist.
-            ConfigurationError: the broker does not allow topics to be deleted.
+            TopicNotFoundError: The topic does not exist.
+            ConfigurationError: The broker does not allow topics to be deleted.
             AuthorizationError: DELETE on the topic is missing.
-            UnavailableError: the brokers did not answer in time.
+            UnavailableError: The brokers did not answer in time.
         """
         request = Request(f"delete topic {topic!r}", on_topic(topic, Right.DELETE), topic)
         self._ask_for_one(
@@ -408,7 +408,7 @@ class Topics:
         """Return the number of brokers of the cluster that are alive.
 
         Raises:
-            UnavailableError: the brokers did not answer in time, or the answer lists no broker.
+            UnavailableError: The brokers did not answer in time, or the answer lists no broker.
         """
         return len(self._broker_ids())
 

@@ -199,7 +199,7 @@ def producer(
         The producer and its log.
 
     Raises:
-        ConfigurationError: the client library rejects the settings.
+        ConfigurationError: The client library rejects the settings.
     """
     settings: dict[str, Any] = {
         **({} if compression is None else {"compression.type": compression}),
@@ -249,7 +249,7 @@ def consumer(
         The consumer and its log.
 
     Raises:
-        ConfigurationError: the client library rejects the settings.
+        ConfigurationError: The client library rejects the settings.
     """
     defaults = {
         "fetch.queue.backoff.ms": 1,  # the default of 1000 delays a reader that is faster than the queue
@@ -272,7 +272,7 @@ def admin(connection: KafkaConnection, *, client_id: str) -> tuple[AdminClient, 
     """Create a client for requests about topics and groups; return it and its log.
 
     Raises:
-        ConfigurationError: the client library rejects the settings.
+        ConfigurationError: The client library rejects the settings.
     """
     return make_client(AdminClient, connection, client_id, {})
 
@@ -294,8 +294,8 @@ def make_client(
         defaults: Settings that those of the connection override.
 
     Raises:
-        ConfigurationError: the client library rejects the settings.
-        UnavailableError: the source of tokens gives none.
+        ConfigurationError: The client library rejects the settings.
+        UnavailableError: The source of tokens gives none.
     """
     log = ClientLog(client_id, connection.bootstrap_servers, connection)
     ours = {**settings, "client.id": client_id, "allow.auto.create.topics": False, **log.callbacks()}
@@ -328,9 +328,9 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
         topic: The name of a topic that exists, if one is known. The answer to a producer or consumer is then small.
 
     Raises:
-        UnavailableError: there was no connection within `timeout_s` seconds; the message has the servers, the reason
+        UnavailableError: There was no connection within `timeout_s` seconds; the message has the servers, the reason
             and what to do.
-        AuthorizationError: this user may write to no topic, so the brokers refuse a producer.
+        AuthorizationError: This user may write to no topic, so the brokers refuse a producer.
     """
     start = time.monotonic()
     answers, is_looked_into = 0, False
@@ -435,8 +435,8 @@ def check_reachable(connection: KafkaConnection, *, client_id: str = "marshal-da
     """Connect once, within the connection's timeout, and close the connection.
 
     Raises:
-        ConfigurationError: the client library rejects the settings.
-        UnavailableError: as `reach`.
+        ConfigurationError: The client library rejects the settings.
+        UnavailableError: As `reach`.
     """
     client, log = admin(connection, client_id=client_id)
     try:

@@ -77,7 +77,7 @@ class KafkaConnection:
     The value is checked when it is created. Equal connections are equal as dictionary keys.
 
     Raises:
-        ConfigurationError: a field is wrong or contradicts another field.
+        ConfigurationError: A field is wrong or contradicts another field.
 
     Example:
         ```python
@@ -192,7 +192,7 @@ class KafkaConnection:
             The connection.
 
         Raises:
-            ConfigurationError: a field is missing, unknown or wrong, or contradicts another field.
+            ConfigurationError: A field is missing, unknown or wrong, or contradicts another field.
         """
         known = {"bootstrap_servers": None, **{name: settings[name] for name in settings if name in _FIELDS}}
         unknown = [_unknown_field(name, name_of) for name in settings if name not in _FIELDS]
@@ -215,7 +215,7 @@ class KafkaConnection:
             source: Where the settings come from, for the error message.
 
         Raises:
-            ConfigurationError: a field is missing, unknown or wrong, or contradicts another field.
+            ConfigurationError: A field is missing, unknown or wrong, or contradicts another field.
 
         Example:
             ```python
@@ -243,7 +243,7 @@ class KafkaConnection:
             The connection.
 
         Raises:
-            ConfigurationError: a variable is missing or wrong, or contradicts another one.
+            ConfigurationError: A variable is missing or wrong, or contradicts another one.
 
         Example:
             ```python
@@ -275,7 +275,7 @@ class KafkaConnection:
             The connection.
 
         Raises:
-            ConfigurationError: the file cannot be read or parsed, or a field is missing, unknown or wrong.
+            ConfigurationError: The file cannot be read or parsed, or a field is missing, unknown or wrong.
 
         Example:
             ```python
@@ -343,7 +343,7 @@ class KafkaConnection:
             The options by Spark's names.
 
         Raises:
-            ConfigurationError: a file or variable cannot be read, or the key does not have the form that Java needs
+            ConfigurationError: A file or variable cannot be read, or the key does not have the form that Java needs
                 (PKCS#8).
         """
         options = {

@@ -36,7 +36,7 @@ class GroupOffsets:
         """Connect in the background.
 
         Raises:
-            ConfigurationError: the client library rejects the settings.
+            ConfigurationError: The client library rejects the settings.
         """
         self.group = group
         self.is_spent = False
@@ -62,7 +62,7 @@ class GroupOffsets:
 
         Raises:
             AuthorizationError: DESCRIBE on the group or on the topic is missing.
-            UnavailableError: the brokers did not answer in time.
+            UnavailableError: The brokers did not answer in time.
         """
         request = Request(
             f"look up the committed offsets of group {self.group!r}",
@@ -78,8 +78,8 @@ class GroupOffsets:
 
         Raises:
             AuthorizationError: READ on the group or on the topic is missing.
-            TopicNotFoundError: the topic or one of the partitions does not exist.
-            UnavailableError: the brokers did not answer in time, or the group has active Kafka consumers.
+            TopicNotFoundError: The topic or one of the partitions does not exist.
+            UnavailableError: The brokers did not answer in time, or the group has active Kafka consumers.
         """
         request = Request(
             f"commit the offsets of group {self.group!r} in topic {topic!r}",

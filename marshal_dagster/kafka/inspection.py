@@ -56,9 +56,9 @@ class KafkaInspector(Topics):
         """Look up this user's rights on a topic, and the state of its replicas.
 
         Raises:
-            TopicNotFoundError: the topic does not exist.
+            TopicNotFoundError: The topic does not exist.
             AuthorizationError: DESCRIBE on the topic is missing.
-            UnavailableError: the brokers did not answer in time.
+            UnavailableError: The brokers did not answer in time.
         """
         described = self._described(topic, with_rights=True)
         return TopicInfo(
@@ -79,7 +79,7 @@ class KafkaInspector(Topics):
         """Look up the brokers that are alive, and their versions as far as this user may see them.
 
         Raises:
-            UnavailableError: the brokers did not answer in time.
+            UnavailableError: The brokers did not answer in time.
         """
         return [Broker(self._version_of(number)) for number in self._broker_ids()]
 

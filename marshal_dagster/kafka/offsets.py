@@ -41,7 +41,7 @@ class OffsetReader:
         """Connect in the background.
 
         Raises:
-            ConfigurationError: the client library rejects the settings.
+            ConfigurationError: The client library rejects the settings.
         """
         self.is_spent = False
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class OffsetReader:
             until_s: The deadline, in monotonic seconds.
 
         Raises:
-            KafkaException: the topic does not exist or this user may not see it, or no broker answered in time.
+            KafkaException: The topic does not exist or this user may not see it, or no broker answered in time.
         """
         with self._in_use(topic, until_s):
             return tuple(sorted(self._listed(topic, until_s)))
@@ -90,8 +90,8 @@ class OffsetReader:
             For each place the offset of each partition.
 
         Raises:
-            TopicNotFoundError: one of the partitions does not exist.
-            KafkaException: the topic does not exist or this user may not see it; or a partition has no leader, a
+            TopicNotFoundError: One of the partitions does not exist.
+            KafkaException: The topic does not exist or this user may not see it; or a partition has no leader, a
                 leader did not answer in time, or an answer is below `least`.
         """
         with self._in_use(topic, until_s):

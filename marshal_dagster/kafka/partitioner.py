@@ -25,6 +25,6 @@ class Partitioner(StrEnum):
         """Return the partitioner with this name.
 
         Raises:
-            ConfigurationError: no partitioner has this name.
+            ConfigurationError: No partitioner has this name.
         """
         return enum_member(cls, "partitioner", name)

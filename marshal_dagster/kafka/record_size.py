@@ -80,9 +80,9 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
         Bytes for each offset; 0.0 if no record could be found, and None if the topic has no offsets.
 
     Raises:
-        TopicNotFoundError: the topic does not exist.
-        AuthorizationError: a right on the topic is missing.
-        UnavailableError: the brokers did not answer in time.
+        TopicNotFoundError: The topic does not exist.
+        AuthorizationError: A right on the topic is missing.
+        UnavailableError: The brokers did not answer in time.
     """
     bounds = topics.offsets(topic, topics.describe(topic).partitions)
     there = {partition: _Sample(at.end, at.start) for partition, at in bounds.items() if at.start < at.end}

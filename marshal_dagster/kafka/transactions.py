@@ -138,7 +138,7 @@ class Transaction:
             sends_alone: Send each record in a request of its own, so that a rejected record is known exactly.
 
         Raises:
-            ConfigurationError: the client library rejects the settings.
+            ConfigurationError: The client library rejects the settings.
         """
         self._connection = connection
         self._timeout_s = timeout_s
@@ -218,9 +218,9 @@ class Transaction:
             timestamp_ms: The timestamp in unix ms; None: the client sets it.
 
         Raises:
-            RecordRejectedError: the client or the broker rejects this record or an earlier one.
-            ProducerFencedError: another producer has fenced this one, or the transaction has timed out.
-            UnavailableError: the brokers did not answer in time.
+            RecordRejectedError: The client or the broker rejects this record or an earlier one.
+            ProducerFencedError: Another producer has fenced this one, or the transaction has timed out.
+            UnavailableError: The brokers did not answer in time.
         """
         if self._began_s is None:
             self._began_s = time.monotonic()
@@ -458,9 +458,9 @@ def check_notes_are_kept(topics: Topics, topic: str) -> None:
     """Check that a topic of notes is compacted, so that it keeps them. Pass if this user may not see its settings.
 
     Raises:
-        ConfigurationError: the cleanup policy is not `compact` alone.
-        TopicNotFoundError: the topic does not exist.
-        UnavailableError: the brokers did not answer in time.
+        ConfigurationError: The cleanup policy is not `compact` alone.
+        TopicNotFoundError: The topic does not exist.
+        UnavailableError: The brokers did not answer in time.
     """
     try:
         policy = topics.settings(topic).get("cleanup.policy")
@@ -545,8 +545,8 @@ class NotesReader:
                 answer of the broker this waits for the timeout of the connection if that is longer.
 
         Raises:
-            TransactionStillOpenError: a transaction has not ended in that time.
-            CoordinationLogChangedError: the topic was re-created or truncated since the last call.
+            TransactionStillOpenError: A transaction has not ended in that time.
+            CoordinationLogChangedError: The topic was re-created or truncated since the last call.
         """
         at = self._topics.offsets(self.topic, [NOTES_PARTITION], committed_only=False)[NOTES_PARTITION]
         if at.end < self._next:

@@ -38,7 +38,7 @@ def render_page(timeline: Timeline, *, empty: str) -> str:
         empty: The sentence that is shown if there is nothing to draw.
 
     Raises:
-        ConfigurationError: the extra `timeline` is not installed.
+        ConfigurationError: The extra `timeline` is not installed.
     """
     require_extra(Extra.TIMELINE, "the timeline")
     parts = {
