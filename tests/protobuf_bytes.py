@@ -20,6 +20,13 @@ def message_field(
     return made
 
 
+def map_entry(name: str, value: FieldDescriptorProto) -> DescriptorProto:
+    """Return the message of a map's entries, whose keys are strings."""
+    entry = DescriptorProto(name=name, field=[message_field("key", 1, F.TYPE_STRING), value])
+    entry.options.map_entry = True
+    return entry
+
+
 def orders_file(*, newer: bool = False) -> FileDescriptorProto:
     """Return a file with `shop.Other`, and `shop.Order` with `shop.Order.Line`; the newer one has one more field."""
     line = DescriptorProto(name="Line", field=[message_field("sku", 1, F.TYPE_STRING)])

@@ -30,7 +30,7 @@ from marshal_dagster.spark.reader import read_ranges, read_schema
 from tests.avro_bytes import encode, framed, long, record
 from tests.conditions import WITHIN_S
 from tests.pages import python_blocks
-from tests.protobuf_bytes import framed_message, orders_file
+from tests.protobuf_bytes import F, framed_message, orders_file
 from tests.real.conftest import MakeTopic
 from tests.registry import Registry, running_registry
 from tests.spark_frames import local_frame
@@ -627,6 +627,10 @@ def test_protobuf_of_several_schemas_is_read_by_one(spark: "SparkSession", regis
     first = registry.register("orders", "...", kind="PROTOBUF", serialized=orders_file().SerializeToString())
     second = registry.register("orders", "...", kind="PROTOBUF", serialized=orders_file(newer=True).SerializeToString())
     avro = registry.register("a", '"string"')
+    wider = orders_file()
+    wider.message_type[1].field[4].type = F.TYPE_INT64
+    third = registry.register("wider", "...", kind="PROTOBUF", serialized=wider.SerializeToString())
+    conflict = f"schema id {third}: field serial is int64, but uint64 in the reader's schema"
     empty: dict[str, Any] = {"id": 0, "note": None, "lines": [], "at": None, "serial": 0, "state": "NEW", "total": 0.0}
     total = bytes.fromhex("39000000000000e03f")
     cases: list[tuple[bytes | None, Any]] = [
@@ -637,6 +641,7 @@ def test_protobuf_of_several_schemas_is_read_by_one(spark: "SparkSession", regis
         (framed_message(second, [1], b""), empty),
         (framed_message(second, [0], b""), "it is a shop.Other, not a shop.Order"),
         (framed_message(second, [1], total[:5]), "no valid shop.Order: Error parsing message"),
+        (framed_message(third, [1], b"\x28\x01"), conflict),
         (framed_message(avro, [1], b""), f"schema id {avro} is of type AVRO, not PROTOBUF"),
         (framed_message(77, [1], b""), "schema id 77 is not known"),
         (b"\x00\x00", "shorter than a frame"),

@@ -20,6 +20,7 @@ from marshal_dagster._internal.extras import Extra, require_extra
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.decoding import confluent_wire_format
 from marshal_dagster.spark.decoding.decoded_batch import ADDED, NOT_UTF8, DecodedBatch, NullPolicy
+from marshal_dagster.spark.decoding.protobuf_field_types import field_type_conflict, is_repeated, messages_of
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
@@ -39,6 +40,8 @@ _VARINT_BITS: Final = 35
 _MOST_INDEXES: Final = 100
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND_NS: Final = 1_000_000_000
+_LEFT_OUT: Final = "a value that has another type or is not in the enum, which Protobuf would leave out"
 
 
 def decode_protobuf(
@@ -61,9 +64,15 @@ def decode_protobuf(
     - Its schema id is unknown, or belongs to another kind of schema.
     - It is another message than `message`, or not a valid encoding of it. A message that was truncated between two
       fields is valid in Protobuf.
+    - Its schema and the reader's have different types in a field, unless the reader's holds all values of the writer's:
+      an `int32` can be read as an `int64`, but not the other way round. So are fields that are repeated in the writer's
+      schema only.
+    - A field has a value that Protobuf would leave out: one of another encoding, or in proto2 an unknown value of an
+      enum.
 
     A field that is not set is null; a field without presence has its default. An enum is the name of its value, or the
-    number of an unknown value. A `uint64` is a decimal, and a `google.protobuf.Timestamp` is a timestamp.
+    number of an unknown value. A `uint64` is a decimal, and a `google.protobuf.Timestamp` is a timestamp, whose
+    nanoseconds are cut off after the microsecond.
 
     The Python workers of Spark need marshal_dagster.
 
@@ -92,13 +101,15 @@ def decode_protobuf(
     """
     files = _reader_files(schemas, descriptors, subject)
     descriptor = _message(files, message)
-    schemas_by_id = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.PROTOBUF)
+    fields = _struct(descriptor)
+    known = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.PROTOBUF)
+    schemas_by_id = {number: _if_of_reader(number, schema, descriptor) for number, schema in known.items()}
     names = {
         number: _names(_main_file(schema, f"schema id {number}"))
         for number, schema in schemas_by_id.items()
         if isinstance(schema, Schema)
     }
-    result = t.StructType([t.StructField("value", _struct(descriptor)), t.StructField("reason", t.StringType())])
+    result = t.StructType([t.StructField("value", fields), t.StructField("reason", t.StringType())])
 
     def read_framed(value: bytes | None) -> tuple[Any, str | None] | None:
         return None if value is None else read_message(bytes(value), files, message, names)
@@ -166,6 +177,16 @@ def _main_file(schema: Schema, source: str) -> "FileDescriptorProto":
         raise ConfigurationError(
             f"{source}: its text is not a serialized descriptor, which the registry must support"
         ) from error
+
+
+def _if_of_reader(number: int, schema: Schema | str, reader: "Descriptor") -> Schema | str:
+    """Return `schema`, or a reason if the reader's message would read other values than its writers wrote."""
+    if isinstance(schema, str):
+        return schema
+    messages = messages_of(_main_file(part, f"schema id {number}") for _, part in _with_references("", schema))
+    writer = messages.get(reader.full_name)
+    conflict = writer and field_type_conflict(writer, reader, messages)
+    return f"schema id {number}: {conflict}" if conflict else schema
 
 
 def _names(file: "FileDescriptorProto") -> dict[Place, str]:
@@ -237,7 +258,7 @@ def _type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
         entry = field.message_type.fields_by_name
         return t.MapType(_single_type(entry["key"], above), _single_type(entry["value"], above))
     single = _single_type(field, above)
-    return t.ArrayType(single) if _is_repeated(field) else single
+    return t.ArrayType(single) if is_repeated(field) else single
 
 
 def _single_type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
@@ -260,12 +281,6 @@ def _single_type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
 
 def _is_map(field: "FieldDescriptor") -> bool:
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
-
-
-def _is_repeated(field: "FieldDescriptor") -> bool:
-    if hasattr(field, "is_repeated"):
-        return bool(field.is_repeated)
-    return bool(field.label == field.LABEL_REPEATED)  # protobuf before 6.31
 
 
 # The records, in Spark's workers
@@ -321,7 +336,17 @@ def _varint(value: bytes, at: int) -> tuple[int, int]:
 
 
 def _fields(message: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a class built from a descriptor
+    _check_is_whole(message)
     return tuple(_field(message, field) for field in message.DESCRIPTOR.fields)
+
+
+def _check_is_whole(message: Any) -> None:  # noqa: ANN401 - a class built from a descriptor
+    """Raise `ValueError` if Protobuf has put a value of one of the message's fields aside, as an unknown one."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    for unknown in UnknownFieldSet(message):
+        if (field := message.DESCRIPTOR.fields_by_number.get(unknown.field_number)) is not None:
+            raise ValueError(f"field {field.name}: {_LEFT_OUT}")
 
 
 def _field(message: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - a class built from a descriptor
@@ -329,7 +354,7 @@ def _field(message: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - 
     if _is_map(field):
         of_key, of_value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         return {_single(key, of_key): _single(value[key], of_value) for key in value}
-    if _is_repeated(field):
+    if is_repeated(field):
         return [_single(item, field) for item in value]
     if field.has_presence and not message.HasField(field.name):
         return None
@@ -339,6 +364,9 @@ def _field(message: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - 
 def _single(value: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - a class built from a descriptor
     if field.message_type is not None:
         if field.message_type.full_name == _TIMESTAMP:
+            _check_is_whole(value)
+            if not 0 <= value.nanos < _SECOND_NS:
+                raise ValueError(f"field {field.name}: a timestamp with {value.nanos} nanoseconds")
             return _EPOCH + timedelta(seconds=value.seconds, microseconds=value.nanos // 1_000)
         return _fields(value)
     if field.cpp_type == field.CPPTYPE_ENUM:
