@@ -243,7 +243,9 @@ def propose(
             else:
                 yield proposal
     for group, (topic, number) in unused:
-        raise ConfigurationError(f"--offset: topic {topic!r} has no partition {number} (for group {group!r})")
+        raise ConfigurationError(
+            f"--offset: topic {topic!r} has no partition {number} (for group {group!r}); correct the number"
+        )
 
 
 def _of_topic(

@@ -65,7 +65,7 @@ def test_an_unknown_id_is_none_and_an_unknown_subject_is_an_error(registry: Regi
     requested = len(registry.requested)
     assert ConfluentSchemas(found.client, largest_id=10).by_id(11) is None
     assert len(registry.requested) == requested
-    with pytest.raises(ConfigurationError, match="has no version latest of subject 'orders'"):
+    with pytest.raises(ConfigurationError, match="the schema registry has no subject 'orders': correct the name"):
         found.latest("orders")
 
 

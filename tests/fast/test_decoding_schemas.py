@@ -67,7 +67,7 @@ def test_the_newest_schema_is_requested_each_time(registry: Registry) -> None:
     assert schemas.latest("a/b c") == Schema(SchemaKind.AVRO, '"string"')
     registry.register("s", "message A {}", kind="PROTOBUF", serialized=b"\x0a\x01a")
     assert schemas.latest("s") == Schema(SchemaKind.PROTOBUF, "CgFh")
-    with pytest.raises(ConfigurationError, match="no version latest of subject 'none'"):
+    with pytest.raises(ConfigurationError, match="has no subject 'none': correct the name"):
         schemas.latest("none")
 
 

@@ -555,7 +555,7 @@ class DatabaseSink(Steps, Generic[Connection]):
         found = self._dialect.columns(connection)
         if still := [name for name in missing if name not in found]:
             raise ConfigurationError(
-                f"table {self._output} has not got the columns {', '.join(still)} that were added to it: the name is "
+                f"table {self._output} lacks the columns {', '.join(still)} after they were added: their names are "
                 "too long, or the role may not read them. Rename the result's columns, or grant the right"
             )
         return found

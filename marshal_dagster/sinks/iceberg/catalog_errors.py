@@ -65,7 +65,7 @@ def known_errors(output: str, secrets: Callable[[], Iterable[str]]) -> Iterator[
         if kind is AuthorizationError:
             raise _refused(output, text) from None
         raise UnavailableError(
-            f"{output}: the catalog or its storage cannot be reached ({text}). Run the batch again when it is"
+            f"{output}: the catalog or its storage cannot be reached ({text}). Run the batch again once it can be"
         ) from None
 
 

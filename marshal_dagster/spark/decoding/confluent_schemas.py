@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
-from marshal_dagster.spark.decoding.schemas import LARGEST_ID, UNKNOWN_CODES, Schema, SchemaKind
+from marshal_dagster.spark.decoding.schemas import LARGEST_ID, LATEST, UNKNOWN_CODES, Schema, SchemaKind, missing_schema
 
 _FORMAT: Final = "serialized"
 """The form in which the registry gives Protobuf schemas. It gives those of other languages as they are."""
@@ -88,12 +88,12 @@ class ConfluentSchemas:
             UnavailableError: The registry cannot be reached.
             ConfigurationError: There is no such subject, or the registry rejects the credentials.
         """
-        return self._version(subject, "latest")
+        return self._version(subject, LATEST)
 
     def _version(self, subject: str, version: int | str) -> Schema:
         found = self._schema(lambda: self.client.get_version(subject, version, fmt=_FORMAT).schema)
         if found is None:
-            raise ConfigurationError(f"the schema registry has no version {version} of subject {subject!r}")
+            raise missing_schema("the schema registry", subject, version)
         return found
 
     def _schema(self, request: Callable[[], Any]) -> Schema | None:

@@ -96,5 +96,8 @@ def newest_schema(schemas: Schemas, subject: str, kind: SchemaKind) -> Schema:
     """Return the newest schema of a subject. Raises `ConfigurationError` unless it is of `kind`."""
     newest = schemas.latest(subject)
     if newest.kind is not kind:
-        raise ConfigurationError(f"the newest schema of subject {subject!r} is of type {newest.kind}, not {kind}")
+        raise ConfigurationError(
+            f"the newest schema of subject {subject!r} is of type {newest.kind}, not {kind}: name another subject, or "
+            "use the function for that type"
+        )
     return newest

@@ -26,6 +26,8 @@ UNKNOWN_CODES: Final = frozenset({40401, 40402, 40403})
 """The error codes of a registry for an unknown subject, version or schema."""
 LARGEST_ID: Final = 2**31 - 1
 """The largest possible id. For a larger one a registry answers as for an unknown path."""
+LATEST: Final = "latest"
+"""The name of a subject's newest version in a registry's paths."""
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _MOST_BYTES: Final = 16 * 1024 * 1024
 
@@ -233,15 +235,15 @@ class SchemaRegistry:
             UnavailableError: The registry cannot be reached.
             ConfigurationError: There is no such subject, or the registry rejects the credentials.
         """
-        return self._version(subject, "latest")
+        return self._version(subject, LATEST)
 
     def _version(self, subject: str, version: str) -> Schema:
         from urllib.parse import quote
 
         path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
-        schema = self._schema(path, keep=version != "latest")
+        schema = self._schema(path, keep=version != LATEST)
         if schema is None:
-            raise ConfigurationError(f"schema registry {self.url} has no version {version} of subject {subject!r}")
+            raise missing_schema(f"schema registry {self.url}", subject, version)
         return schema
 
     def _schema(self, path: str, *, keep: bool = True) -> Schema | None:
@@ -332,6 +334,15 @@ class SchemaRegistry:
 
 
 @lru_cache(maxsize=8)
+def missing_schema(registry: str, subject: str, version: int | str) -> ConfigurationError:
+    """Return the error for a version of a subject, or `latest`, that a registry does not have."""
+    if version == LATEST:
+        return ConfigurationError(f"{registry} has no subject {subject!r}: correct the name, or register a schema")
+    return ConfigurationError(
+        f"{registry} has no version {version} of subject {subject!r}, to which another schema refers: register it there"
+    )
+
+
 def _opener(ca_location: str | None) -> "OpenerDirector":
     """Return the HTTP client, cached because reading the certificates takes longer than a request."""
     from urllib.request import HTTPErrorProcessor, HTTPSHandler, build_opener
