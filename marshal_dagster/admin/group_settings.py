@@ -173,6 +173,12 @@ class GroupSettingsAdmin(LogUser):
             require_all_certain(reader.world)
             require_settings_allowed(reader.world, self.group, stopped=self.go_consumers_stopped)
 
+    def has_partitions(self) -> bool:
+        """Return whether the log as read last has a partition of the group."""
+        reader = self.reader
+        with reader.lock:
+            return any(name == self.group for name, _, _, _ in reader.world.keys())  # noqa: SIM118
+
     def owners(self) -> Sequence[Owner]:
         """Return the owners of the group's partitions and ranges, by the log as read last."""
         reader = self.reader

@@ -232,7 +232,8 @@ class PartitionSource:
             raise StartPositionError(
                 f"Kafka has committed offsets of group {self._context.group!r} for partitions {known} of topic "
                 f"{self._request.topic!r}, but the coordination log has none: perhaps it was deleted and re-created. "
-                f"Delivery {mode} does not continue automatically: check what was processed, then set allow_log_reset"
+                f"Delivery {mode} does not continue automatically: check what was processed, then import these offsets "
+                "(`marshal-dagster position import`), or set allow_log_reset"
             )
 
     def _ranges(self, keys: Mapping[int, Key]) -> tuple[ClaimedRange, ...]:

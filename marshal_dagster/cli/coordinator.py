@@ -187,7 +187,7 @@ def run(
         where = "" if address is None else f"; its health is at http://{address}{PATH}"
         report("started", f"the coordinator has started{where}", health=address)
         run_until_signal(coordinator.run, coordinator.stop)
-        report("stopped", "the coordinator has stopped; another one takes over its groups")
+        report("stopped", "the coordinator has stopped; its groups wait for another one")
     return ExitCode.OK
 
 

@@ -101,7 +101,8 @@ class BatchOptions(OutboxOptions):
             callback=finite,
             min=1,
             max=_LONGEST_S,
-            help="When brokers abort the transaction of a dead harvester; until then read_committed consumers wait.",
+            help="Time after which brokers abort the transaction of a dead harvester. Until then, read_committed "
+            "consumers wait.",
         ),
     ] = DEFAULT_OPTIONS.transaction_timeout_s
     partitioner: Annotated[str, typer.Option("--partitioner", metavar="NAME", help=PARTITIONER_TEXT)] = (
@@ -326,10 +327,10 @@ def _blocking_lines(blocking: Sequence[BlockingTransaction]) -> Iterator[output.
 @command(
     app,
     "migrate",
-    "Move the table of goharvest or of Debezium's event router into the outbox. In one transaction the table is "
-    "renamed, its waiting rows move, and a view with a trigger takes its name, so that its writers continue unchanged. "
-    "The command shows its checks and asks for confirmation. --dry-run also shows the SQL. The outbox must exist, with "
-    "another name than the table.",
+    "Move goharvest's or Debezium's table into the outbox. For Debezium it is the table of the outbox event router. In "
+    "one transaction the table is renamed, its waiting rows move, and a view with a trigger takes its name, so that "
+    "its writers continue unchanged. The command shows its checks and asks for confirmation. --dry-run also shows the "
+    "SQL. The outbox must exist, with another name than the table.",
     "outbox migrate --from goharvest --table outbox --name events --dry-run",
     "outbox migrate --from debezium --table outboxevent --name events --header type=eventType",
     "outbox migrate --from goharvest --table outbox --name events --undo",

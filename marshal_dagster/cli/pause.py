@@ -61,7 +61,9 @@ def pause(
     ] = None,
     length: Annotated[
         str | None,
-        typer.Option("--for", metavar="DURATION", help="How long to pause: 90s, 30m, 2h, 1d12h."),
+        typer.Option(
+            "--for", metavar="DURATION", help="How long to pause: 90s, 30m, 2h, 1d12h. This or --until is required."
+        ),
     ] = None,
     reason: Annotated[
         str | None,

@@ -26,6 +26,7 @@ from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import DryRun, GroupName, LogOptions, NewGroup, Wait, Yes, finite
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
+from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS
 
 _COLUMNS: Final = ("coordination partitions", "heartbeat interval", "rule set", "delivery", "features", "note")
 
@@ -118,11 +119,30 @@ def show(options: SettingsOptions) -> None:
 )
 def set_(
     *,
-    heartbeat_interval: Annotated[float | None, heartbeat_interval_option("Time between two heartbeats.")] = None,
-    rules: Annotated[str | None, typer.Option("--rules", metavar="native|go", help="The rule set.")] = None,
+    heartbeat_interval: Annotated[
+        float | None,
+        heartbeat_interval_option(
+            "Time between two heartbeats. Default: the present one, or in a new group "
+            f"{DEFAULT_SETTINGS.heartbeat_interval_ms // 1_000} "
+            f"(with --rules go: {WITHOUT_SETTINGS.heartbeat_interval_ms // 1_000}).",
+        ),
+    ] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            "--rules",
+            metavar="native|go",
+            help=f"The rule set. Default: the present one, or {DEFAULT_SETTINGS.rule_set} in a new group.",
+        ),
+    ] = None,
     delivery: Annotated[
         str | None,
-        typer.Option("--delivery", metavar="MODE", help="at_most_once, at_least_once or effectively_once."),
+        typer.Option(
+            "--delivery",
+            metavar="MODE",
+            help="at_most_once, at_least_once or effectively_once. Default: the present one, or "
+            f"{DEFAULT_SETTINGS.delivery} in a new group.",
+        ),
     ] = None,
     ranges: Annotated[bool, typer.Option("--ranges", help="Let members claim ranges of a partition.")] = False,
     new_group: NewGroup = False,
@@ -147,7 +167,9 @@ def set_(
             _report(options, before, before)
             return ExitCode.OK
         admin.require_allowed()
-        if any(there.settings.delivery is not settings.delivery for there in before.values()):
+        if admin.has_partitions() and any(
+            there.settings.delivery is not settings.delivery for there in before.values()
+        ):
             output.write_note(
                 f"delivery changes for group {options.group!r}: open plans end, and every partition with an offset "
                 "begins a new generation"

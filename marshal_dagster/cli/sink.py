@@ -37,8 +37,9 @@ Sink = Annotated[
 @command(
     app,
     "describe",
-    "Show what the output of a sink has, by group, partition and generation. The rows are those that were written, "
-    "also if they were replaced or deleted later. DeltaSink and KafkaSink store positions only.",
+    "Show the ranges and positions of a sink's output. They are shown by group, partition and generation. The rows are "
+    "those that were written, also if they were replaced or deleted later. DeltaSink and KafkaSink "
+    "store only positions.",
     "sink describe --sink my_project.sinks:orders",
 )
 def describe(*, sink: Sink, as_json: AsJson = False) -> ExitCode:
@@ -65,8 +66,9 @@ def _row(stored: StoredGeneration) -> list[str | output.Line]:
 @command(
     app,
     "check",
-    "Check whether the output of a sink is whole: ranges without gaps and overlaps, positions that match them, and "
-    "rows that belong to a range. It reads all rows and changes nothing. The exit code is 1 if something is wrong.",
+    "Check whether the output of a sink is whole. Its ranges must have no gaps and overlaps, its positions must match "
+    "them, and each row must belong to a range. The command reads all rows and changes nothing. The exit code is 1 if "
+    "something is wrong.",
     "sink check --sink my_project.sinks:orders",
 )
 def check(*, sink: Sink, as_json: AsJson = False) -> ExitCode:
@@ -82,10 +84,10 @@ def check(*, sink: Sink, as_json: AsJson = False) -> ExitCode:
 @command(
     app,
     "vacuum",
-    "Remove what no write can need again: of a FileSink the files of attempts that did not commit, of a database sink "
-    "records of ranges. Entries of adjacent ranges become one, and their rows are "
-    "assigned to it. Entries of older generations without rows are deleted. The command shows the numbers and asks for "
-    "confirmation. Writers of a partition wait while it is worked on.",
+    "Remove files and records that no write needs. Of a FileSink these are the files of attempts that did not commit, "
+    "of a database sink records of ranges. Entries of adjacent ranges become one, and their rows are assigned to it. "
+    "Entries of older generations without rows are deleted. The command shows the numbers and asks for confirmation. "
+    "Writers of a partition wait while it is worked on.",
     "sink vacuum --sink my_project.sinks:orders --dry-run",
     "sink vacuum --sink my_project.sinks:orders --yes",
 )

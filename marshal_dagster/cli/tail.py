@@ -71,7 +71,10 @@ def tail(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records.")] = False,
     from_start: Annotated[bool, typer.Option("--from-start", help="Show all records, from the log's first.")] = False,
-    lines: Annotated[int | None, typer.Option("--lines", "-n", metavar="N", help="The last N records.")] = None,
+    lines: Annotated[
+        int | None,
+        typer.Option("--lines", "-n", metavar="N", help="The last N records. Default: 10; all with --json or --since."),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", "-e", help="Show each record as a sentence: who did what, and why not.")
     ] = False,

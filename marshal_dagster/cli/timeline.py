@@ -54,12 +54,15 @@ def timeline(
         typer.Option(
             "--since",
             metavar="TIME",
-            help="The beginning of the picture: a duration such as 2h, or a time such as 2026-01-31T18:00:00Z.",
+            help="The beginning of the picture: a duration such as 2h, or a time such as 2026-01-31T18:00:00Z. "
+            "Required without a FILE.",
         ),
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option("--until", metavar="TIME", help="The end of the picture; as --since."),
+        typer.Option(
+            "--until", metavar="TIME", help="The end of the picture, as --since. Default: the end of the log."
+        ),
     ] = None,
     group: OnlyGroup = None,
     topic: Annotated[

@@ -361,7 +361,8 @@ def _replica_problems(topics: Topics, described: TopicDescription, settings: Map
     replicas, reported = described.replication, settings.get("min.insync.replicas")
     problems: list[SettingProblem] = []
     if replicas < MOST_REPLICAS:
-        alone = replicas == 1
+        alone, brokers = replicas == 1, topics.broker_count()
+        missing = f"; the cluster has only {brokers} now" if brokers < MOST_REPLICAS else ""
         problems.append(
             SettingProblem(
                 "replication factor",
@@ -369,9 +370,9 @@ def _replica_problems(topics: Topics, described: TopicDescription, settings: Map
                 str(MOST_REPLICAS),
                 "if one broker fails, all members stop" + (", and its disk has the only copies" if alone else ""),
                 "kafka-reassign-partitions --execute --reassignment-json-file replicas.json (a file that names "
-                f"{MOST_REPLICAS} brokers for each partition of {described.name}: see More replicas in "
+                f"{MOST_REPLICAS} brokers for each partition of {described.name}{missing}: see More replicas in "
                 "docs/how-to/deployment.md)",
-                Severity.DANGER if alone and topics.broker_count() > 1 else Severity.WARNING,
+                Severity.DANGER if alone and brokers > 1 else Severity.WARNING,
             )
         )
     wanted = min(LEAST_INSYNC, replicas)

@@ -106,6 +106,13 @@ def test_every_example_is_one_that_the_parser_takes() -> None:
         command.make_context("", arguments[len(path) :])
 
 
+@pytest.mark.parametrize("name", [name for name, command in LOADED.items() if hasattr(command, "commands")])
+def test_the_list_of_a_group_cuts_no_sentence(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """In a terminal of 80 columns, the first sentence of each command's help fits into the group's list."""
+    lines = call(capsys, name, "--help").out.partition("Commands:")[2].splitlines()
+    assert [line for line in lines if line.endswith("...")] == []
+
+
 def test_every_command_is_walked() -> None:
     """Commands within groups are included."""
     assert [each for each in (["top"], ["position", "reset"], ["kafka", "up"]) if each not in COMMANDS] == []

@@ -71,6 +71,17 @@ def test_settings_that_differ_are_reported(site: Site, capsys: pytest.CaptureFix
     assert act(capsys, *SHOW, "--json").json["differ"]
 
 
+def test_a_change_of_delivery_warns_only_a_group_with_partitions(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new group has no plans that could end."""
+    change = ("--delivery", "effectively_once", "--dry-run")
+    new = act(capsys, *SET, "--new-group", *change)
+    assert (new.code, new.err) == (0, "")
+    site.begin(0)
+    assert "open plans end" in act(capsys, *SET, *change).error
+
+
 def test_settings_of_a_group_that_is_not_known_are_an_error(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """The group's name is most likely misspelt."""
     site.begin(0)
