@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
@@ -20,8 +21,10 @@ from marshal_dagster.sinks.sink import (
     check_ranges,
     checked_after_read,
     refuse_foreign_rows,
+    session_of,
     unreplaceable,
 )
+from marshal_dagster.spark.column_names import check_names, is_case_sensitive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -229,7 +232,8 @@ def rows_of_frame(frame: object) -> list[Row]:
         The rows as dicts.
 
     Raises:
-        ConfigurationError: A row has no column `partition`.
+        ConfigurationError: A row has no column `partition`, or its partition or offset is no integer; or two columns
+            have the same name.
     """
     given: Any = frame
     if hasattr(given, "collect"):  # Spark
@@ -244,12 +248,22 @@ def rows_of_frame(frame: object) -> list[Row]:
         if wrong:
             raise ConfigurationError(f"the result has a {type(wrong[0]).__name__} as a row: return a list of dicts")
         rows = [dict(row) for row in given]
-        columns = sorted(set.intersection(*(set(row) for row in rows))) if rows else [PARTITION_COLUMN]
-    if PARTITION_COLUMN not in columns:
+        columns = sorted(set.union(*(set(row) for row in rows))) if rows else [PARTITION_COLUMN]
+    own = (PARTITION_COLUMN, OFFSET_COLUMN)
+    check_names(columns, own, case_sensitive=is_case_sensitive(session_of(given)))
+    if PARTITION_COLUMN not in columns or any(PARTITION_COLUMN not in row for row in rows):
         raise ConfigurationError(
             f"the result has no column {PARTITION_COLUMN!r}, by which a sink assigns each row to its range: keep the "
             "column"
         )
+    for row in rows:
+        for name in own:
+            value = row.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+                raise ConfigurationError(
+                    f"the result has {value!r} in column {name!r}, which must be the integer {name} of the message: a "
+                    "run's sink refuses other types. Keep the column as it was read"
+                )
     return rows
 
 

@@ -65,6 +65,30 @@ def test_rows_of_any_kind(kind: type) -> None:
         rows_of_frame(kind([{"shop": "north"}]))
 
 
+@pytest.mark.parametrize("kind", [list, PandasFrame])
+@pytest.mark.parametrize("name", ["partition", "offset"])
+@pytest.mark.parametrize("value", [0.0, True, "0", float("nan")])
+def test_what_is_no_integer_of_a_message_is_refused(kind: type, name: str, value: object) -> None:
+    """Other sinks refuse a column of such a type. A column of pandas has floats if one of its integers is null."""
+    with pytest.raises(ConfigurationError, match=f"{value!r} in column '{name}'"):
+        MemorySink().write(kind([{"partition": 0, "offset": 0, name: value}]), [part(0, 0, 2)], dict)
+
+
+@pytest.mark.parametrize("kind", [list, PandasFrame])
+def test_columns_that_other_sinks_confuse_are_refused(kind: type) -> None:
+    """Spark does not distinguish names that differ only in case."""
+    for names, found in (
+        (("partition", "Offset"), "treats 'Offset' as 'offset'"),
+        (("partition", "shop", "Shop"), "same name"),
+    ):
+        with pytest.raises(ConfigurationError, match=found):
+            rows_of_frame(kind([dict.fromkeys(names, 0)]))
+    repeated = PandasFrame([{"partition": 0, "shop": 1}])
+    repeated.columns = ("partition", "shop", "shop")
+    with pytest.raises(ConfigurationError, match="same name"):
+        rows_of_frame(repeated)
+
+
 def test_rows_of_spark() -> None:
     """A frame with `collect` is read once."""
     frame = LocalFrame(["partition", "value"], ((0, "a"),))
