@@ -21,16 +21,19 @@ DEFAULT_SCHEMA: Final = "public"
 LONGEST_NAME_BYTES: Final = 63
 _ANSWER_TIMEOUT_S: Final = 60.0
 
-SETTINGS: Final[Mapping[str, str]] = {
-    # PostgreSQL then raises an error if a row-level security policy would hide rows from a statement.
-    "row_security": "off",
-    # Each value is rendered as the same text, whatever time zone and styles the role, the database or the machine has.
+RENDERING: Final[Mapping[str, str]] = {
     "TimeZone": "UTC",
     "DateStyle": "ISO, YMD",
     "IntervalStyle": "postgres",
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "lc_monetary": "C",
+}
+"""Settings with which PostgreSQL renders each value as the same text, whatever the role, database or machine has."""
+SETTINGS: Final[Mapping[str, str]] = {
+    # PostgreSQL then raises an error if a row-level security policy would hide rows from a statement.
+    "row_security": "off",
+    **RENDERING,
     # Arrays and bytes that this library sends are read as they are meant.
     "array_nulls": "on",
     "standard_conforming_strings": "on",

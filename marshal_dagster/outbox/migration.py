@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, LiteralString
 
-from marshal_dagster._internal.postgres import be_only_creator, check_name
+from marshal_dagster._internal.postgres import RENDERING, be_only_creator, check_name
 from marshal_dagster._internal.texts import first_few
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.outbox.old_tables import (
@@ -507,10 +507,14 @@ class OutboxMigration:
         )
         body = trigger_body(self._old, insert, written).as_string(statements.connection)
         quote = "$$" if "$$" not in body else "$marshal_dagster$"
+        settings = sql.SQL(" ").join(
+            sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in RENDERING.items()
+        )
         statements.add(
             "CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER "
-            "SET search_path = pg_catalog, pg_temp AS {body}",
+            "SET search_path = pg_catalog, pg_temp {settings} AS {body}",
             function=function,
+            settings=settings,
             body=verbatim(f"{quote}\n{body}\n{quote}"),
         )
         statements.add("REVOKE ALL ON FUNCTION {function}() FROM PUBLIC", function=function)

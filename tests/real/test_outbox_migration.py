@@ -436,6 +436,40 @@ def test_debezium_columns_and_converters_are_options(site: Site) -> None:
     ]
 
 
+RENDERED: Final = ("TimeZone=Asia/Tokyo", "DateStyle=German", "IntervalStyle=iso_8601", "extra_float_digits=-5")
+"""Settings of a writer's session with which PostgreSQL renders values as other texts."""
+
+
+def test_the_text_of_a_value_is_the_same_for_each_writer(site: Site) -> None:
+    """Rows that are moved, and rows of writers with settings of their own, have the same keys and headers."""
+    names = ("at", "day", "took", "weight", "price")
+    site.connection.execute(
+        "ALTER TABLE outboxevent ADD number bigserial, ADD at timestamptz, ADD day date, ADD took interval, "
+        "ADD weight double precision, ADD price real"
+    )
+    insert: LiteralString = (
+        "INSERT INTO outboxevent (aggregatetype, aggregateid, type, payload, at, day, took, weight, price) VALUES "
+        "('order', '7', 'OrderPaid', '{}', '2026-01-31 10:11:12.5+00', '2026-01-31', '1 day 02:03:04', 0.1, 0.1)"
+    )
+    site.connection.execute(insert)
+    old = DebeziumTable(order_by="number", event_key="weight", headers=[(name, name) for name in names])
+    site.migration(old, "outboxevent").apply()
+    options = "".join(f" -c {setting}" for setting in RENDERED)
+    with psycopg.connect(site.dsn, options=f"-c search_path={site.schema}{options}") as connection:
+        connection.execute(insert)
+    expected = {
+        "at": b"2026-01-31 10:11:12.5+00",
+        "day": b"2026-01-31",
+        "took": b"1 day 02:03:04",
+        "weight": b"0.1",
+        "price": b"0.1",
+    }
+    for _, key, _, headers in site.moved():
+        assert key == b"0.1"
+        assert {name: content for name, content in headers if name != "id"} == expected
+    assert len(site.moved()) == 2
+
+
 # The command
 
 
