@@ -123,12 +123,12 @@ def show_plan(plan: MigrationPlan, *, with_statements: bool) -> None:
     rows = [(check.name, output.styled(check.level, _STYLES[check.level]), check.text) for check in plan.checks]
     output.show(output.Table(("check", "result", "what was found"), rows, may_fold={"what was found"}))
     if with_statements:
-        output.show("", "BEGIN;", *(f"{statement};" for statement in _lines(plan)), "COMMIT;", "")
+        output.show("", "BEGIN;", *_lines(plan), "COMMIT;", "")
 
 
 def _lines(plan: MigrationPlan) -> list[str]:
     """Return the statements without control characters, which `output` would escape."""
-    return [line for statement in plan.statements for line in statement.split("\n")]
+    return [line for statement in plan.statements for line in f"{statement};".split("\n")]
 
 
 def question(migration: OutboxMigration, old: OldTable, *, is_undo: bool) -> str:
