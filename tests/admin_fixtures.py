@@ -42,8 +42,9 @@ def go_owner(site: Site, *partitions: int, at: int = 50, instance: str = "gohost
     return instance
 
 
-def go_left(site: Site, *partitions: int, at: int = 50) -> None:
-    """Write the records of a Go consumer that owned partitions at offset `at` and released them."""
+def go_left(site: Site, *partitions: int) -> None:
+    """Write the records of a Go consumer that owned partitions at offset 50 and released them."""
+    at = 50
     instance = go_owner(site, *partitions, at=at)
     for partition in partitions:
         site.say(about(ReleasingPartition, instance, partition, offset=at))

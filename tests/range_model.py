@@ -106,10 +106,10 @@ class Truth:
 class Walk:
     """One walk: a log, its writers, and the checks."""
 
-    def __init__(self, seed: int, mode: DeliveryMode | None = None) -> None:
+    def __init__(self, seed: int) -> None:
         """Start with a group that has no record."""
         self.rng = Random(f"ranges:{seed}")
-        self.mode = mode or self.rng.choice(MODES)
+        self.mode = self.rng.choice(MODES)
         self.now_ms = 0
         self.end = self.rng.randrange(1, 30)
         self.world, self.older = (World(1, 60_000, RuleSet.NATIVE) for _ in range(2))

@@ -117,8 +117,8 @@ def check_kafka(options: DataLogOptions, max_attempts: int = DEFAULT_MAX_ATTEMPT
         yield brokers.throttling(throttled_s, connection.bootstrap_servers)
 
 
-def _misspelled_variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    for name, right in misspelled_variables(environment).items():
+def _misspelled_variables() -> Iterator[Finding]:
+    for name, right in misspelled_variables(os.environ).items():
         yield warning(
             "variables",
             f"no setting of a connection is named {name}; did you mean {right}?",

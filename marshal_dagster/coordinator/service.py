@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S
-from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordinator.assignment import DataPartitionId, sticky_assignment
 from marshal_dagster.coordinator.background import PeriodicCall
 from marshal_dagster.coordinator.group import GroupCoordinator, GroupEvent, GroupEventKind, GroupRules
@@ -208,7 +208,6 @@ class Coordinator:
         connection: KafkaConnection,
         topics: CoordinatorTopics | None = None,
         options: CoordinatorOptions | None = None,
-        clock: Clock | None = None,
         *,
         look: LookAtTopics | None = None,
         weigh: Weigh | None = None,
@@ -220,7 +219,6 @@ class Coordinator:
             connection: The cluster with the coordinator's topics.
             topics: The coordinator's topics; by default those with the default name.
             options: Rules, timing and recovery.
-            clock: The coordinator's clock; by default that of the system.
             look: Returns the data topics with their partition counts; by default it queries `connection`.
             weigh: Returns the weights of a group's partitions, for a strategy that needs them, such as `weighted`. It
                 is called every 30 seconds for each group, in a background thread.
@@ -229,7 +227,7 @@ class Coordinator:
         self._connection = connection
         self._topics = topics or CoordinatorTopics()
         self._options = options or CoordinatorOptions()
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._rules = replace(self._options.rules, weighs=weigh is not None)
         self._listener = listener or _log
         self._stop = threading.Event()

@@ -233,12 +233,11 @@ class Topics:
         partitions: Iterable[int],
         ask: Callable[["_Offsets", Sequence[int]], dict[int, T]],
         *,
-        committed_only: bool = True,
+        committed_only: bool,
     ) -> dict[int, T]:
         wanted = sorted(set(partitions))
         if not wanted:
             return {}
-
         return self._ask_reader(
             Request(doing, on_topic(topic, Right.DESCRIBE), topic),
             lambda reader, until_s: ask(partial(reader.offsets, topic, until_s=until_s), wanted),

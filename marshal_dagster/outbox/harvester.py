@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S
-from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.acls import Right, on_topic
@@ -138,11 +138,7 @@ class Harvester:
     """
 
     def __init__(
-        self,
-        tables: OutboxTables,
-        connection: KafkaConnection,
-        options: HarvesterOptions | None = None,
-        clock: Clock | None = None,
+        self, tables: OutboxTables, connection: KafkaConnection, options: HarvesterOptions | None = None
     ) -> None:
         """Configure the harvester; it connects in `run` or `drain`.
 
@@ -150,7 +146,6 @@ class Harvester:
             tables: The outbox's tables.
             connection: The cluster to publish to.
             options: The options; by default those of `HarvesterOptions()`.
-            clock: The harvester's clock; by default that of the system.
         """
         self.counts = HarvestCounts()
         """The numbers of rows, refusals and sessions since the start."""
@@ -161,7 +156,7 @@ class Harvester:
         self._tables = tables
         self._connection = connection
         self._options = options or DEFAULT_OPTIONS
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._is_stopped = False
         self._has_started = False
         """Whether the database and Kafka have answered once."""

@@ -158,12 +158,12 @@ def build_in(home: Path) -> SparkBuild | None:
     return SparkBuild(core["release"], core["scala"]) if core else None
 
 
-def installed_build(environ: Mapping[str, str] = os.environ) -> SparkBuild:
+def installed_build() -> SparkBuild:
     """Return which Spark PySpark starts, without importing it.
 
     Raises `ConfigurationError` if PySpark is not installed.
     """
-    home = find_spark(environ)
+    home = find_spark()
     found = build_in(home) if home else None
     if found is not None:
         return found
