@@ -309,11 +309,12 @@ def submitted_batch(
         The batch.
 
     Raises:
-        ConfigurationError: No run has started this script with `marshal_dagster.run_with_pipes`.
+        ConfigurationError: No run has started this script with `marshal_dagster.run_with_pipes`, or the connection
+            leads to another coordination topic than that of the run.
         ClaimLostError: The run does not hold the batch any more.
         BatchAbortedError: The run has died, or the block has not processed the batch. The end of the block raises it
             too, so that the script fails.
-        CoordinationLogChangedError: The connection leads to another coordination topic than that of the run.
+        CoordinationLogChangedError: The coordination topic was deleted and re-created, or truncated, meanwhile.
         FailingRecordError: Spark failed because of the records that the message names.
         UnavailableError: The brokers did not answer in time.
 

@@ -88,7 +88,7 @@ def test_a_member_sensor_takes_its_topics_pattern_name_interval_and_claimer(monk
             name="member",
             minimum_interval_s=50,
             claimer_key="east",
-            **options,  # type: ignore[arg-type] # topics or a pattern
+            **options,
         )
         assert (sensor.name, sensor.minimum_interval_seconds) == ("member", 50)
         assert sensor.required_resource_keys == {"east"}

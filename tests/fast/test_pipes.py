@@ -767,6 +767,34 @@ def test_a_sink_without_ranges_is_refused_in_a_group_with_ranges(scene: Scene, m
         launch(batch, script)
 
 
+def test_a_remote_sink_says_whether_the_scripts_sink_takes_ranges_in_any_order(scene: Scene) -> None:
+    """By default it does not, and a group whose members claim ranges refuses it before it starts a script."""
+    delivery = scene.delivery(EFFECTIVELY_ONCE, ranges=True)
+    delivery.claimed_batch(_request(), RemoteSink("lake/orders", supports_unordered_ranges=True))
+    with pytest.raises(ConfigurationError, match="use a sink that stores ranges"):
+        delivery.claimed_batch(_request(), RemoteSink("lake/orders"))
+
+
+def test_the_coordination_topic_may_be_on_another_cluster(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default a script reads it on the cluster of the data topics."""
+    home = KafkaConnection(bootstrap_servers="127.0.0.1:2")
+    seen: list[tuple[KafkaConnection, KafkaConnection]] = []
+
+    def connect(_: object, data: KafkaConnection, coordination: KafkaConnection) -> tuple[Rationalizer, Any]:
+        seen.append((data, coordination))
+        return Rationalizer(scene.log()), scene.data
+
+    def script(channel: Channel, *, elsewhere: KafkaConnection | None) -> None:
+        with submitted_batch(channel, CONNECTION, coordination_connection=elsewhere) as batch:
+            work(scene, batch)
+
+    monkeypatch.setattr(submitted, "_connect", connect)
+    for elsewhere in (home, None):
+        run(scene, partial(script, elsewhere=elsewhere))
+        scene.data.append(0, 1)
+    assert seen == [(CONNECTION, home), (CONNECTION, CONNECTION)]
+
+
 def test_a_script_names_the_record_that_fails(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search covers what the script has read and was about to write. An error before any read is not changed."""
     looked: list[tuple[Any, ...]] = []
