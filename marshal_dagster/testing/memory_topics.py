@@ -1,6 +1,7 @@
 """Data topics in memory, with records that a test gives as dicts, texts, bytes or tuples."""
 
 import json
+import math
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,8 +114,8 @@ class MemoryTopics:
             topic: The topic.
             records: Each record is a value (text, bytes, None), a tuple of key and value, or a dict with some of the
                 fields key, value, partition, timestamp and headers. A text is encoded in UTF-8, and a dict or list as a
-                value is encoded as JSON. A timestamp is a `datetime` with a time
-                zone, or Unix milliseconds; headers are a dict.
+                value is encoded as JSON. A timestamp is a `datetime` with a time zone, or Unix milliseconds. Its
+                microseconds are cut off, as Kafka's clients do. Headers are a dict.
 
         Returns:
             The records as they are in the topic.
@@ -250,7 +251,7 @@ class MemoryTopics:
                 at.end,
                 key,
                 _bytes(topic, "value", parts.get("value")),
-                given if isinstance(given, datetime) else _time(self._now_ms() if given is None else given),
+                _time(self._now_ms() if given is None else given),
                 tuple((name, _bytes(topic, f"header {name!r}", value)) for name, value in headers.items()),
             )
             at.records.append(made)
@@ -298,12 +299,14 @@ def _bytes(topic: str, what: str, value: object) -> bytes | None:
     )
 
 
-def _timestamp(topic: str, given: object) -> datetime | float | None:
-    """Return a timestamp in one of the forms of a test, None if it has none."""
-    if given is None or (isinstance(given, int | float) and not isinstance(given, bool)):
-        return given
+def _timestamp(topic: str, given: object) -> int | None:
+    """Return a timestamp in one of the forms of a test as Unix milliseconds, None if it has none."""
+    if given is None:
+        return None
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return math.floor(given)
     if isinstance(given, datetime) and given.tzinfo is not None:
-        return given
+        return (given - _START) // timedelta(milliseconds=1)
     raise ConfigurationError(
         f"topic {topic!r}: the timestamp of a record is {given!r}: give a datetime with a time zone, or Unix "
         "milliseconds"
@@ -333,5 +336,5 @@ def _partition_of(topic: str, wanted: object, key: bytes | None, partitions: Seq
     return min(range(len(partitions)), key=lambda number: (partitions[number].end, number))
 
 
-def _time(at_ms: float) -> datetime:
+def _time(at_ms: int) -> datetime:
     return _START + timedelta(milliseconds=at_ms)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -201,15 +201,16 @@ def test_a_crashed_run_of_another_dagster(instance: dg.DagsterInstance) -> None:
 
 
 def test_records_in_each_form(instance: dg.DagsterInstance) -> None:
-    """Records are values, tuples of key and value, or dicts of their parts."""
-    at = datetime(2026, 11, 27, tzinfo=UTC)
+    """Records are values, tuples of key and value, or dicts of their parts. Times are in UTC, with milliseconds."""
+    at = datetime(2026, 11, 27, microsecond=7_000, tzinfo=UTC)
+    elsewhere = at.replace(microsecond=7_999).astimezone(timezone(timedelta(hours=9)))
     given = [
         "text",
         b"bytes",
         None,
         ("key", b"value"),
-        {"key": "k", "value": {"price": 5}, "headers": {"trace": "7"}, "timestamp": at, "partition": 1},
-        {"value": [1], "timestamp": 1_000},
+        {"key": "k", "value": {"price": 5}, "headers": {"trace": "7"}, "timestamp": elsewhere, "partition": 1},
+        {"value": [1], "timestamp": 1_000.9},
     ]
     seen: list[dict[str, Any]] = []
 
@@ -223,6 +224,7 @@ def test_records_in_each_form(instance: dg.DagsterInstance) -> None:
     (full,) = [row for row in seen if row["key"] == b"k"]
     expected = {"topic": "orders", "partition": 1, "timestamp": at, "headers": [{"key": "trace", "value": b"7"}]}
     assert expected.items() <= full.items()
+    assert full["timestamp"].tzinfo is UTC
     (timed,) = [row for row in seen if row["value"] == b"[1]"]
     assert timed["timestamp"] == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
     assert list(full) == ["key", "value", "topic", "partition", "offset", "timestamp", "headers"]
