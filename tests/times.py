@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
@@ -58,6 +59,7 @@ def tables(times: Mapping[tuple[str, str], Time]) -> str:
     return "\n".join(_table(title, kind, times) for title, kind in kinds.items())
 
 
+@cache  # a report has thousands of tests
 def _part_of(file: str) -> str:
     path = FOLDER.joinpath(file).with_suffix(".py")
     return next((part for part in PARTS if path in files_of(part, file.partition("/")[0])), "other")
