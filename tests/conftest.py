@@ -62,7 +62,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.when == "teardown":
         stash = item.config.stash
         so_far_s = stash[_CLOCK]()
-        item.user_properties.append((PROPERTY, round(so_far_s - stash[_BEFORE_S], 2)))
+        # Processes that ended without a parent took their seconds with them.
+        item.user_properties.append((PROPERTY, round(max(so_far_s - stash[_BEFORE_S], 0.0), 2)))
         stash[_BEFORE_S] = so_far_s
 
 

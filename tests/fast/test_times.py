@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from tests import times
-from tests.processor_time import own_s, tree_s
+from tests import conftest, times
+from tests.processor_time import PROPERTY, own_s, tree_s
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.fast.test_claimer" name="test_a[1]" time="1.5">
@@ -42,3 +44,13 @@ def test_processor_seconds_contain_those_of_processes() -> None:
         child.communicate(b"\n")
     assert tree_after_s - tree_before_s >= 0.2
     assert own_s() - before_s >= 0.2
+
+
+def test_processes_that_end_with_a_test_do_not_make_its_seconds_negative() -> None:
+    """Those that nobody waits for take their seconds with them. Their time until then belongs to earlier tests."""
+    stash = {conftest._CLOCK: lambda: 5.0, conftest._BEFORE_S: 8.0}
+    item = SimpleNamespace(config=SimpleNamespace(stash=stash), user_properties=[])
+    call = SimpleNamespace(when="teardown")
+    conftest.pytest_runtest_makereport(cast("pytest.Item", item), cast("pytest.CallInfo[None]", call))
+    assert item.user_properties == [(PROPERTY, 0.0)]
+    assert stash[conftest._BEFORE_S] == 5.0
