@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import wait_until
-from tests.real.conftest import FolderScheduling
+from tests.real.conftest import FolderScheduling, own_ports
 from tests.real.services import ended_services, watched
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -44,3 +44,10 @@ def test_files_with_the_same_services_run_in_one_worker(test: str, scope: str) -
     """These are the files of a folder within `tests/real`, of a sink, and of HDFS."""
     scheduling = FolderScheduling.__new__(FolderScheduling)
     assert scheduling._split_scope(test) == scope
+
+
+def test_workers_and_a_run_beside_them_have_ports_of_their_own() -> None:
+    """So the port of a broker that a test has killed stays free for it."""
+    found = range(20_000, 32_768)
+    shares = [own_ports(found, worker, 3) for worker in range(3)] + [own_ports(found, None, 0)]
+    assert len(set().union(*shares)) == sum(map(len, shares)) == len(found)

@@ -41,12 +41,20 @@ def pytest_configure() -> None:
         start_spark_quickly()  # workers inherit the environment
         os.environ.update(submit_environment(QUICK_PLANS))
     show_frames_without_jvm()
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    lowest, highest = ports._LOWEST, ports._highest()
-    width = (highest + 1 - lowest) // workers
-    ports._LOWEST = lowest + number * width
-    ports._highest = lambda: lowest + (number + 1) * width - 1
+    name = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    own = own_ports(range(ports._LOWEST, ports._highest() + 1), int(name) if name else None, workers)
+    ports._LOWEST = own.start
+    ports._highest = lambda: own.stop - 1
+
+
+def own_ports(found: range, worker: int | None, workers: int) -> range:
+    """Return the ports of a worker; of a run without workers, which CI starts beside them, if `worker` is None."""
+    beside = len(found) // 4
+    if worker is None:
+        return found[-beside:]
+    width = (len(found) - beside) // workers
+    return found[worker * width : (worker + 1) * width]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
