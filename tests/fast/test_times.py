@@ -47,7 +47,7 @@ def test_processor_seconds_contain_those_of_processes() -> None:
 
 
 def test_processes_that_end_with_a_test_do_not_make_its_seconds_negative() -> None:
-    """Those that nobody waits for take their seconds with them. Their time until then belongs to earlier tests."""
+    """A process without a parent takes its seconds with it. Its time until then belongs to earlier tests."""
     stash = {conftest._CLOCK: lambda: 5.0, conftest._BEFORE_S: 8.0}
     item = SimpleNamespace(config=SimpleNamespace(stash=stash), user_properties=[])
     call = SimpleNamespace(when="teardown")
