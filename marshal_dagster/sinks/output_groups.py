@@ -17,7 +17,7 @@ class OutputGroups:
     """The rule for one output; the sink passes in which groups the output has ranges of.
 
     Raises:
-        ConfigurationError: If both `shared_by_groups` and `previous_group` are set.
+        ConfigurationError: Both `shared_by_groups` and `previous_group` are set.
 
     Example:
         ```python

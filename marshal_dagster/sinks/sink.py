@@ -90,7 +90,7 @@ class Sink(Protocol):
             The verdict on each range.
 
         Raises:
-            SinkRejectedError: If one of the ranges cannot be written; see `judge`, `judge_ranges` and `can_replace`.
+            SinkRejectedError: One of the ranges cannot be written; see `judge`, `judge_ranges` and `can_replace`.
         """
         ...
 
@@ -121,8 +121,8 @@ class Sink(Protocol):
             The ranges taken and skipped.
 
         Raises:
-            SinkRejectedError: If a range or a row cannot be written.
-            ConfigurationError: If the columns or the configuration of the output do not allow it.
+            SinkRejectedError: A range or a row cannot be written.
+            ConfigurationError: The columns or the configuration of the output do not allow it.
             Exception: Any error that `before_commit` raises.
         """
         ...
@@ -155,7 +155,7 @@ def check_columns(schema: "StructType", reserved: Collection[str], *, case_sensi
         case_sensitive: The session's `spark.sql.caseSensitive`, by which names are compared.
 
     Raises:
-        ConfigurationError: If the column `partition` is missing, `partition` or `offset` is not an integer or is spelt
+        ConfigurationError: The column `partition` is missing, `partition` or `offset` is not an integer or is spelt
             in another case, or a reserved name is used.
 
     Example:
@@ -191,7 +191,7 @@ def check_result(result: WriteResult | None, ranges: Sequence[ClaimedRange], sin
         sink: The sink, for the error.
 
     Raises:
-        BatchAbortedError: If a range is missing in the result, or is in it twice, or belongs to another batch.
+        BatchAbortedError: A range is missing in the result, or is in it twice, or belongs to another batch.
     """
     reported = Counter(() if result is None else (*result.taken, *result.skipped))
     wrong = list(map(str, (Counter(ranges) - reported) + (reported - Counter(ranges))))
@@ -230,7 +230,7 @@ def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[Claimed
         ranges: The ranges of the batch.
 
     Raises:
-        SinkRejectedError: If there are rows of a partition without a range.
+        SinkRejectedError: There are rows of a partition without a range.
 
     Example:
         ```python

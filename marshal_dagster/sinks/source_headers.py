@@ -41,8 +41,8 @@ def with_source_headers(frame: "DataFrame", ranges: Sequence[ClaimedRange]) -> "
         The rows of `frame` with the column `headers` added or extended.
 
     Raises:
-        ValueError: If the ranges belong to more than one group or topic, or a partition has more than one range.
-        ConfigurationError: If a column's name differs from `partition`, `offset` or `headers` only in a way that the
+        ValueError: The ranges belong to more than one group or topic, or a partition has more than one range.
+        ConfigurationError: A column's name differs from `partition`, `offset` or `headers` only in a way that the
             session ignores, or a setting of the session would change names.
 
     Example:

@@ -62,7 +62,7 @@ def keys_of(mode: WriteMode | str, keys: Sequence[str], order_by: str | None, *,
     """Return the keys of a sink's options, None if it appends.
 
     Raises:
-        ConfigurationError: If the options contradict each other.
+        ConfigurationError: The options contradict each other.
     """
     if enum_member(WriteMode, "mode", mode) is WriteMode.APPEND:
         if keys or order_by is not None:

@@ -297,7 +297,7 @@ def test_the_table_is_described_and_checked(target: IcebergTarget) -> None:
 
 
 def test_configuration_errors() -> None:
-    """A table without a namespace, an empty branch, another mode and an odd column are refused."""
+    """A table without a namespace, an empty branch, another mode and an odd column are refused, and so are groups that share an output but follow one another."""
     for table in ("orders", "shop.", ".orders", ""):
         with pytest.raises(ConfigurationError, match="with its namespace"):
             IcebergSink(table)
@@ -308,6 +308,8 @@ def test_configuration_errors() -> None:
     for name in ("", "source.name"):
         with pytest.raises(ConfigurationError, match="without a dot"):
             IcebergSink("shop.orders", source_column=name)
+    with pytest.raises(ConfigurationError, match="previous_group cannot be combined with shared_by_groups"):
+        IcebergSink("shop.orders", shared_by_groups=True, previous_group="etl")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class Case:
             target: An output that is empty.
 
         Raises:
-            AssertionError: If the sink does not have the property.
+            AssertionError: The sink does not have the property.
             Exception: Any error that the sink raises unexpectedly.
         """
         if self._in_any_order and not target.sink().supports_unordered_ranges:

@@ -239,7 +239,7 @@ class StagedRows(ABC, Generic[Connection]):
             wanted: The ranges of the batch, for errors.
 
         Raises:
-            SinkRejectedError: If the database would change or rejects a row, or the number of rows has changed.
+            SinkRejectedError: The database would change or rejects a row, or the number of rows has changed.
         """
 
     @abstractmethod
@@ -252,7 +252,7 @@ class StagedRows(ABC, Generic[Connection]):
             counts: The number of rows, by partition.
 
         Raises:
-            SinkRejectedError: If the table rejects a row, or the number of moved rows differs from `counts`.
+            SinkRejectedError: The table rejects a row, or the number of moved rows differs from `counts`.
         """
 
     def attempt(self, connection: Connection) -> AbstractContextManager[None]:

@@ -152,7 +152,7 @@ class MariaDBSink(DatabaseSink[Connection]):
                 never changed.
 
         Raises:
-            ConfigurationError: If a value is not valid.
+            ConfigurationError: A value is not valid.
         """
         check_name("table", table, 4 * _LONGEST_NAME)
         if len(table) > _LONGEST_NAME:

@@ -71,7 +71,7 @@ class Server:
             timeouts: The limits of a transaction.
 
         Raises:
-            ConfigurationError: If the URL cannot be read.
+            ConfigurationError: The URL cannot be read.
         """
         text = dsn if isinstance(dsn, str) else dsn.get_secret_value()
         self.timeouts = timeouts

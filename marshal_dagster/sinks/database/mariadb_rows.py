@@ -184,7 +184,7 @@ class InsertedRows(StagedRows[Connection]):
         """Move the rows of `wanted` to the output.
 
         Raises:
-            SinkRejectedError: If the table rejects a row, or their number differs from `counts` (by partition).
+            SinkRejectedError: The table rejects a row, or their number differs from `counts` (by partition).
         """
         taken = {self._ids[range_.partition]: range_.partition for range_ in wanted}
         try:

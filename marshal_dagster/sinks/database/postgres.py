@@ -163,7 +163,7 @@ class PostgresSink(DatabaseSink["Connection"]):
                 evaluated. The role must own the table. Columns are never removed, and their types never changed.
 
         Raises:
-            ConfigurationError: If a value is not valid.
+            ConfigurationError: A value is not valid.
         """
         for name, value in (("table", table), ("schema", schema)):
             check_name(name, value)

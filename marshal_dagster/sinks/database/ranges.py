@@ -91,7 +91,7 @@ class RangeTables(Generic[Connection]):
         The lock is shared if only the ranges' own group has ranges there, else exclusive.
 
         Raises:
-            LocksOutdatedError: If the topic's groups changed before the shared lock was acquired.
+            LocksOutdatedError: The topic's groups changed before the shared lock was acquired.
         """
         own = {ranges[0].group}
         is_alone = self.groups(connection, ranges) == own
@@ -220,7 +220,7 @@ class RangeTables(Generic[Connection]):
         """Lock the partitions' ranges, and check again that no other writer has added an overlapping range.
 
         Raises:
-            LocksOutdatedError: If another writer has.
+            LocksOutdatedError: Another writer has added one.
         """
         self._dialect.lock_names(connection, [self._name(range_) for range_ in taken])
         if self._overlapping(connection, taken, own):

@@ -74,7 +74,7 @@ class TransactionHook(Protocol[_Connection_contra]):
             columns: The output's columns.
 
         Raises:
-            ConfigurationError: If it cannot be written.
+            ConfigurationError: The data cannot be written.
         """
         ...
 
@@ -87,7 +87,7 @@ class TransactionHook(Protocol[_Connection_contra]):
             ranges: The values of `marshal_range` of the rows that are written.
 
         Raises:
-            SinkRejectedError: If the data cannot be written.
+            SinkRejectedError: The data cannot be written.
         """
         ...
 
@@ -163,7 +163,7 @@ class DatabaseSink(Steps, Generic[Connection]):
                 evaluated. Columns are never removed, and their types never changed.
 
         Raises:
-            ConfigurationError: If a value is not valid.
+            ConfigurationError: A value is not valid.
         """
         self.written_by = enum_member(RowWriter, "written_by", written_by)
         """The processes that load the rows."""
@@ -188,9 +188,9 @@ class DatabaseSink(Steps, Generic[Connection]):
             rows: The schema of the frame, to create the table for the rows too if it is missing.
 
         Raises:
-            ConfigurationError: If a column has a type that the sink does not write or a reserved name, or if the role
+            ConfigurationError: A column has a type that the sink does not write or a reserved name, or the role
                 lacks a right.
-            UnavailableError: If the database cannot be reached or does not answer in time.
+            UnavailableError: The database cannot be reached or does not answer in time.
         """
         if rows is not None:
             self._check_columns(rows)
@@ -209,9 +209,9 @@ class DatabaseSink(Steps, Generic[Connection]):
             The verdict on each range.
 
         Raises:
-            SinkRejectedError: If one of the ranges cannot be written.
-            ConfigurationError: If a table is missing or the role lacks a right.
-            UnavailableError: If the database cannot be reached or does not answer in time.
+            SinkRejectedError: One of the ranges cannot be written.
+            ConfigurationError: A table is missing or the role lacks a right.
+            UnavailableError: The database cannot be reached or does not answer in time.
         """
         check_ranges(ranges)
         with self._transaction() as connection:
@@ -227,7 +227,7 @@ class DatabaseSink(Steps, Generic[Connection]):
             None, or the reason why these rows cannot be replaced.
 
         Raises:
-            UnavailableError: If the database cannot be reached or does not answer in time.
+            UnavailableError: The database cannot be reached or does not answer in time.
         """
         with self._transaction() as connection:
             held = self._ranges.held(connection, ranges, only_older=False)
@@ -259,9 +259,9 @@ class DatabaseSink(Steps, Generic[Connection]):
             The ranges taken and skipped.
 
         Raises:
-            SinkRejectedError: If a range or a row cannot be written.
-            ConfigurationError: If the table is missing or would change or lose values.
-            UnavailableError: If the database cannot be reached or does not answer in time.
+            SinkRejectedError: A range or a row cannot be written.
+            ConfigurationError: The table is missing or would change or lose values.
+            UnavailableError: The database cannot be reached or does not answer in time.
         """
         self._check_columns(frame.schema)
         check_ranges(ranges)
@@ -294,8 +294,8 @@ class DatabaseSink(Steps, Generic[Connection]):
         """Return what the table has, by the record of its ranges (`ReportingSink.describe`).
 
         Raises:
-            ConfigurationError: If a table is missing or the role lacks a right.
-            UnavailableError: If the database cannot be reached or does not answer in time.
+            ConfigurationError: A table is missing or the role lacks a right.
+            UnavailableError: The database cannot be reached or does not answer in time.
         """
         return self._maintenance.describe()
 
@@ -303,8 +303,8 @@ class DatabaseSink(Steps, Generic[Connection]):
         """Return what is wrong with the ranges and rows of the table; it reads all rows (`ReportingSink.check`).
 
         Raises:
-            ConfigurationError: If a table is missing or the role lacks a right.
-            UnavailableError: If the database cannot be reached or does not answer in time.
+            ConfigurationError: A table is missing or the role lacks a right.
+            UnavailableError: The database cannot be reached or does not answer in time.
         """
         return self._maintenance.check()
 
@@ -320,9 +320,9 @@ class DatabaseSink(Steps, Generic[Connection]):
             How many entries are merged and deleted.
 
         Raises:
-            ConfigurationError: If a table is missing or the role lacks a right.
-            SinkRejectedError: If a trigger keeps rows from being updated.
-            UnavailableError: If the database cannot be reached or does not answer in time.
+            ConfigurationError: A table is missing or the role lacks a right.
+            SinkRejectedError: A trigger keeps rows from being updated.
+            UnavailableError: The database cannot be reached or does not answer in time.
         """
         return self._maintenance.vacuum(dry_run=dry_run)
 
@@ -448,7 +448,7 @@ class DatabaseSink(Steps, Generic[Connection]):
         `hold` selects the lock that is kept until the transaction ends.
 
         Raises:
-            SinkRejectedError: If a range is refused, belongs to another group, or lies over rows that cannot be
+            SinkRejectedError: A range is refused, belongs to another group, or lies over rows that cannot be
                 replaced.
         """
         rows = self._ranges.rows(connection, ranges, hold)

@@ -101,8 +101,8 @@ class Upsert(Generic[Connection]):
             counts: The number of rows, by partition.
 
         Raises:
-            SinkRejectedError: If no order decides between two rows, a key is null, or the table rejects a row.
-            TransactionConflictError: If another transaction has inserted a row of a key meanwhile.
+            SinkRejectedError: No order decides between two rows, a key is null, or the table rejects a row.
+            TransactionConflictError: Another transaction has inserted a row of a key meanwhile.
         """
         if not wanted:
             return

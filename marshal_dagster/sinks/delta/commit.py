@@ -101,7 +101,7 @@ class Commit:
         """Parse the metadata of a commit, or return None if another writer made the commit.
 
         Raises:
-            SinkRejectedError: If the metadata has a newer version.
+            SinkRejectedError: The metadata has a newer version.
         """
         try:
             document = json.loads(text or "null")

@@ -39,7 +39,7 @@ def delta_place(path: str | None, table: str | None) -> DeltaPlace:
     """Return the place of a table that is given by exactly one of path and name.
 
     Raises:
-        ConfigurationError: If both or none are given, or the name has no schema or is not one of Spark SQL.
+        ConfigurationError: Both or none are given, or the name has no schema or is not one of Spark SQL.
     """
     if path is not None and table is not None:
         raise ConfigurationError("both path and table are given, but a Delta table has one of them: leave one out")

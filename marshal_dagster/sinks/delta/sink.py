@@ -105,7 +105,7 @@ class DeltaSink(Steps):
             order_by: The result's column that decides between rows of several partitions: the greatest value wins.
 
         Raises:
-            ConfigurationError: If not exactly one of `path` and `table` is given, the name has no schema, `options`
+            ConfigurationError: Not exactly one of `path` and `table` is given, the name has no schema, `options`
                 contains an option that the sink sets itself, or `keys` and `order_by` do not fit the mode.
         """
         self._keys = keys_of(mode, keys, order_by, shared_by_groups=shared_by_groups)
@@ -137,8 +137,8 @@ class DeltaSink(Steps):
             The verdict on each range.
 
         Raises:
-            SinkRejectedError: If one of the ranges cannot be written.
-            ConfigurationError: If there is no session, or it does not have Delta Lake.
+            SinkRejectedError: One of the ranges cannot be written.
+            ConfigurationError: There is no session, or it does not have Delta Lake.
         """
         check_ranges(ranges)
         table = self._table()
@@ -185,8 +185,8 @@ class DeltaSink(Steps):
             The ranges taken and skipped.
 
         Raises:
-            SinkRejectedError: If a range or a row cannot be written.
-            ConfigurationError: If a column has a reserved name, or a setting of the session or the table's partitions
+            SinkRejectedError: A range or a row cannot be written.
+            ConfigurationError: A column has a reserved name, or a setting of the session or the table's partitions
                 would change values.
         """
         spark = session_of(frame)
@@ -224,8 +224,8 @@ class DeltaSink(Steps):
             The positions, by group, topic and partition.
 
         Raises:
-            SinkRejectedError: If the newest commit has a newer version, or is that of another table.
-            ConfigurationError: If there is no session, or it does not have Delta Lake.
+            SinkRejectedError: The newest commit has a newer version, or is that of another table.
+            ConfigurationError: There is no session, or it does not have Delta Lake.
         """
         return SinkReport(f"table {self._place}", tuple(report.stored_generations(self._checked(self._table()))))
 
@@ -238,7 +238,7 @@ class DeltaSink(Steps):
             One line for each problem.
 
         Raises:
-            ConfigurationError: If there is no session, or it does not have Delta Lake.
+            ConfigurationError: There is no session, or it does not have Delta Lake.
         """
         while True:
             table = self._table()
@@ -380,7 +380,7 @@ class DeltaSink(Steps):
 
         Raises:
             Exception: `failure`, if no commit has the number.
-            SinkRejectedError: If the table's history has lost a commit with the number.
+            SinkRejectedError: The table's history has lost a commit with the number.
         """
         for other in table.commits():
             if other.number == commit.number:
@@ -405,7 +405,7 @@ class DeltaSink(Steps):
         """Return the ranges at whose offsets the table has rows of older generations.
 
         Raises:
-            SinkRejectedError: If these rows cannot be replaced, or the ranges belong to another group.
+            SinkRejectedError: These rows cannot be replaced, or the ranges belong to another group.
         """
         self._groups.check(*_of_groups(table, newest, ranges))
         later = [range_ for range_ in _readable(ranges) if _is_later(newest.kept.get(partition_key(range_)), range_)]
@@ -460,8 +460,8 @@ class DeltaSink(Steps):
         """Return the sink's newest commit in the table.
 
         Raises:
-            SinkRejectedError: If the table forgets commits, or its commits are those of another table.
-            ConfigurationError: If its storage lets two writers commit at once, or the session cannot merge.
+            SinkRejectedError: The table forgets commits, or its commits are those of another table.
+            ConfigurationError: Its storage lets two writers commit at once, or the session cannot merge.
         """
         if self._keys is not None:
             table.check_merges()

@@ -352,7 +352,7 @@ class DeltaTable:
         If another commit has this number already, raise any error or do nothing.
 
         Raises:
-            SinkRejectedError: If rows replace each other, and no order decides between two of them.
+            SinkRejectedError: Rows replace each other, and no order decides between two of them.
         """
         self._newest = None
         written = self._with_ranges(rows.frame, taken, commit.attempt).where(f"{MARSHAL_COLUMN}.`end` IS NOT NULL")
@@ -418,7 +418,7 @@ class DeltaTable:
         This is a commit without a number.
 
         Raises:
-            ConfigurationError: If the table lacks columns of the result, or has them with another type.
+            ConfigurationError: The table lacks columns of the result, or has them with another type.
         """
         check_keys(keys, frame.schema)
         kinds = ", ".join(f"{quoted(name)}: {kind}" for name, kind in {**_MARSHAL_FIELDS, "attempt": "string"}.items())

@@ -192,7 +192,7 @@ class CommitLog:
         """Read the commits made since the last call, and return all commits.
 
         Raises:
-            SinkRejectedError: If a file is missing, damaged, or of a newer version.
+            SinkRejectedError: A file is missing, damaged, or of a newer version.
         """
         view = self._take_view()
         self._storage.refresh_folder(_COMMITS)
@@ -345,7 +345,7 @@ def load(storage: Storage, name: str) -> dict[str, Any] | None:
     """Return the JSON object in a file, or None if the file does not exist.
 
     Raises:
-        SinkRejectedError: If the file is damaged or of a newer version.
+        SinkRejectedError: The file is damaged or of a newer version.
     """
     text = storage.read(name)
     if text is None:

@@ -92,7 +92,7 @@ class HadoopStorage(Storage):
             exclusive: How the file system lets only one of several writers create a file, if it does not declare it.
 
         Raises:
-            ConfigurationError: If `exclusive` has another value.
+            ConfigurationError: `exclusive` has another value.
         """
         if exclusive not in {None, "rename", "create"}:
             raise ConfigurationError(f"exclusive is {exclusive!r}; it must be 'rename' or 'create'")

@@ -85,7 +85,7 @@ class ObjectLocation:
             The parts.
 
         Raises:
-            ConfigurationError: If the URI has no bucket, or is not of a store's form.
+            ConfigurationError: The URI has no bucket, or is not of a store's form.
         """
         scheme, _, rest = uri.partition(":")
         authority, _, prefix = rest.removeprefix("//").partition("/")
@@ -118,7 +118,7 @@ class ObjectLocation:
             The options.
 
         Raises:
-            ConfigurationError: If the sink sets an option itself, or a value is not a text.
+            ConfigurationError: The sink sets an option itself, or a value is not a text.
         """
         checked = {name.lower(): value for name, value in options.items()}
         for name, value in checked.items():
@@ -140,7 +140,7 @@ class ObjectLocation:
             The options with which the store is opened.
 
         Raises:
-            ConfigurationError: If a variable is not set, or a file cannot be read.
+            ConfigurationError: A variable is not set, or a file cannot be read.
         """
         texts = {name: value if isinstance(value, str) else value.get_secret_value() for name, value in options.items()}
         return OpenOptions(self, dereferenced(texts, "storage_options"))

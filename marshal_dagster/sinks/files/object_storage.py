@@ -53,7 +53,7 @@ class ObjectStorage(Storage):
             options: Settings of the store's client, as for `FileSink`.
 
         Raises:
-            ConfigurationError: If the URI or an option is not valid.
+            ConfigurationError: The URI or an option is not valid.
         """
         self._location = ObjectLocation.parse(uri)
         self._uri = uri

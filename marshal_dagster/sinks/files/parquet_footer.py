@@ -42,7 +42,7 @@ def rows_in_footer(name: str, size: int, read: Callable[[int, int], bytes]) -> i
         The number of rows.
 
     Raises:
-        NotParquetError: If the file has no valid footer.
+        NotParquetError: The file has no valid footer.
     """
     footer = _footer(name, size, read)
     try:

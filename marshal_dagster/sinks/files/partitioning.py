@@ -33,7 +33,7 @@ def check_partition_by(spark: "SparkSession | None", schema: "StructType", parti
         partition_by: The columns that become folders.
 
     Raises:
-        ConfigurationError: If a column is missing, no column would be left, a column's type is not supported, or a
+        ConfigurationError: A column is missing, no column would be left, a column's type is not supported, or a
             setting of the session would change dates.
     """
     if not partition_by:
@@ -60,8 +60,8 @@ def check_names(partition_by: Sequence[str]) -> tuple[str, ...]:
     """Return the columns as a tuple.
 
     Raises:
-        ConfigurationError: If it is a string, has a column twice, or has the column `offset` or one whose folders
-            engines would skip.
+        ConfigurationError: `partition_by` is a string, has a column twice, or has the column `offset` or one whose
+            folders engines would skip.
     """
     if isinstance(partition_by, str):
         raise ConfigurationError(f"partition_by is {partition_by!r}; it must be a list of columns: [{partition_by!r}]")

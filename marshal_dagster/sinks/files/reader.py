@@ -227,7 +227,7 @@ def _columns(schemas: Mapping[str, "StructType"], *, case_sensitive: bool) -> di
     """Return the columns of all commits, newest first, by their name as the session compares names.
 
     Raises:
-        ConfigurationError: If a column's type differs between commits.
+        ConfigurationError: A column's type differs between commits.
     """
     columns: dict[str, t.StructField] = {}
     for schema in schemas.values():

@@ -137,7 +137,7 @@ class FileSink(Steps):
                 "Another group").
 
         Raises:
-            ConfigurationError: If the path, the format or an option is not supported.
+            ConfigurationError: The path, the format or an option is not supported.
         """
         self.path, self._storage = _opened(path, session, exclusive, storage_options)
         if format not in formats.FORMATS:
@@ -166,11 +166,11 @@ class FileSink(Steps):
             The verdict on each range.
 
         Raises:
-            SinkRejectedError: If one of the ranges cannot be written, or a file of the output is missing or damaged.
-            ConfigurationError: If the file system or the object store cannot keep two writers apart, or there is no
+            SinkRejectedError: One of the ranges cannot be written, or a file of the output is missing or damaged.
+            ConfigurationError: The file system or the object store cannot keep two writers apart, or there is no
                 session to reach it.
-            AuthorizationError: If an object store has refused access.
-            UnavailableError: If an object store cannot be reached.
+            AuthorizationError: An object store has refused access.
+            UnavailableError: An object store cannot be reached.
         """
         check_ranges(ranges)
         self._check_storage()
@@ -189,7 +189,7 @@ class FileSink(Steps):
             None, or the reason why these rows cannot be replaced.
 
         Raises:
-            SinkRejectedError: If the output is damaged or was written by a newer version.
+            SinkRejectedError: The output is damaged or was written by a newer version.
         """
         with self._lock:
             view = self._log.refresh()
@@ -217,8 +217,8 @@ class FileSink(Steps):
             The ranges taken and skipped. `rows` is filled for Parquet only.
 
         Raises:
-            SinkRejectedError: If a range cannot be written, or the format cannot store a value unchanged.
-            ConfigurationError: If the format cannot store a column's type unchanged, or a setting of the session
+            SinkRejectedError: A range cannot be written, or the format cannot store a value unchanged.
+            ConfigurationError: The format cannot store a column's type unchanged, or a setting of the session
                 would change values (docs/how-to/sinks.md, "Files").
         """
         spark = session_of(frame)
@@ -273,9 +273,9 @@ class FileSink(Steps):
             A frame of the rows; Spark reads the files when the frame is evaluated.
 
         Raises:
-            ConfigurationError: If nothing was committed yet, a column's type differs between commits, or a setting of
+            ConfigurationError: Nothing was committed yet, a column's type differs between commits, or a setting of
                 the session would change the values.
-            SinkRejectedError: If the output is damaged, was written by a newer version, or has JSON or CSV files of an
+            SinkRejectedError: The output is damaged, was written by a newer version, or has JSON or CSV files of an
                 older version that lost values.
         """
         self._storage.use(lambda: spark)
@@ -299,8 +299,8 @@ class FileSink(Steps):
             The paths of the files.
 
         Raises:
-            ConfigurationError: If the output is not local; call `committed_uris` instead.
-            SinkRejectedError: If the output is damaged or was written by a newer version.
+            ConfigurationError: The output is not local; call `committed_uris` instead.
+            SinkRejectedError: The output is damaged or was written by a newer version.
         """
         if not isinstance(self.path, Path):
             raise ConfigurationError(f"output {self.path} is not local; call `committed_uris` instead")
@@ -313,7 +313,7 @@ class FileSink(Steps):
             The URIs or paths of the files.
 
         Raises:
-            SinkRejectedError: If the output is damaged or was written by a newer version.
+            SinkRejectedError: The output is damaged or was written by a newer version.
         """
         with self._lock:
             view = self._log.refresh()
@@ -335,7 +335,7 @@ class FileSink(Steps):
             The number of attempts that were removed or completed.
 
         Raises:
-            SinkRejectedError: If the output is damaged or was written by a newer version.
+            SinkRejectedError: The output is damaged or was written by a newer version.
         """
         with self._lock:
             return sum(self._sweep())
@@ -347,7 +347,7 @@ class FileSink(Steps):
             The ranges, by group, topic, partition and generation.
 
         Raises:
-            SinkRejectedError: If the output is damaged or was written by a newer version.
+            SinkRejectedError: The output is damaged or was written by a newer version.
         """
         with self._lock:
             return SinkReport(f"folder {self.path}", tuple(report.stored_generations(self._log.refresh())))

@@ -50,8 +50,8 @@ def match_columns(
         filled: The table's columns that the sink fills.
 
     Raises:
-        ConfigurationError: If a column is missing in the table, or its type cannot hold all values; if a column of
-            the table that is required or has a default is missing in the result; if two columns have the same name
+        ConfigurationError: A column is missing in the table, or its type cannot hold all values. Or a column of
+            the table that is required or has a default is missing in the result, or two columns have the same name
             in files.
     """
     found = [_column(name, schema.fields, case_sensitive=case_sensitive) for name in result.names]

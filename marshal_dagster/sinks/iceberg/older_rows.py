@@ -67,7 +67,7 @@ def source_columns(schema: "Schema", name: str, output: str) -> SourceColumns:
         output: The name of the table, for errors.
 
     Raises:
-        ConfigurationError: If one of them is missing or has another type.
+        ConfigurationError: One of the columns is missing or has another type.
     """
     fields = {field.name: field for field in schema.fields}
     wanted = {name: ("string",), PARTITION_COLUMN: _INTEGERS, OFFSET_COLUMN: ("long",)}
@@ -170,7 +170,7 @@ def replacement(
         name: The beginning of the names of new files.
 
     Raises:
-        SinkRejectedError: If a file has other rows too, and a column whose values pyiceberg does not read exactly.
+        SinkRejectedError: A file has other rows too, and a column whose values pyiceberg does not read exactly.
     """
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan

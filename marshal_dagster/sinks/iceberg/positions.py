@@ -123,7 +123,7 @@ class TablePositions:
             where: The name of the property and the table, for errors.
 
         Raises:
-            SinkRejectedError: If the text is damaged or has a newer version.
+            SinkRejectedError: The text is damaged or has a newer version.
         """
         try:
             plain = text if text.startswith("{") else zlib.decompress(b64decode(text, validate=True)).decode()

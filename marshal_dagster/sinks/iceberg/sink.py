@@ -107,7 +107,7 @@ class IcebergSink(Steps):
                 "Another group").
 
         Raises:
-            ConfigurationError: If the table has no namespace, the branch is empty, the mode is another one, or the
+            ConfigurationError: The table has no namespace, the branch is empty, the mode is another one, or the
                 source column is a field of a struct.
         """
         if not all(table.split(".")) or "." not in table:
@@ -152,11 +152,11 @@ class IcebergSink(Steps):
             The verdict on each range.
 
         Raises:
-            SinkRejectedError: If one of the ranges cannot be written, or the table does not exist.
-            ConfigurationError: If pyiceberg or the catalog's configuration is missing, or the table is partitioned in a
+            SinkRejectedError: One of the ranges cannot be written, or the table does not exist.
+            ConfigurationError: pyiceberg or the catalog's configuration is missing, or the table is partitioned in a
                 way that cannot be written.
-            AuthorizationError: If the catalog has refused the credentials.
-            UnavailableError: If the catalog cannot be reached.
+            AuthorizationError: The catalog has refused the credentials.
+            UnavailableError: The catalog cannot be reached.
         """
         check_ranges(ranges)
         table = self._table()
@@ -173,7 +173,7 @@ class IcebergSink(Steps):
             None, or the reason why they would be refused.
 
         Raises:
-            SinkRejectedError: If the table does not exist.
+            SinkRejectedError: The table does not exist.
         """
         table = self._table()
         positions, sources = table.positions(), self._source_columns(table)
@@ -201,10 +201,10 @@ class IcebergSink(Steps):
             The ranges taken and skipped.
 
         Raises:
-            SinkRejectedError: If a range or a row cannot be written.
-            ConfigurationError: If the table cannot store the columns exactly.
-            AuthorizationError: If the catalog has refused the commit.
-            UnavailableError: If the commit failed, or the table was changed in a way that the files of this batch do
+            SinkRejectedError: A range or a row cannot be written.
+            ConfigurationError: The table cannot store the columns exactly.
+            AuthorizationError: The catalog has refused the commit.
+            UnavailableError: The commit failed, or the table was changed in a way that the files of this batch do
                 not fit any more.
         """
         spark = session_of(frame)
@@ -254,7 +254,7 @@ class IcebergSink(Steps):
             The positions, by group, topic and partition.
 
         Raises:
-            SinkRejectedError: If the table does not exist, was rolled back, or has positions of a newer version.
+            SinkRejectedError: The table does not exist, was rolled back, or has positions of a newer version.
         """
         return SinkReport(self._output, tuple(report.stored_generations(self._table().positions())))
 
@@ -265,7 +265,7 @@ class IcebergSink(Steps):
             One line for each problem.
 
         Raises:
-            SinkRejectedError: If the table does not exist.
+            SinkRejectedError: The table does not exist.
         """
         table = self._table()
         try:
@@ -284,7 +284,7 @@ class IcebergSink(Steps):
             The number of positions, and which procedures of Iceberg remove old snapshots and files.
 
         Raises:
-            SinkRejectedError: If the table does not exist, was rolled back, or has positions of a newer version.
+            SinkRejectedError: The table does not exist, was rolled back, or has positions of a newer version.
         """
         hint = (
             "Iceberg's procedure expire_snapshots removes old snapshots with their positions, and remove_orphan_files "
@@ -378,8 +378,8 @@ class IcebergSink(Steps):
         """Commit, and return whether the table has the commit. If not, it was changed: it must be judged again.
 
         Raises:
-            AuthorizationError: If the catalog has refused the commit.
-            UnavailableError: If the commit failed, although the table was not changed meanwhile.
+            AuthorizationError: The catalog has refused the commit.
+            UnavailableError: The commit failed, although the table was not changed meanwhile.
         """
         from pyiceberg.exceptions import CommitFailedException
 

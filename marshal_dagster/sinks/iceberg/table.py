@@ -57,7 +57,7 @@ class IcebergTable:
         """Load the table's newest state.
 
         Raises:
-            SinkRejectedError: If there is no such table or branch, or its format is not version 2.
+            SinkRejectedError: There is no such table or branch, or its format is not version 2.
         """
         from pyiceberg.exceptions import NoSuchTableError
 
@@ -128,7 +128,7 @@ class IcebergTable:
         """Return the positions of the rows that the branch has now.
 
         Raises:
-            SinkRejectedError: If the branch was rolled back to a snapshot before the first commit of the sink that is
+            SinkRejectedError: The branch was rolled back to a snapshot before the first commit of the sink that is
                 known.
         """
         stored = self._stored()
@@ -164,8 +164,8 @@ class IcebergTable:
         """Write the branch's files that have rows of older generations again, without these rows.
 
         Raises:
-            SinkRejectedError: If a file has other rows too, and a column whose values pyiceberg does not read exactly;
-                or if the branch has equality deletes.
+            SinkRejectedError: A file has other rows too, and a column whose values pyiceberg does not read exactly,
+                or the branch has equality deletes.
         """
         snapshot = self.metadata.snapshot_by_name(self._branch)
         if snapshot is None:

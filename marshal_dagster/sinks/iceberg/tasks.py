@@ -37,7 +37,7 @@ class WritePlan:
     """What tasks need to write the rows of one batch. It can be pickled.
 
     Raises:
-        ConfigurationError: If the table's properties do not allow to write Parquet files.
+        ConfigurationError: The table's properties do not allow to write Parquet files.
     """
 
     metadata: "TableMetadata"

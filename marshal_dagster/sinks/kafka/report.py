@@ -14,7 +14,7 @@ def stored_generations(notes: Mapping[str, bytes], id_prefix: str) -> list[Store
     """Return the position of each partition, and the offsets of which the topic may have records.
 
     Raises:
-        SinkRejectedError: If a note is damaged or was written by a newer version.
+        SinkRejectedError: A note is damaged or was written by a newer version.
     """
     found = [(place, PositionNote.from_json(text, key)) for place, key, text in _placed(notes, id_prefix)]
     return [

@@ -235,7 +235,7 @@ class KafkaSink(Steps):
                 marshal-dagster, pandas and pyarrow on each executor.
 
         Raises:
-            ConfigurationError: If a value is not valid.
+            ConfigurationError: A value is not valid.
         """
         if not topic:
             raise ConfigurationError("topic is empty; it must be the name of the output topic")
@@ -275,9 +275,9 @@ class KafkaSink(Steps):
             True if the topic was created, False if it existed with the right settings.
 
         Raises:
-            TopicNotFoundError: If the output topic does not exist.
-            ConfigurationError: If the topic of notes exists with settings under which it would lose notes.
-            AuthorizationError: If a right on one of the topics is missing.
+            TopicNotFoundError: The output topic does not exist.
+            ConfigurationError: The topic of notes exists with settings under which it would lose notes.
+            AuthorizationError: A right on one of the topics is missing.
             UnavailableError: If Kafka cannot be reached.
         """
         with self._topics() as topics:
@@ -312,10 +312,10 @@ class KafkaSink(Steps):
             The verdict on each range.
 
         Raises:
-            SinkRejectedError: If one of the ranges cannot be written.
-            ConfigurationError: If the topic of notes would lose notes, or the transaction timeout is too long.
-            TopicNotFoundError: If the output topic or the topic of notes does not exist.
-            AuthorizationError: If a right is missing.
+            SinkRejectedError: One of the ranges cannot be written.
+            ConfigurationError: The topic of notes would lose notes, or the transaction timeout is too long.
+            TopicNotFoundError: The output topic or the topic of notes does not exist.
+            AuthorizationError: A right is missing.
             UnavailableError: If Kafka cannot be reached.
         """
         check_ranges(ranges)
@@ -336,8 +336,8 @@ class KafkaSink(Steps):
             None, or the reason why they would be refused.
 
         Raises:
-            SinkRejectedError: If a note is damaged or was written by a newer version.
-            TopicNotFoundError: If the output topic or the topic of notes does not exist.
+            SinkRejectedError: A note is damaged or was written by a newer version.
+            TopicNotFoundError: The output topic or the topic of notes does not exist.
             UnavailableError: If Kafka cannot be reached.
         """
         with self._place() as place:
@@ -370,8 +370,8 @@ class KafkaSink(Steps):
             The ranges taken and skipped, with a note for readers of the topic.
 
         Raises:
-            SinkRejectedError: If a range or a record cannot be written.
-            ConfigurationError: If the columns are not those of Kafka records.
+            SinkRejectedError: A range or a record cannot be written.
+            ConfigurationError: The columns are not those of Kafka records.
             UnavailableError: If Kafka cannot be reached, or sending took longer than the transaction timeout.
         """
         session = session_of(frame)
@@ -427,8 +427,8 @@ class KafkaSink(Steps):
             The positions, by group, topic and partition.
 
         Raises:
-            SinkRejectedError: If a note is damaged or was written by a newer version.
-            TopicNotFoundError: If the output topic or the topic of notes does not exist.
+            SinkRejectedError: A note is damaged or was written by a newer version.
+            TopicNotFoundError: The output topic or the topic of notes does not exist.
             UnavailableError: If Kafka cannot be reached.
         """
         with self._place() as place:
@@ -442,7 +442,7 @@ class KafkaSink(Steps):
             One line for each problem.
 
         Raises:
-            TopicNotFoundError: If the output topic or the topic of notes does not exist.
+            TopicNotFoundError: The output topic or the topic of notes does not exist.
             UnavailableError: If Kafka cannot be reached.
         """
         with self._place() as place:
