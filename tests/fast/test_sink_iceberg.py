@@ -297,7 +297,7 @@ def test_the_table_is_described_and_checked(target: IcebergTarget) -> None:
 
 
 def test_configuration_errors() -> None:
-    """A table without a namespace, an empty branch, another mode and an odd column are refused, and so are groups that share an output but follow one another."""
+    """No namespace, an empty branch, another mode, an odd column and contradicting groups are refused."""
     for table in ("orders", "shop.", ".orders", ""):
         with pytest.raises(ConfigurationError, match="with its namespace"):
             IcebergSink(table)
