@@ -21,7 +21,7 @@ INTERNAL: Final[Mapping[str, str]] = {
     "coordinator.transport.CoordinatorTopics": "check check_member partitions",
     "jobs.admin.PartitionsConfig": "chosen",
     "kafka.connection.KafkaConnection": "uses_sasl uses_tls",
-    "outbox.schema.OutboxTables": "channel check_rows_are_kept hindered missing named registration translated_errors",
+    "outbox.schema.OutboxTables": "channel check_tables hindered missing named registration translated_errors",
     "resources.claimer.ClaimerResource": (
         "close coordination data group_keys member_session_ms open_delivery open_log require_rights revoke_runs "
         "settings teardown_after_execution"

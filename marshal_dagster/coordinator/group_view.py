@@ -155,5 +155,6 @@ def read_groups(
     numbers = range(count) if names is None else {partition_of(name, count) for name in names}
     messages: dict[str, list[tuple[CoordinatorMessage, int]]] = {}
     for message, record in read_coordinator_messages(connection, topics.coordinator_messages, numbers):
-        messages.setdefault(message.group, []).append((message, record.at_ms))
+        if partition_of(message.group, count) == record.partition:
+            messages.setdefault(message.group, []).append((message, record.at_ms))
     return {group: view_of(group, messages[group]) for group in sorted(messages) if names is None or group in names}

@@ -256,6 +256,7 @@ class Coordinator:
         self._next_measure_ms = 0.0
         self._failures = _Failures()
         self._alive_at_s = time.monotonic()
+        self._elector_idle_s: Callable[[], float] = lambda: 0.0
 
     @property
     def failure(self) -> Exception | None:
@@ -295,7 +296,7 @@ class Coordinator:
 
     @property
     def _idle_s(self) -> float:
-        return time.monotonic() - self._alive_at_s
+        return max(time.monotonic() - self._alive_at_s, self._elector_idle_s())
 
     def stop(self) -> None:
         """Make `run` end."""
@@ -333,6 +334,7 @@ class Coordinator:
             listener=lambda partition, event: self._elections.put((partition, event)),
             is_alive=lambda: self._idle_s <= IDLE_AFTER_S,
         )
+        self._elector_idle_s = lambda: elector.idle_s
         reader = Reader(self._connection, self._topics.member_messages)
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         self._scales = ThreadPoolExecutor(_HELPERS, "weights")
@@ -427,10 +429,12 @@ class Coordinator:
                 return False
             counts = self._known.counts
             topic_messages = [] if counts is None else group.update_topics(counts, self._now_ms)
-            self._write(writer, [*topic_messages, *group.tick(self._now_ms)])
+            messages = [*topic_messages, *group.tick(self._now_ms)]
             events, group.events = group.events, []
             is_superseded = any(event.happening is GroupEventKind.SUPERSEDED for event in events)
+            # First, because the tombstone of a member that left must not delete its share after it joined again.
             self._report(name, events, writer)
+            self._write(writer, messages)
             if group.is_empty:
                 shard.generation = max(shard.generation, group.generation)
                 del shard.groups[name]

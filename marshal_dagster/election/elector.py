@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from itertools import count
@@ -46,6 +47,7 @@ _LASTING: Final = frozenset(
 """Error codes that remain until an operator fixes their cause."""
 _LATE_AFTER_DEADLINES: Final = 2
 """A member that owns a partition and leads only after more deadlines than this cannot write or read its beats."""
+_LONGEST_REST_S: Final = 5.0
 _CLOSE_WITHIN_S: Final = 10.0
 _MOST_SHOWN: Final = 10
 
@@ -101,6 +103,7 @@ class Elector:
         self._not_delivered: KafkaError | None = None
         """Why the last beat was not stored; None if it was."""
         self._thread: threading.Thread | None = None
+        self._alive_at_s = time.monotonic()
 
     def __enter__(self) -> Self:
         """Check the rights on the leader topic and join the group.
@@ -113,6 +116,7 @@ class Elector:
         """
         with Topics(self._connection) as topics:
             topics.require(on_topic(self.topic, Right.READ, Right.WRITE))
+        self._alive_at_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"elector {self.group}", daemon=True)
         self._thread.start()
         return self
@@ -122,6 +126,11 @@ class Elector:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_WITHIN_S)
+
+    @property
+    def idle_s(self) -> float:
+        """How long the member's thread has done nothing, in seconds; 0 while there is no thread."""
+        return 0.0 if self._thread is None or self._stop.is_set() else time.monotonic() - self._alive_at_s
 
     def term(self, partition: int = 0) -> Term | None:
         """Return the term in which this member leads a partition at present, or None."""
@@ -167,6 +176,7 @@ class Elector:
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            self._alive_at_s = time.monotonic()
             if (aside_s := self._aside_s) > 0:
                 self._stop.wait(aside_s)
                 continue
@@ -175,7 +185,7 @@ class Elector:
             except Exception as error:  # noqa: BLE001 - after any error the member joins the group again
                 self._lose_all(f"the client failed: {error}")
                 self._note_failure(error if isinstance(error, MarshalError) else UnavailableError(str(error)))
-                self._stop.wait(self._timing.receive_deadline_ms / 1_000)
+                self._stop.wait(min(self._timing.receive_deadline_ms / 1_000, _LONGEST_REST_S))
 
     def _take_part(self) -> None:
         """Take part in the group until the elector is stopped or the member must step aside."""
@@ -194,6 +204,7 @@ class Elector:
             while not self._stop.is_set() and self._aside_s == 0:
                 for message in consumer.consume(100, poll_s):
                     self._take(message, log)
+                self._alive_at_s = time.monotonic()
                 producer.poll(0)
                 for partition, beat in self._due():
                     producer.produce(self.topic, beat.render(), partition=partition, on_delivery=self._delivered)

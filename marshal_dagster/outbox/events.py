@@ -109,7 +109,7 @@ class OutgoingEvents:
         if found is None or found[0] is None:
             raise self._tables.missing()
         self._tables.registration(connection)
-        self._tables.check_rows_are_kept(connection)
+        self._tables.check_tables(connection)
 
     def write(self, connection: "Connection", columns: Sequence[str], ranges: Sequence[int]) -> None:
         """Write the events of these ranges (`TransactionHook.write`).

@@ -77,7 +77,9 @@ class OutboxTopics:
         Returns:
             The topics with their names.
         """
-        return cls(f"__marshal_outbox_{uid}_leader", f"__marshal_outbox_{uid}_notes")
+        from marshal_dagster.outbox.publisher import TOPIC_PREFIX
+
+        return cls(f"{TOPIC_PREFIX}{uid}_leader", f"{TOPIC_PREFIX}{uid}_notes")
 
     def create(self, connection: KafkaConnection, replication: int | None = None) -> None:
         """Create the topics that are missing.
@@ -161,6 +163,7 @@ class Harvester:
         self._has_started = False
         """Whether the database and Kafka have answered once."""
         self._alive_at_s = time.monotonic()
+        self._elector_idle_s: Callable[[], float] = lambda: 0.0
         self._failing_from_s = self._failed_at_s = 0.0
         self._failed_term_at_s = -math.inf
         self._looked_at_s = time.monotonic()
@@ -177,8 +180,11 @@ class Harvester:
 
     @property
     def idle_s(self) -> float:
-        """How long the harvester's thread has done nothing, in seconds. After a minute it loses the leadership."""
-        return time.monotonic() - self._alive_at_s
+        """How long the harvester's thread or that of its election has done nothing, in seconds.
+
+        After a minute the harvester loses the leadership.
+        """
+        return max(time.monotonic() - self._alive_at_s, self._elector_idle_s())
 
     def health(self, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
         """Return the state of this harvester, for health checks.
@@ -273,6 +279,7 @@ class Harvester:
     def _take_part(self, registration: OutboxRegistration, is_over: Callable[[], bool]) -> None:
         try:
             elector = self._elector(registration)
+            self._elector_idle_s = lambda: elector.idle_s
             with metrics_recorded(self._tables, self.counts, lambda: self.term is not None), elector:
                 self._has_started = True
                 while not self._is_stopped and not is_over():
@@ -370,12 +377,13 @@ class Harvester:
         pause_s = _FIRST_PAUSE_S
 
         def leads() -> bool:
+            # A turn of many attempts, each with a refused row, is slow, but it does not hang.
+            self._alive_at_s = time.monotonic()
             return elector.leads(term) and not self._is_stopped
 
         try:
             self._require_partitioner(self._look_up())
             while leads():
-                self._alive_at_s = time.monotonic()
                 harvest = self._harvest(store, publisher, leads)
                 try:
                     harvest.begin()
@@ -403,7 +411,6 @@ class Harvester:
     def _go_on(self, harvest: Harvest, store: PostgresStore, leads: Leads, is_over: Callable[[], bool]) -> None:
         next_check_s = 0.0
         while leads():
-            self._alive_at_s = time.monotonic()
             taken = harvest.turn()
             self.failure, self._failed_term_at_s = None, -math.inf
             # On a busy outbox each turn takes rows, so a drain must also end between two of them.

@@ -290,7 +290,7 @@ class OutboxMigration:
 
     def _plan(self, connection: "Connection") -> MigrationPlan:
         registration = self._tables.registration(connection)
-        self._tables.check_rows_are_kept(connection)
+        self._tables.check_tables(connection)
         relation = self._relation(connection, self._table)
         before = self._relation(connection, self.renamed)
         if relation is not None and relation.kind == "v" and before is not None:

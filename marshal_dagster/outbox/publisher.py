@@ -39,6 +39,8 @@ from marshal_dagster.outbox.options import DEFAULT_OPTIONS
 
 NOTE_VERSION: Final = 1
 ID_PREFIX: Final = "marshal-outbox-"
+TOPIC_PREFIX: Final = "__marshal_outbox_"
+"""The beginning of the names of the harvesters' own topics. A row there could be a note that makes one skip rows."""
 NOTES_SETTINGS: Final = {
     "cleanup.policy": "compact",
     "segment.bytes": "1048576",
@@ -208,6 +210,8 @@ class KafkaPublisher:
                 raise TopicRejectedError(topic, reason)
 
     def _why_not(self, topic: str) -> str | None:
+        if topic.startswith(TOPIC_PREFIX):
+            return f"topic {topic!r} is for harvesters alone: write the record to another topic"
         try:
             self._topics_client.require(on_topic(topic, Right.WRITE))
         except (TopicNotFoundError, AuthorizationError) as error:

@@ -65,6 +65,10 @@ _HAS_CHECK_OF_NAMES: Final[LiteralString] = """
     AND pg_catalog.pg_get_constraintdef(k.oid) LIKE '%%convert_to(array_to_string(header_keys%%'
     """
 
+_HAS_CACHED_IDS: Final[LiteralString] = """
+    SELECT FROM pg_catalog.pg_sequence WHERE seqcache > 1
+    AND seqrelid = pg_catalog.to_regclass(pg_catalog.pg_get_serial_sequence(%s, 'id'))
+    """
 MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
     (
         """
@@ -218,7 +222,7 @@ class OutboxTables:
             self._add_check_of_names(connection)
             self._switch_trigger(connection, notifies=notifies)
             connection.execute(self.named("UPDATE {registry} SET version = %s WHERE name = %s"), (VERSION, self.name))
-            self.check_rows_are_kept(connection)
+            self.check_tables(connection)
             return self.registration(connection)
 
     def _add_check_of_names(self, connection: "Connection") -> None:
@@ -269,13 +273,21 @@ class OutboxTables:
             )
         return registration
 
-    def check_rows_are_kept(self, connection: "Connection") -> None:
-        """Raise `ConfigurationError` if a table of the outbox could lose committed rows, such as an unlogged one.
+    def check_tables(self, connection: "Connection") -> None:
+        """Raise `ConfigurationError` if the tables could lose committed rows, or the order of their rows.
 
         Args:
             connection: A connection to the database.
         """
+        from psycopg import sql
+
         check_tables_keep_rows(connection, self.schema, [self.name, f"{self.name}_parked", REGISTRY])
+        rows = sql.Identifier(self.schema, self.name).as_string(connection)
+        if connection.execute(_HAS_CACHED_IDS, (rows,)).fetchone() is not None:
+            raise ConfigurationError(
+                f"outbox {self.name!r}: its ids come from a sequence of which each session takes several at once, so "
+                f"rows of a key would lose their order: run ALTER TABLE {rows} ALTER COLUMN id SET CACHE 1"
+            )
 
     @contextmanager
     def translated_errors(self) -> Iterator[None]:
@@ -300,6 +312,12 @@ class OutboxTables:
             return UnavailableError(
                 f"outbox {self.name!r}: an open transaction has locked its tables for too long: {text}; end that "
                 "transaction (pg_stat_activity shows it), then try again"
+            )
+        if isinstance(error, errors.QueryCanceled):
+            return UnavailableError(
+                f"outbox {self.name!r}: PostgreSQL ended a statement: {text}. If that happens again, look in "
+                "pg_stat_activity for a transaction that has been open for hours, and run VACUUM on the table: dead "
+                "rows make its statements slow"
             )
         if isinstance(error, errors.InsufficientPrivilege):
             return ConfigurationError(

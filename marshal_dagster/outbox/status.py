@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, LiteralString
 
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, set_for_transaction
+from marshal_dagster.errors import MarshalError
 from marshal_dagster.outbox.schema import DEFAULT_NAME, OutboxConnection, OutboxRegistration
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ out: what it waits for is selected.
 """
 _HARMLESS_LOCKS: Final = ("AccessShareLock", "RowExclusiveLock", "ShareUpdateExclusiveLock", "SIReadLock")
 """The locks of readers, of writers that insert rows, of VACUUM, and of serializable transactions."""
+_MOST_SHOWN: Final = 10
 _LOCK_TIMEOUT: Final = "5s"
 """How long a statement waits for a lock. A transaction that locks the whole table would otherwise block operators."""
 
@@ -174,13 +176,31 @@ class OutboxInspector(OutboxConnection):
         Later rows of their keys may have been published in the meantime, so the order of a key can be lost.
         """
         with self._connected() as connection:
-            found = connection.execute(self._tables.named(_BACK), (list(ids or ()), ids is None)).fetchall()
+            from psycopg import errors
+
+            try:
+                found = connection.execute(self._tables.named(_BACK), (list(ids or ()), ids is None)).fetchall()
+            except errors.UniqueViolation:
+                raise MarshalError(self._copied_text(connection, ids)) from None
             lost = sum(not is_back for _, is_back in found)
             if lost:
                 raise self._tables.hindered(
                     f"{lost} of the {len(found)} rows to retry would be lost", "skips the insert"
                 )
             return [number for number, _ in found]
+
+    def _copied_text(self, connection: "Connection", ids: Sequence[int] | None) -> str:
+        """Return the error text about rows that are set aside, and also wait in the outbox."""
+        connection.rollback()
+        statement = self._tables.named(
+            "SELECT id FROM {parked} JOIN {rows} USING (id) WHERE id = ANY(%s) OR %s ORDER BY id LIMIT %s"
+        )
+        found = connection.execute(statement, (list(ids or ()), ids is None, _MOST_SHOWN)).fetchall()
+        return (
+            f"outbox {self._tables.name!r}: nothing was moved, because rows with the ids "
+            f"{', '.join(str(number) for (number,) in found)} wait in the outbox already. If they were copied there by "
+            "hand, remove the rows that are set aside with `marshal-dagster outbox parked delete`"
+        )
 
     def drop(self, ids: Sequence[int]) -> list[int]:
         """Delete rows that are set aside, by id; return the ids of deleted rows."""

@@ -153,7 +153,7 @@ class PostgresStore(OutboxConnection):
         connection = self._tables.database.connect(options=_SETTINGS, answer_timeout_s=_ANSWER_TIMEOUT_S)
         try:
             self._tables.registration(connection)
-            self._tables.check_rows_are_kept(connection)
+            self._tables.check_tables(connection)
             connection.execute(self._tables.named("LISTEN {name}", name=identifier(self._tables.channel)), ())
             # Without it, a deleted row could come back after a crash of the server and be published again.
             connection.execute(

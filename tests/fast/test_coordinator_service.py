@@ -21,7 +21,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
-from marshal_dagster.coordinator import lag_weights, service, transport
+from marshal_dagster.coordinator import group_view, lag_weights, service, transport
 from marshal_dagster.coordinator import metrics as coordinator_metrics
 from marshal_dagster.coordinator.assignment import AssignmentInput, sticky_assignment
 from marshal_dagster.coordinator.group import GroupEvent, GroupEventKind
@@ -543,6 +543,29 @@ def test_a_group_that_all_have_left_is_forgotten(coordinator: Coordinator, ends:
     assert coordinator._shards[0].groups["etl"].generation > first
 
 
+def test_the_tombstone_of_a_member_that_left_does_not_delete_its_next_share(
+    coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that leaves and registers again at once keeps its share, which its runs read from the topic."""
+    coordinator._rules = replace(coordinator._rules, gather_ms=0)
+    written: list[str] = []
+    monkeypatch.setattr(ends, "forget", lambda *_: written.append("tombstone"), raising=False)
+    monkeypatch.setattr(ends, "send_to_member", lambda message: written.append(message.kind), raising=False)
+    ends.messages = [registers("etl")]
+    turns(coordinator, ends, clock)
+    written.clear()
+    ends.messages = [Leave(group="etl", member="a", epoch=2, tenure="a"), registers("etl", tenure="b")]
+    turns(coordinator, ends, clock)
+    assert [kind for kind in written if kind in {"tombstone", "start"}][:2] == ["tombstone", "start"]
+
+
+def test_a_coordinator_whose_election_hangs_is_not_live(coordinator: Coordinator) -> None:
+    """It would stand by without a limit, although no other failure shows that."""
+    coordinator._elector_idle_s = lambda: IDLE_AFTER_S + 1
+    health = coordinator.health()
+    assert (health["healthy"], health["live"], health["ready"]) == (False, False, False)
+
+
 @pytest.fixture
 def weighs(coordinator: Coordinator) -> dict[str, Any]:
     """Let the coordinator weigh groups; the values by group name are weights, errors, or functions to call."""
@@ -656,6 +679,25 @@ def test_a_message_under_another_key_than_a_coordinators_does_not_count(key: byt
     answer = Registered(group="etl", member="a", epoch=1, tenure="a")
     keep_newest(found, ReceivedRecord(0, 1, b"etl/*/registered", render(answer), 0))
     assert [message for message, _ in found.values()] == [answer]
+
+
+@pytest.mark.parametrize("names", [None, ["etl"]])
+def test_messages_in_a_partition_of_other_groups_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, names: list[str] | None
+) -> None:
+    """They are from before the topics got more partitions, and no coordinator deletes them."""
+    topics = SimpleNamespace(partitions=lambda _: 8, coordinator_messages="orders")
+    own = partition_of("etl", 8)
+    shares = [
+        (
+            StartFetcher(group="etl", member=member, tenure="t", epoch=1, generation=1, places={"t": [0]}),
+            ReceivedRecord(partition, 0, b"", None, 0),
+        )
+        for member, partition in [("a", own), ("gone", (own + 1) % 8)]
+    ]
+    monkeypatch.setattr(group_view, "read_coordinator_messages", lambda *_: shares)
+    found = group_view.read_groups(cast("Any", None), cast("Any", topics), names)
+    assert found["etl"].shares.keys() == {"a"}
 
 
 def test_a_message_with_an_impossible_epoch_is_deleted(

@@ -1,5 +1,6 @@
 """Check what an elector reports between two steps of its thread."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from marshal_dagster.election import elector as module
 from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Beat, Candidacy, Term, Timing
 from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 
 
@@ -97,6 +99,31 @@ def test_a_member_of_the_group_without_a_partition_has_not_failed() -> None:
     elector._lose_all("the group assigned it to another member")
     elector._gain(consumer, [])
     assert elector.failure is None
+
+
+def test_an_elector_that_hangs_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client can hang, for example after a jump of the clock. Each poll that returns shows that it does not."""
+    elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group")
+    found = []
+
+    def consume(*_: object) -> list[object]:
+        found.append(elector.idle_s)
+        elector._alive_at_s -= 100
+        if len(found) == 3:
+            elector._stop.set()
+        return []
+
+    log = SimpleNamespace(fatal=None)
+    client = SimpleNamespace(consume=consume, subscribe=lambda *_, **__: None, poll=lambda _: None)
+    monkeypatch.setattr(elector, "_consumer", lambda: (client, log))
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: (client, log))
+    monkeypatch.setattr(module, "close_client", lambda *_: None)
+    elector._thread = threading.current_thread()
+    elector._alive_at_s -= 100
+    assert elector.idle_s >= 100
+    elector._run()
+    assert max(found) < 100
+    assert elector.idle_s == 0
 
 
 def test_who_stands_aside_is_out_of_the_group_for_a_while() -> None:

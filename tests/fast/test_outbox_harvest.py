@@ -17,6 +17,7 @@ from marshal_dagster.kafka.transactions import RecordRejectedError
 from marshal_dagster.outbox import publisher
 from marshal_dagster.outbox.backoff import HarvestLimits, RefusalBackoff
 from marshal_dagster.outbox.harvest import Harvest, HarvestCounts, LeadershipLostError
+from marshal_dagster.outbox.harvester import OutboxTopics
 from marshal_dagster.outbox.interfaces import (
     BatchTransaction,
     BatchUnsettledError,
@@ -398,6 +399,13 @@ def test_no_row_is_set_aside_because_its_note_is_refused(monkeypatch: pytest.Mon
     assert refused.value.row is None
     with pytest.raises(BatchUnsettledError, match=r"topic 'notes' refuses the note of row 1: too large"):
         kafka.publish([row(1)])
+
+
+def test_no_row_is_published_to_a_topic_of_harvesters() -> None:
+    """A row in the topic of notes could be a note of rows that were not published, which a session would delete."""
+    kafka = publisher.KafkaPublisher(KafkaConnection(bootstrap_servers="x:1"), "uid", "notes")
+    notes = OutboxTopics.of("uid").notes
+    assert "is for harvesters alone" in kafka.refused([notes])[notes]
 
 
 def test_a_note_of_a_newer_version_is_not_ignored() -> None:

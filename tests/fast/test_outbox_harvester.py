@@ -1,5 +1,6 @@
 """The harvester's loop: it starts a new session after each failure while it leads, with pauses in between."""
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
+from marshal_dagster._internal.health_server import IDLE_AFTER_S
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, MarshalError, UnavailableError
@@ -33,6 +35,11 @@ class Scene:
         """The harvester's failure at each turn."""
         self.harvester = SceneHarvester(self)
         self._sessions = iter(sessions)
+
+    @property
+    def idle_s(self) -> float:
+        """How long the election's thread has done nothing."""
+        return 0.0
 
     def wait(self, pause_s: float) -> None:
         """Record the length of a pause."""
@@ -227,6 +234,13 @@ def test_only_what_a_person_must_mend_is_of_the_configuration(error: type[psycop
     assert type(raised.value) is kind
 
 
+def test_a_statement_that_takes_too_long_is_no_lost_connection() -> None:
+    """Dead rows make statements slow, and an operator must look for what keeps them."""
+    tables = OutboxTables(Database("host=nowhere"))
+    with pytest.raises(UnavailableError, match="VACUUM"), tables.translated_errors():
+        raise errors.QueryCanceled("canceling statement due to statement timeout")
+
+
 class Backlog:
     """The waiting rows of a scene. `is_empty` returns whether those that existed at first are gone."""
 
@@ -252,6 +266,7 @@ class BusyHarvest:
 
     def __init__(self, harvester: Harvester) -> None:
         self.turns = 0
+        self.leads: Callable[[], bool] = lambda: True
         self.has_finished = False
         self._harvester = harvester
 
@@ -278,6 +293,31 @@ def busy_scene(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, BusyHarvest]:
     busy = BusyHarvest(scene.harvester)
     monkeypatch.setattr(scene.harvester, "_harvest", lambda *_: busy)
     return scene, busy
+
+
+def test_a_turn_of_many_attempts_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it counted as hanging, the harvester would lose the leadership before it sets the refused rows aside."""
+    scene = Scene()
+    now_s, idle_s = 0.0, list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+
+    class LongHarvest(BusyHarvest):
+        def turn(self) -> int:
+            nonlocal now_s
+            for _ in range(10):
+                now_s += 50.0  # an attempt to publish
+                assert self.leads()
+                idle_s.append(scene.harvester.idle_s)
+            return super().turn()
+
+    def harvest(_: object, __: object, leads: Callable[[], bool]) -> BusyHarvest:
+        found = LongHarvest(scene.harvester)
+        found.turns, found.leads = 99, leads
+        return found
+
+    monkeypatch.setattr(scene.harvester, "_harvest", harvest)
+    scene.harvester.run()
+    assert max(idle_s) < IDLE_AFTER_S
 
 
 def test_a_drain_of_a_busy_outbox_ends(monkeypatch: pytest.MonkeyPatch) -> None:

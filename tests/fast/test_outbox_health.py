@@ -85,6 +85,13 @@ def test_a_harvester_that_hangs_is_not(harvester: Harvester) -> None:
         assert ask(server.address)[0] == 503
 
 
+def test_a_harvester_whose_election_hangs_is_not_live(harvester: Harvester) -> None:
+    """It would stand by without a limit, although no other failure shows that."""
+    harvester._elector_idle_s = lambda: health_server.IDLE_AFTER_S + 1
+    health = harvester.health()
+    assert (health["healthy"], health["live"], health["ready"]) == (False, False, False)
+
+
 @pytest.mark.slow
 def test_a_harvester_that_fails_is_given_time(harvester: Harvester) -> None:
     """The status is 503 once the harvester has failed for longer than the given time, until it succeeds."""

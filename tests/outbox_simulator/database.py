@@ -379,7 +379,7 @@ class Tables:
         if self._world.lacks_right(self._process, Side.DATABASE):
             raise ConfigurationError(NO_RIGHT)
 
-    def check_rows_are_kept(self, connection: Connection) -> None:
+    def check_tables(self, connection: Connection) -> None:
         """Do nothing, because the check needs the tables of a real database."""
 
     def named(self, statement: str, **names: Any) -> str:  # noqa: ANN401

@@ -180,8 +180,7 @@ MUTANTS: Final = (
     Mutant(
         "a session continues after an unknown result",
         HARVESTER,
-        "            while leads():\n                self._alive_at_s = time.monotonic()\n"
-        "                harvest = self._harvest(store, publisher, leads)\n",
+        "            while leads():\n                harvest = self._harvest(store, publisher, leads)\n",
         "            harvest = self._harvest(store, publisher, leads); harvest.begin()\n            while leads():\n",
         ((HARVESTER, "                    harvest.begin()\n", "                    publisher.begin()\n"),),
     ),

@@ -13,8 +13,9 @@ from psycopg import sql
 from sqlalchemy.orm import Session as OrmSession
 
 from marshal_dagster._internal.postgres import Database
-from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.outbox import schema as schema_module
+from marshal_dagster.outbox.events import OutgoingEvents
 from marshal_dagster.outbox.interfaces import BatchTransaction, OrderingKey, Parked, PublishedBatch, Row, RowRange
 from marshal_dagster.outbox.schema import OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector
@@ -91,6 +92,18 @@ def test_tables_that_are_there_are_made_again_beside_open_writers(
             "SELECT tgenabled FROM pg_trigger WHERE tgrelid = 'outbox'::regclass"
         ).fetchone()
         assert state == ("O" if notifies else "D",)
+
+
+def test_ids_that_are_cached_by_sessions_are_refused(site: Site) -> None:
+    """A row that is written later could have a smaller id, although its transaction has waited for the other one."""
+    site.connection.execute("ALTER TABLE outbox ALTER COLUMN id SET CACHE 10")
+    with closing(PostgresStore(site.tables)) as store:
+        events = OutgoingEvents("orders", schema=site.tables.schema)
+        for use in (site.tables.create, store.begin, lambda: events.check(site.connection, [])):
+            with pytest.raises(ConfigurationError, match=r"ALTER TABLE .*\"outbox\" ALTER COLUMN id SET CACHE 1"):
+                use()
+        site.connection.execute("ALTER TABLE outbox ALTER COLUMN id SET CACHE 1")
+        store.begin()
 
 
 def test_tables_of_version_0_1_get_the_check_that_they_lack(postgres: str) -> None:
@@ -274,6 +287,18 @@ def test_a_trigger_that_drops_rows_set_aside_is_an_error(site: Site) -> None:
     site.connection.execute("DROP TRIGGER skips ON outbox_parked")
     assert site.set_aside() == 1
     assert (site.values("outbox"), site.values("outbox_parked")) == ([], [b"0", b"2"])
+
+
+def test_a_row_that_also_waits_is_not_put_back(site: Site) -> None:
+    """The error names the rows, so that an operator can delete these and retry the others."""
+    turn = BatchTransaction(parked=[Parked(RowRange.of(row), "no topic") for row in site.rows])
+    site.store.turn(site.session, turn)
+    site.connection.execute("INSERT INTO outbox (id, topic) VALUES (%s, 'orders')", (site.rows[1].id,))
+    with closing(OutboxInspector(site.tables)) as inspector:
+        for ids in (None, [row.id for row in site.rows]):
+            with pytest.raises(MarshalError, match=rf"the ids {site.rows[1].id} wait in the outbox already"):
+                inspector.retry(ids)
+        assert inspector.retry([site.rows[0].id]) == [site.rows[0].id]
 
 
 def test_a_trigger_that_drops_rows_put_back_is_an_error(site: Site) -> None:
