@@ -35,6 +35,8 @@ CLIENT_ID: Final = "marshal-dagster-sink"
 NOTES_PARTITION: Final = 0
 """The only partition that is used. With several, adding a partition would move notes to one that no reader expects."""
 
+_MAX_BYTES: Final = 1_048_588
+"""The largest record that the client accepts by default: the brokers' own default. Without it, the limit is lower."""
 _SLICE_S: Final = 0.5
 _PAUSE_S: Final = 0.05
 _ABORT_WITHIN_S: Final = 5.0
@@ -68,7 +70,14 @@ _NOT_ITS_FAULT: Final = frozenset(
         *_FENCED,
         *MISSING,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.INVALID_TXN_STATE,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
+        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
         KafkaError._FATAL,  # noqa: SLF001
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
     }
@@ -147,7 +156,10 @@ class Transaction:
         self._rights = Needed((Right.WRITE,), transactional_ids=id_prefix)
         self._began_s: float | None = None
         self._is_open = False
-        self._refused: tuple[str, KafkaError] | None = None
+        self._refused: tuple[str, KafkaError, str] | None = None
+        """The name of the first rejected record, its error and its topic."""
+        self._has_times = False
+        """Whether any record had a timestamp of the sender, and not one of the client."""
         self._sent = 0
         timeout_ms = round(timeout_s * 1000)
         settings = {
@@ -162,7 +174,12 @@ class Transaction:
             "delivery.report.only.error": True,
             **({"batch.num.messages": 1} if sends_alone else {}),
         }
-        defaults = {"linger.ms": 20, "batch.size": 1_000_000, "queue.buffering.max.kbytes": 65_536}
+        defaults = {
+            "linger.ms": 20,
+            "batch.size": 1_000_000,
+            "message.max.bytes": _MAX_BYTES,
+            "queue.buffering.max.kbytes": 65_536,
+        }
         self._producer: Producer | None
         self._producer, self._log = make_client(Producer, connection, CLIENT_ID, settings, defaults)
 
@@ -225,6 +242,7 @@ class Transaction:
         if self._began_s is None:
             self._began_s = time.monotonic()
         given: dict[str, Any] = {} if timestamp_ms is None else {"timestamp": timestamp_ms}
+        self._has_times = self._has_times or timestamp_ms is not None
         report = partial(self._note, name)
         while True:
             try:
@@ -274,6 +292,7 @@ class Transaction:
                     if headers is None and timestamp_ms == NOW:  # arguments without names save a fifth of the time
                         produce(topic, value, key, partition, report)
                     else:
+                        self._has_times = self._has_times or timestamp_ms != NOW
                         produce(topic, value, key, partition, report, timestamp=timestamp_ms, headers=headers)
                     break
                 except BufferError:
@@ -378,12 +397,12 @@ class Transaction:
             # The client may be looking up a host name, which takes seconds. So a thread gets the last reference.
             threading.Thread(target=id, args=(client,), name=f"close {CLIENT_ID}", daemon=True).start()
 
-    def _note(self, name: str, error: KafkaError | None, _: object) -> None:
+    def _note(self, name: str, error: KafkaError | None, message: Any) -> None:  # noqa: ANN401 - the client's
         """Keep the first record that was rejected, not those that were purged or rejected because of it."""
         if error is None or error.code() in _PURGED:
             return
         if self._refused is None or self._refused[1].code() == _FOR_ANOTHER != error.code():
-            self._refused = name, error
+            self._refused = name, error, message.topic()
 
     def _poll(self, timeout_s: float) -> None:
         try:
@@ -403,8 +422,13 @@ class Transaction:
         """Raise if a record was rejected: `RecordRejectedError` if the record is the cause, another error if not."""
         if self._refused is None:
             return
-        name, error = self._refused
+        name, error, topic = self._refused
         code = error.code()
+        if code == KafkaError.INVALID_TIMESTAMP and not self._has_times:
+            raise UnavailableError(
+                f"topic {topic!r} refuses records with the present time of this machine. Set the clocks of this "
+                "machine and of the brokers, or raise message.timestamp.before.max.ms of the topic"
+            )
         if code not in _ITS_FAULT and (code in _NOT_ITS_FAULT or error.retriable()):
             raise self._failure(error) from None
         is_too_large, is_sure = code in _TOO_LARGE, self._sends_alone

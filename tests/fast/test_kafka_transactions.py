@@ -6,13 +6,14 @@ from typing import Any, ClassVar, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnavailableError
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.kafka import clients, transactions
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.transactions import (
     NotesReader,
     ProducerFencedError,
+    RecordRejectedError,
     Transaction,
     TransactionStillOpenError,
     check_notes_are_kept,
@@ -101,6 +102,38 @@ def test_no_request_waits_longer_than_its_transaction_lasts(of_connection_s: flo
     transaction(of_connection_s)
     assert Client.settings["transaction.timeout.ms"] == 10_000
     assert Client.settings["socket.timeout.ms"] == wanted_ms
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (KafkaError.INVALID_RECORD, RecordRejectedError),
+        (KafkaError.MSG_SIZE_TOO_LARGE, RecordRejectedError),
+        (KafkaError.UNKNOWN, MarshalError),
+        (KafkaError.INVALID_TXN_STATE, MarshalError),
+        (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, MarshalError),
+        (KafkaError.UNSUPPORTED_COMPRESSION_TYPE, MarshalError),
+    ],
+)
+def test_only_a_record_at_fault_is_rejected(code: int, expected: type[Exception]) -> None:
+    """An outbox sets rejected rows aside, so an error of the brokers or of the producer must not count as a row's."""
+    one = transaction()
+    one._note("row", KafkaError(code), SimpleNamespace(topic=lambda: "orders"))
+    with pytest.raises(expected):
+        one.flush()
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_time_of_the_client_is_not_the_fault_of_a_record(monkeypatch: pytest.MonkeyPatch, is_given: bool) -> None:
+    """A wrong clock would otherwise reject each record. A time that the sender gave is the record's own."""
+    one = transaction()
+    monkeypatch.setattr(Client, "produce", lambda *_, **__: None, raising=False)
+    one.send("orders", b"", None, name="row", timestamp_ms=None)
+    one.send_many([("orders", b"", None, -1, 1 if is_given else transactions.NOW, {})])
+    one._note("row", KafkaError(KafkaError.INVALID_TIMESTAMP), SimpleNamespace(topic=lambda: "orders"))
+    expected = RecordRejectedError if is_given else UnavailableError
+    with pytest.raises(expected, match="timestamp" if is_given else "topic 'orders' refuses records with the present"):
+        one.flush()
 
 
 class NotesConsumer:
