@@ -103,6 +103,10 @@ def build_group_member_sensor(
         had, has = MemberCursor.read(context.cursor).had, by_topic(living.places)
         cursor = MemberCursor(had=has).model_dump_json(exclude={"version"})
         text = f"member {member!r} of group {claimer.group!r}: {living.state.value}, with {_named(living.places)}"
+        problem = _silence(living, claimer.member_session_ms)
+        if problem is not None:
+            text = f"{text}; {problem}"
+            context.log.warning(text)
         gained = {topic: set(numbers) - set(had.get(topic, ())) for topic, numbers in has.items()}
         if not asks_for_runs or not any(gained.values()):
             return SensorResult(skip_reason=text, cursor=cursor)
@@ -227,6 +231,20 @@ def _refused(member: str, claimer: ClaimerResource, error: str) -> str:
         "bad_pattern": "a pattern may have up to 249 characters: letters, digits, '.', '_', '-', '*' and '?'",
     }
     return f"member {member!r} of group {claimer.group!r} was refused: {causes.get(error, error)}"
+
+
+def _silence(member: "CoordinatedMember", session_ms: int) -> str | None:
+    """Return why the member hears no coordinator, and what to do; None if it hears one."""
+    from marshal_dagster.coordinator.assignment_reader import SILENT_SESSIONS
+
+    if member.failure is not None:
+        return str(member.failure)
+    if member.silent_ms() < SILENT_SESSIONS * session_ms:
+        return None
+    return (
+        f"no coordinator has sent a message for {member.silent_ms() / 1_000:.0f} s, so runs claim free partitions; "
+        "check that `marshal-dagster coordinator run` is running, and the rights of this member on its topics"
+    )
 
 
 def _named(places: Collection[tuple[str, int]]) -> str:

@@ -37,7 +37,13 @@ class Member:
     places: frozenset[tuple[str, int]] = frozenset()
     state: MemberState = MemberState.REGISTERED
     error: str | None = None
+    failure: Exception | None = None
+    silence_ms: float = 0.0
     is_over: bool = False
+
+    def silent_ms(self) -> float:
+        """Return the time since the last message of a coordinator."""
+        return self.silence_ms
 
     def __exit__(self, *_: object) -> None:
         """End the membership."""
@@ -107,6 +113,19 @@ def test_the_sensor_keeps_one_membership_and_asks_for_runs_of_what_is_new(joined
     assert [len(each.run_requests or ()) for each in (first, gained, lost, other)] == [0, 1, 0, 1]
     assert (gained.run_requests or ())[0].tags["marshal/member"] == "east"
     assert "registered, with 1 of 'parcels'" in str(lost.skip_reason)
+
+
+def test_a_tick_reports_that_no_coordinator_is_heard(joined: Joined) -> None:
+    """Runs then claim what is free, so nothing else shows that the work is not spread."""
+    sensor = build_group_member_sensor(job)
+    tick(sensor)
+    (member,) = joined.members
+    member.silence_ms = 59_000
+    assert "coordinator" not in str(tick(sensor).skip_reason)
+    member.silence_ms = 60_000
+    assert "no coordinator has sent a message for 60 s" in str(tick(sensor).skip_reason)
+    member.failure = UnavailableError("no key file")
+    assert "; no key file" in str(tick(sensor).skip_reason)
 
 
 def test_a_group_whose_brokers_are_slow_keeps_no_other_waiting(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
