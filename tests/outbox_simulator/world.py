@@ -88,7 +88,8 @@ class SimulatedHarvester(Harvester):
             of.poll_interval_s,
             TRANSACTION_TIMEOUT_S,
         )
-        super().__init__(cast("Any", Tables(world, process)), _CONNECTION, options, world.clock(process))
+        super().__init__(cast("Any", Tables(world, process)), _CONNECTION, options)
+        self._clock = cast("Any", world.clock(process))
         self._world = world
         self._process = process
 
