@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -186,7 +187,7 @@ class Run(FaultRun[SparkProcess, Line, Tally]):
         assert self._producer.flush(WITHIN_S) == 0
         self.services.kafka.repair()
         calm_s = time.monotonic()
-        self._wait(self._is_drained, WITHIN_S, "all records to be committed")
+        self._wait_until_drained()
         self.tally.drained_after_s = round(time.monotonic() - calm_s, 1)
 
     def _watch(self) -> None:
@@ -199,9 +200,17 @@ class Run(FaultRun[SparkProcess, Line, Tally]):
             self._producer.produce(self.topic, values[-1], partition=partition)
         self._producer.poll(0)
 
-    def _is_drained(self) -> bool:
-        keys = self._keys()
-        return all(keys[number].offset == len(values) for number, values in self.written.items())
+    def _wait_until_drained(self) -> None:
+        """Wait for all records to be committed, on a slow machine too, as long as some offset changes."""
+        ends = {number: len(values) for number, values in self.written.items()}
+        while (offsets := self._offsets()) != ends:
+            self._wait(partial(self._is_past, offsets), WITHIN_S, "further records to be committed")
+
+    def _is_past(self, offsets: Mapping[int, int | None]) -> bool:
+        return self._offsets() != offsets
+
+    def _offsets(self) -> dict[int, int | None]:
+        return {number: key.offset for number, key in self._keys().items()}
 
     def _keys(self) -> dict[int, Key]:
         """Return the state of each partition by the log."""
