@@ -23,7 +23,7 @@ from marshal_dagster.sinks.files.commit_log import FOLDER
 from marshal_dagster.sinks.files.object_location import ObjectLocation, StoreOptions
 from marshal_dagster.sinks.files.parquet_footer import rows_in_footer
 from marshal_dagster.sinks.files.storage import PublishOutcomeUnknownError, Storage
-from marshal_dagster.sinks.files.writer import escaped
+from marshal_dagster.sinks.files.writer import NOT_SEEN, escaped
 from marshal_dagster.sinks.hidden_secrets import text_without
 from marshal_dagster.spark import connect
 
@@ -39,7 +39,6 @@ _LONGEST_S: Final = 60.0
 _AT_ONCE: Final = 16
 _QUERY: Final = re.compile(r"\?[^\s)]*")
 _NO_FILE_SYSTEM: Final = ("UnsupportedFileSystem", "ClassNotFound", "No FileSystem for scheme")
-_NOT_SEEN: Final = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException")
 
 
 class ObjectStorage(Storage):
@@ -196,7 +195,7 @@ class ObjectStorage(Storage):
                     f"output {self._uri}: Spark's session has no file system for {self._scheme}://. Add the connector "
                     "of the store to the session, such as hadoop-aws for s3a"
                 ) from error
-            if not any(word in str(error) for word in _NOT_SEEN):
+            if not any(word in str(error) for word in NOT_SEEN):
                 raise
             is_seen = False
         if not is_seen:

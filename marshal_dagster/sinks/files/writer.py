@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from marshal_dagster.errors import ConfigurationError
@@ -23,7 +23,8 @@ _UNSET = "0"
 # A task that reads one Kafka partition has one file open; each additional file can use the memory of a row group.
 _FILES_AT_ONCE = "4"
 _LOOKS = 64
-_NOT_SEEN = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException")
+NOT_SEEN: Final = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException")
+"""Texts of Spark's errors about a path that it does not see."""
 
 _GLOB = re.compile(r"[{}\[\]*?\\]")
 
@@ -102,7 +103,7 @@ def _check_server_sees(spark: "SparkSession", path: Path) -> None:
     try:
         spark.read.text([path_to_read(path)] * looks).count()
     except Exception as error:
-        if not any(word in str(error) for word in _NOT_SEEN):
+        if not any(word in str(error) for word in NOT_SEEN):
             raise
         raise ConfigurationError(
             f"the Spark Connect server or one of its executors does not see {path.parent}. Use a folder that "

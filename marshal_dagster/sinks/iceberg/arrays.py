@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from pyarrow import Array, DataType, Field
     from pyiceberg.types import IcebergType, NestedField
 
-_FIELD_ID: Final = b"PARQUET:field_id"
+FIELD_ID: Final = b"PARQUET:field_id"
+"""The key of a field's id in the metadata of its Arrow field."""
 NOT_UTF8: Final = "it has bytes that are not UTF-8, which readers of the table cannot read"
 NULL: Final = "it is null, but the table requires a value"
 
@@ -62,7 +63,7 @@ def arrow_field(field: "NestedField", kind: "DataType", name: str | None = None)
     from pyiceberg.schema import make_compatible_name
 
     written = name or make_compatible_name(field.name)
-    return pa.field(written, kind, nullable=not field.required, metadata={_FIELD_ID: str(field.field_id)})
+    return pa.field(written, kind, nullable=not field.required, metadata={FIELD_ID: str(field.field_id)})
 
 
 def problem(array: "Array", field: "NestedField") -> str | None:
@@ -113,7 +114,7 @@ def _first(count: int, has_problem: Callable[[int, int], bool]) -> int:
 
 def _struct_fields(array: "Array", wanted: Any) -> "list[NestedField]":  # noqa: ANN401 - a StructType
     by_id = {field.field_id: field for field in wanted.fields}
-    return [by_id[int(array.type.field(index).metadata[_FIELD_ID])] for index in range(array.type.num_fields)]
+    return [by_id[int(array.type.field(index).metadata[FIELD_ID])] for index in range(array.type.num_fields)]
 
 
 def _is_valid(array: "Array") -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from marshal_dagster.sinks.iceberg.arrays import FIELD_ID
 from marshal_dagster.sinks.iceberg.partitions import field_paths, numbers_of, source_array
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
 
 _TIME_UNITS: Final = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
-_FIELD_ID: Final = b"PARQUET:field_id"
 _UNSORTED: Final = 0
 
 
@@ -133,4 +133,4 @@ def _of_each(values: "Array", of_value: Callable[[Any], Any], *, is_time: bool) 
 
 def _by_field_id(batch: "RecordBatch") -> "dict[int, Array]":
     fields: Sequence[Any] = list(batch.schema)
-    return {int(field.metadata[_FIELD_ID]): batch.column(at) for at, field in enumerate(fields)}
+    return {int(field.metadata[FIELD_ID]): batch.column(at) for at, field in enumerate(fields)}
