@@ -230,7 +230,8 @@ def harvest(
         counts = harvester.counts
         report(
             "stopped",
-            f"{shown}: handed over; {counts.published} rows published by this process, {counts.parked} set aside",
+            f"{shown}: handed over; {counted(counts.published, 'row')} published by this process, "
+            f"{counts.parked} set aside",
             published=counts.published,
             parked=counts.parked,
             sessions=counts.sessions,
@@ -257,7 +258,7 @@ def drain(options: BatchOptions, kafka: ConnectionOptions) -> ExitCode:
     if options.as_json:
         output.write_json({"published": published, "parked": parked, "complete": not was_stopped})
     else:
-        output.show(f"{published} rows published by this process, {parked} set aside")
+        output.show(f"{counted(published, 'row')} published by this process, {parked} set aside")
     if was_stopped:
         output.write_note("the command was stopped before all rows were published")
         return ExitCode.INTERRUPTED

@@ -151,8 +151,8 @@ def show_next(plan: MigrationPlan, migration: OutboxMigration, old: OldTable, na
         )
         return
     output.show(
-        f"{plan.rows} rows were moved. Rows inserted into {migration.shown} are written to the outbox now; the old "
-        f"table is {migration.renamed}."
+        f"Rows that were moved: {plan.rows}. Rows inserted into {migration.shown} are written to the outbox now; the "
+        f"old table is {migration.renamed}."
     )
     if not isinstance(old, GoharvestTable) and old.order_by is None:
         output.show(

@@ -341,7 +341,8 @@ class OutboxMigration:
         found = connection.execute(self._tables.named("SELECT count(*) FROM {rows}"), ()).fetchone()
         waiting = 0 if found is None else int(found[0])
         text = (
-            f"{waiting} rows wait in the outbox; `marshal-dagster outbox drain` publishes them before {self._old.owner}"
+            f"rows that wait in the outbox: {waiting}; `marshal-dagster outbox drain` publishes them before "
+            f"{self._old.owner}"
         )
         checks = Check("order", Level.WARNING if waiting else Level.OK, f"{text} starts again")
         return MigrationPlan(tuple(statements.texts), (checks,))

@@ -175,7 +175,7 @@ def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
     retried = stand.ask("parked", "retry", "3", "99")
     assert (retried.code, retried.out) == (1, "1 row put back, to be published\n")
     assert "not set aside: 99" in retried.error
-    assert stand.ask("drain").out == "1 rows published by this process, 0 set aside\n"
+    assert stand.ask("drain").out == "1 row published by this process, 0 set aside\n"
     assert stand.read(3)[2] == (b"\xf6", b"lost")
 
     kept = stand.call("parked", "delete", "4", given="n\n")
