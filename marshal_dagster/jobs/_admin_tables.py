@@ -13,8 +13,8 @@ from marshal_dagster.admin.pause import Pause, PauseChange
 from marshal_dagster.admin.reprocess import ReprocessPlan, ReprocessResult
 from marshal_dagster.admin.reset_positions import PositionChange
 from marshal_dagster.admin.revoke import HeldClaim
+from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.coordination.pause_text import paused_text
-from marshal_dagster.protocol.messages import settings_text
 from marshal_dagster.runs.tables import Column, table
 
 

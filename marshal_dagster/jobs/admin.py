@@ -467,14 +467,17 @@ def _job(
 
     def run(context: OpExecutionContext, config: config_class) -> None:  # type: ignore[valid-type]
         claimer = claimer_of(context.resources, claimer_key)
-        if group not in {None, claimer.group}:
-            raise ConfigurationError(
-                f"job {name!r} is for group {group!r}, but its resource {claimer_key!r} claims for group "
-                f"{claimer.group!r}: pass the claimer_key of the group's claimer"
-            )
-        tag_run(context, {GROUP_TAG: claimer.group})
-        with logs_to_run(context):
-            table = act(AdminAction(context, claimer), config)
+        try:
+            if group not in {None, claimer.group}:
+                raise ConfigurationError(
+                    f"job {name!r} is for group {group!r}, but its resource {claimer_key!r} claims for group "
+                    f"{claimer.group!r}: pass the claimer_key of the group's claimer"
+                )
+            tag_run(context, {GROUP_TAG: claimer.group})
+            with logs_to_run(context):
+                table = act(AdminAction(context, claimer), config)
+        except MarshalError as error:
+            raise Failure(str(error)) from None  # without a traceback, so that the run's page begins with the message
         dry_run: bool = config.dry_run  # type: ignore[attr-defined]
         if dry_run:
             context.log.info("dry run: nothing was written")
