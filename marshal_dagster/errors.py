@@ -390,7 +390,7 @@ class SettingsNotSetError(MarshalError):
 
     Cause:
         Members held their partitions longer than the command waits. Or other members or operators wrote at the same
-        time, or the brokers did not acknowledge the records.
+        time, the brokers did not acknowledge the records, or their clocks did not advance.
 
     Action:
         Let the runs that hold partitions end or stop them, then repeat the command. It completes what is missing.

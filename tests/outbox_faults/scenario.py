@@ -33,20 +33,6 @@ class FaultKind(StrEnum):
 
 
 KINDS: Final = tuple(FaultKind)
-OF_LEADERS: Final = frozenset(
-    {
-        FaultKind.KILLED,
-        FaultKind.STOPPED,
-        FaultKind.HANDED_OVER,
-        FaultKind.KAFKA_CUT,
-        FaultKind.KAFKA_HELD,
-        FaultKind.KAFKA_SLOW,
-        FaultKind.POSTGRES_CUT,
-        FaultKind.POSTGRES_HELD,
-        FaultKind.POSTGRES_SLOW,
-    }
-)
-"""These concern one harvester, mostly the one that leads."""
 OF_KAFKA_LINKS: Final = frozenset({FaultKind.KAFKA_CUT, FaultKind.KAFKA_HELD, FaultKind.KAFKA_SLOW})
 OF_POSTGRES_LINKS: Final = frozenset({FaultKind.POSTGRES_CUT, FaultKind.POSTGRES_HELD, FaultKind.POSTGRES_SLOW})
 LASTS_S: Final = {
