@@ -68,7 +68,7 @@ def sasl_problems(fields: Fields, *, uses_sasl: bool) -> list[str]:
     if not uses_sasl:
         return [useless(given, protocol, "SASL_SSL or SASL_PLAINTEXT")] if given else []
     if mechanism is None:
-        return [f"security_protocol {protocol} needs sasl_mechanism: {_listed(get_args(SaslMechanism))}"]
+        return [f"security_protocol {protocol} needs sasl_mechanism: {listed(get_args(SaslMechanism))}"]
     if mechanism == "AWS_MSK_IAM" and protocol != "SASL_SSL":
         return ["sasl_mechanism AWS_MSK_IAM needs security_protocol SASL_SSL, because Amazon MSK has no other listener"]
     both = [f"set {name} or {FILE_OF[name]}, not both" for name in FILE_OF if name in given and FILE_OF[name] in given]
@@ -79,10 +79,10 @@ def sasl_problems(fields: Fields, *, uses_sasl: bool) -> list[str]:
     method = method_of(fields)
     missing = [name for name in method.needs if name not in given and FILE_OF.get(name) not in given]
     surplus = [name for name in given if name not in method.fields and name != "sasl_mechanism"]
-    problems = [f"sasl_mechanism {mechanism} needs {_listed(map(_or_file, missing), 'and')}"] if missing else []
+    problems = [f"sasl_mechanism {mechanism} needs {listed(map(_or_file, missing), 'and')}"] if missing else []
     if surplus:
         problems.append(
-            f"{_listed(surplus, 'and')} would not be used with sasl_mechanism {mechanism}: {_advice(method)}"
+            f"{listed(surplus, 'and')} would not be used with sasl_mechanism {mechanism}: {_advice(method)}"
         )
     if method.needs_handler and LOGIN_HANDLER not in fields["spark_source_options"]:
         problems.append(_handler_problem(fields))
@@ -109,7 +109,7 @@ def advice(fields: Fields) -> str:
     """Return which fields to check if the brokers, or the source of tokens, reject the client."""
     method = method_of(fields)
     return (
-        f"check {_listed([name for name in method.fields if fields.get(name) is not None] + ['sasl_mechanism'], 'and')}"
+        f"check {listed([name for name in method.fields if fields.get(name) is not None] + ['sasl_mechanism'], 'and')}"
     )
 
 
@@ -155,7 +155,8 @@ def _set(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _listed(names: Iterable[str], last: str = "or") -> str:
+def listed(names: Iterable[str], last: str = "or") -> str:
+    """Return names as text: `a`, `a or b`, or `a, b or c`. There is at least one."""
     *others, final = names
     return f"{', '.join(others)} {last} {final}" if others else final
 
@@ -165,7 +166,7 @@ def _or_file(name: str) -> str:
 
 
 def _advice(method: Method) -> str:
-    used = _listed(map(_or_file, (*method.needs, *method.may_have) or ("client_settings",)), "and")
+    used = listed(map(_or_file, (*method.needs, *method.may_have) or ("client_settings",)), "and")
     return f"remove what is not used; it uses {used}"
 
 
@@ -186,7 +187,7 @@ def _token_source_problem(fields: Fields) -> str | None:
     if len(given) == 1:
         return None
     if given:
-        return f"{_listed(given, 'and')} are different sources of tokens for sasl_mechanism OAUTHBEARER: set only one"
+        return f"{listed(given, 'and')} are different sources of tokens for sasl_mechanism OAUTHBEARER: set only one"
     return (
         "sasl_mechanism OAUTHBEARER needs a source of tokens: oauth_token_endpoint_url with oauth_client_id and "
         f"{_or_file('oauth_client_secret')}, or oauth_azure_resource, or oauth_callback"

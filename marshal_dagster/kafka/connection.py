@@ -455,8 +455,7 @@ def _servers(value: object) -> str:
 def _one_of(choices: Sequence[str]) -> Callable[[object], str]:
     def take(value: object) -> str:
         if value not in choices:
-            *others, last = map(repr, choices)
-            raise ValueError(f"must be one of {', '.join(others)} or {last}, not {value!r}")
+            raise ValueError(f"must be one of {authentication.listed(map(repr, choices))}, not {value!r}")
         return str(value)
 
     return take
