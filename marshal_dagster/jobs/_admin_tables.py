@@ -13,7 +13,6 @@ from marshal_dagster.admin.pause import Pause, PauseChange
 from marshal_dagster.admin.reprocess import ReprocessPlan, ReprocessResult
 from marshal_dagster.admin.reset_positions import PositionChange
 from marshal_dagster.admin.revoke import HeldClaim
-from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.coordination.pause_text import paused_text
 from marshal_dagster.runs.tables import Column, table
 
@@ -29,7 +28,11 @@ def settings_table(
 ) -> TableMetadataValue:
     """Return a table of settings; coordination partitions with the same values before and after share a row."""
     texts = {number: (_settings_text(before[number]), _settings_text(after[number])) for number in before}
-    return _changes_table("The settings in force before.", "The settings in force now.", texts)
+    return _changes_table(
+        "Heartbeat interval, rule set, delivery and features before.",
+        "The same now, or after a dry run's change.",
+        texts,
+    )
 
 
 def _changes_table(about_before: str, about_after: str, texts: Mapping[int, tuple[str, str]]) -> TableMetadataValue:
@@ -63,7 +66,9 @@ def _utc(at_s: int) -> str:
 
 
 def _settings_text(there: PartitionSettings) -> str:
-    text = settings_text(there.settings)
+    settings = there.settings
+    values = (settings.rule_set, settings.delivery, *settings.features)
+    text = ", ".join((f"{settings.heartbeat_interval_ms / 1_000:g} s", *values))
     return f"{text} (by default)" if there.by_default else text
 
 

@@ -825,8 +825,8 @@ def test_a_group_is_given_its_claimers_settings(stand: Stand) -> None:
     before = stand.site.values()
     (row,) = shown(stand.run("set_settings", dry_run=True))
     assert (row["before"], row["after"], row["coordination_partitions"]) == (
-        "heartbeat interval 10 s, rule set native, delivery at_least_once, features none",
-        "heartbeat interval 20 s, rule set native, delivery effectively_once, features none",
+        "10 s, native, at_least_once",
+        "20 s, native, effectively_once",
         "all",
     )
     assert stand.site.values() == before
