@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -41,6 +41,16 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=found)
         yield browser
         browser.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Take a screenshot of the page of a test that fails, while the page is open."""
+    report = yield
+    page = item.funcargs.get("page")
+    if report.failed and report.when == "call" and isinstance(page, Page):
+        page.screenshot(path=SCREENSHOTS / "failed.png")
+    return report
 
 
 @contextmanager
