@@ -29,7 +29,7 @@ LONG |= {path.name for path in FOLDER.glob("test_sink_*.py")}
 
 Those of a folder run first too.
 """
-WITH_HDFS = {"test_sink_hadoop.py", "test_takeover_sinks.py"}
+WITH_HDFS = {"test_sink_hadoop.py", "test_takeover_sinks.py", "test_data_of_version_0_1.py"}
 
 
 def pytest_configure() -> None:
