@@ -114,7 +114,7 @@ FAST_SHORT: Final = (
     *(
         f"tests/fast/test_{name}.py"
         for name in (
-            *("api_reference", "batches", "claimer", "cli_main", "cli_status", "coordinator", "dagster_assets"),
+            *("batches", "claimer", "cli_main", "cli_status", "coordinator", "dagster_assets"),
             *("dagster_component", "dagster_ops", "dagster_resources", "decoding_protobuf", "extras"),
             *("kafka_connection", "outbox_harvester", "pipes", "processes", "scenarios", "sink_files"),
             *("sinks_pickled", "spark_session", "telemetry"),

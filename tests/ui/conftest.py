@@ -12,6 +12,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from demo import flights
 from demo.deployment import BUILD
 from tests.conditions import WITHIN_S
+from tests.session_settings import QUICK_PLANS, submit_environment
+from tests.spark_archive import start_spark_quickly
 from tests.ui.pages import expect_no_resources, expect_no_runs, launch, open_launchpad, switch_off
 from tests.ui.site import FLIGHTS, Site, running_site
 
@@ -23,6 +25,12 @@ WAIT_MS = 1_000 * WITHIN_S
 Shoot: TypeAlias = Callable[[str], None]
 
 expect.set_options(timeout=WAIT_MS)
+
+
+def pytest_configure() -> None:
+    """Let the Spark sessions of runs start quickly and interpret plans, which the pages do not show."""
+    start_spark_quickly()
+    os.environ.update(submit_environment(QUICK_PLANS))
 
 
 @pytest.fixture(scope="session")
