@@ -662,6 +662,19 @@ def test_protobuf_of_several_schemas_is_read_by_one(spark: "SparkSession", regis
     assert starts == [expected for _, expected in cases]
 
 
+def test_a_null_value_is_a_good_protobuf_record_where_it_is_meant(spark: "SparkSession", registry: Registry) -> None:
+    """With `NullPolicy.KEEP` a tombstone is a row without a value; an empty value stays bad."""
+    registry.register("orders", "...", kind="PROTOBUF", serialized=orders_file().SerializeToString())
+    decoded = decode_protobuf(
+        batch(spark, [None, b""]),
+        SchemaRegistry(url=registry.url),
+        message="shop.Order",
+        subject="orders",
+        nulls=NullPolicy.KEEP,
+    )
+    assert outcome(decoded, 2) == [None, "empty value"]
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "decoding.md"
 
 
