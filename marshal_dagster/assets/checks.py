@@ -7,6 +7,7 @@ of the outbox. The checks only read: the coordination log, Kafka's offsets and D
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -31,10 +32,13 @@ from dagster import (
 )
 
 from marshal_dagster._internal.enums import enum_member
+from marshal_dagster.admin.log_access import require_certain
+from marshal_dagster.admin.position_spec import partitions_text
 from marshal_dagster.assets.topics import TopicProgress, topic_progress
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, IncompleteLogError
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, exhausted, open_plans
 from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.world import World
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of, resource_of
 from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text, parked_advice
 from marshal_dagster.runs.abandoned_work import abandoned_partitions, listed
@@ -176,7 +180,10 @@ def build_claim_checks(
         checked = _CheckContext(claimer, topic, context.instance, keys[0].asset_key, last, max_lag or 0, max_attempts)
         for key in keys:
             check = ClaimCheck(key.name)
-            passed, text, metadata = checked.judge(check)
+            try:
+                passed, text, metadata = checked.judge(check)
+            except IncompleteLogError as error:
+                passed, text, metadata = False, str(error), {}
             yield AssetCheckResult(
                 passed=passed,
                 asset_key=key.asset_key,
@@ -213,6 +220,13 @@ class _CheckContext:
     max_lag: int
     max_attempts: int
 
+    @contextmanager
+    def certain_world(self) -> Iterator[World]:
+        """Yield the world state at the present end of the log. Raises `IncompleteLogError` if it lacks records."""
+        with self.claimer.world() as world:
+            require_certain(world, self.topic)
+            yield world
+
     @cached_property
     def progress(self) -> TopicProgress:
         return topic_progress(self.claimer, self.topic)
@@ -227,14 +241,14 @@ class _CheckContext:
         match check:
             case ClaimCheck.EXHAUSTED_PLANS:
                 wall_ms, group = time.time_ns() // 1_000_000, self.claimer.group
-                with self.claimer.world() as world:
+                with self.certain_world() as world:
                     left_open = open_plans(world, wall_ms, group=group, topic=self.topic)
                 plans = exhausted(left_open, self.max_attempts)
                 text = exhausted_plans_text(self.instance, plans) or NOTHING_EXHAUSTED
                 return not plans, text, exhausted_plans_metadata(plans)
             case ClaimCheck.STALE_CLAIMS:
                 wall_ms = time.time_ns() // 1_000_000
-                with self.claimer.world() as world:
+                with self.certain_world() as world:
                     left = abandoned_partitions(world, self.claimer.group, self.topic, wall_ms)
                 return (
                     not left,
@@ -242,9 +256,12 @@ class _CheckContext:
                     {"partitions": len(left)},
                 )
             case ClaimCheck.LAG:
-                lag = self.progress.lag
+                lag, others = self.progress.lag, self.progress.of_another_topic
                 text = f"{lag:,} offsets are unread; {self.max_lag:,} are allowed"
-                return lag <= self.max_lag, text, {"lag": lag, "partitions": self.progress.table()}
+                if others:
+                    text += f"; the positions of partitions {partitions_text(others)} belong to a deleted topic"
+                is_within = lag <= self.max_lag and not others
+                return is_within, text, {"lag": lag, "partitions": self.progress.table()}
             case ClaimCheck.GAPS:
                 partitions = self.progress.partitions
                 keys = {partition.partition: partition.key for partition in partitions if partition.key is not None}

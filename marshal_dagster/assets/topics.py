@@ -53,6 +53,8 @@ class PartitionProgress:
     start: int
     end: int
     key: Key | None
+    is_of_another_topic: bool = False
+    """Whether the group's position cannot be one of this topic, which was deleted and re-created."""
 
     @property
     def offset(self) -> int | None:
@@ -86,6 +88,11 @@ class TopicProgress:
         return sum(partition.lag for partition in self.partitions)
 
     @property
+    def of_another_topic(self) -> list[int]:
+        """The partitions in which every batch fails, because the position is not one of this topic."""
+        return [partition.partition for partition in self.partitions if partition.is_of_another_topic]
+
+    @property
     def ends(self) -> Mapping[int, int]:
         """The end offset of each partition: the next offset to be written."""
         return {partition.partition: partition.end for partition in self.partitions}
@@ -117,20 +124,18 @@ def topic_progress(claimer: ClaimerResource, topic: str) -> TopicProgress:
     with closing(claimer.open_data()) as data:
         described = data.describe(topic)
         bounds = data.offsets(topic, described.partitions)
-    keys = claimer.group_keys()
+        keys = {partition: key for (name, partition), key in claimer.group_keys().items() if name == topic}
+        beyond = [number for number, at in bounds.items() if number in keys and (keys[number].offset or 0) > at.end]
+        ends = data.offsets(topic, beyond)  # again, because the group may have read what was written meanwhile
 
-    def key(partition: int) -> Key | None:
-        """Return the key, unless it belongs to an earlier topic of that name (protocol.md, section 6)."""
-        known = keys.get((topic, partition))
-        return known if known is not None and known.data_topic_id in {None, described.topic_id} else None
+    def progress(partition: int) -> PartitionProgress:
+        """Leave out a key that belongs to an earlier topic of that name (protocol.md, section 6)."""
+        key, start, end = keys.get(partition), bounds[partition].start, ends.get(partition, bounds[partition]).end
+        is_known = key is None or key.data_topic_id in {None, described.topic_id}
+        is_other = not is_known or (key is not None and (key.offset or 0) > end)
+        return PartitionProgress(partition, start, end, key if is_known else None, is_other)
 
-    found = TopicProgress(
-        described.topic_id,
-        tuple(
-            PartitionProgress(partition, bounds[partition].start, bounds[partition].end, key(partition))
-            for partition in described.partitions
-        ),
-    )
+    found = TopicProgress(described.topic_id, tuple(map(progress, described.partitions)))
     record_lag(claimer.group, topic, found.lag)
     return found
 

@@ -115,8 +115,7 @@ class ClaimedBatch:
     then, unless `BatchRequest.late_plan` is set. If the block ends without an error, the ranges are committed and
     released. If it ends with an error, they are released and nothing more is committed.
 
-    A block that has not processed its ranges commits nothing. Then at least once and effectively once raise
-    `BatchAbortedError`. `idle` states why there is nothing to do. Create batches with `BatchSession.claimed_batch`.
+    A block that has not processed its ranges commits nothing, and `BatchAbortedError` is raised. `idle` states why there is nothing to do. Create batches with `BatchSession.claimed_batch`.
 
     Example:
         ```python
@@ -619,16 +618,9 @@ class ClaimedBatch:
         if self.idle is not None:
             return
         self._check_heartbeats()
-        if self.mode is DeliveryMode.AT_MOST_ONCE:
-            if not self._early.was_tried:
-                logger.warning(
-                    "group %r: the block did not read the batch of topic %r: nothing was processed, and nothing was "
-                    "committed",
-                    self._delivery.group,
-                    self.request.topic,
-                )
-            return
         self._require_work()
+        if self.mode is DeliveryMode.AT_MOST_ONCE:
+            return
         self.check()
         self.plan()
         self._claimer.commit({part.partition: part.end for part in self.all_ranges})
@@ -641,8 +633,15 @@ class ClaimedBatch:
                 f"group {self._delivery.group!r}, topic {self.request.topic!r}: the block ended without "
                 "batch.write(...), so nothing was written and nothing is committed. Call batch.write(frame) in it"
             )
-        if self._sink is None and not self._state.was_read:
-            raise BatchAbortedError(reader.NOTHING_READ)
+        if self._sink is not None or self._state.was_read:
+            return
+        if self._early.was_tried:
+            raise BatchAbortedError(
+                f"group {self._delivery.group!r}, topic {self.request.topic!r}: the block ended without an error, "
+                "although batch.read(...) failed in it: these offsets are committed, and nothing processes them: "
+                f"{', '.join(map(str, self._to_do))}. Let the block raise the error"
+            )
+        raise BatchAbortedError(reader.NOTHING_READ)
 
     def _commit_to_kafka(self) -> None:
         """Commit the offsets to Kafka, so that lag tools see them; failures are only logged.

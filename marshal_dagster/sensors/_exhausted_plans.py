@@ -164,7 +164,7 @@ def build_exhausted_plans_check(
 
     The check is named `nothing_given_up_<group>` and belongs to the topic's asset. In the name, characters of the group
     that Dagster does not allow become `_`, followed by a digest. An operator can execute the check: it then repeats the
-    sensor's last result, or passes if there is none.
+    sensor's last result, or fails as a warning if there is none.
 
     Args:
         topic: The data topic.
@@ -197,7 +197,12 @@ def build_exhausted_plans_check(
         """Repeat the last result of the sensor."""
         last = _newest_evaluation(context.instance, key)
         if last is None:
-            return AssetCheckResult(passed=True, description="The stale-claim sensor has not evaluated this check yet.")
+            return AssetCheckResult(
+                passed=False,
+                severity=AssetCheckSeverity.WARN,
+                description=f"No stale-claim sensor of group {group!r} has evaluated this check yet: switch the sensor "
+                "on, or correct the group's name.",
+            )
         return AssetCheckResult(
             passed=last.passed, severity=last.severity, description=last.description, metadata=last.metadata
         )

@@ -18,6 +18,7 @@ from dagster import (
     AssetCheckEvaluation,
     AssetObservation,
     DefaultSensorStatus,
+    Failure,
     RunRequest,
     SensorDefinition,
     SensorEvaluationContext,
@@ -34,7 +35,7 @@ from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ConfigurationError, IncompleteLogError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
-from marshal_dagster.ops.user_function import check_arguments
+from marshal_dagster.ops.user_function import check_arguments, function_text
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.open_plans import OpenPlan, way_out
 from marshal_dagster.protocol.world import World
@@ -156,8 +157,8 @@ def build_stale_claim_sensor(
     plan in three places: the log of the tick, the failed asset check of `build_exhausted_plans_check`, and
     `on_exhausted_plans`.
 
-    A tick fails if the coordination log of a topic is incomplete, because only an operator can recover it. If there is
-    other work, that is requested first.
+    A tick fails if the coordination log of a topic is incomplete, because only an operator can recover it, or if
+    `on_exhausted_plans` failed. If there is other work, that is requested first.
 
     In `at_most_once` committed work is never repeated. The sensor reports the ranges that a run possibly dropped, in
     the log of the tick and as an observation of the topic. If Go consumers share the group, or it has no settings, an
@@ -264,8 +265,8 @@ class _Tick:
     coordination_topic: str = DEFAULT_COORDINATION_TOPIC
     reasons: list[str] = field(default_factory=list)
     """Why no run is requested for some of the unfinished work."""
-    incomplete: IncompleteLogError | None = None
-    """The error of a topic whose coordination log is incomplete."""
+    problem: Exception | None = None
+    """The error with which the tick fails, if nothing is lost by that."""
 
     def run(self, rationalizer: RationalizerResource) -> SensorResult:
         """Examine every topic, and return the result of the tick."""
@@ -298,8 +299,8 @@ class _Tick:
                 self._request_runs(target, wanted)
         for target in found:
             self._report_exhausted_plans(cursor, target.topic)
-        if self.incomplete is not None and not self._has_news(cursor):
-            raise self.incomplete
+        if self.problem is not None and not self._has_news(cursor):
+            raise self.problem
         return SensorResult(
             run_requests=self.requests,
             skip_reason=None if self.requests else SkipReason(self._why_skipped()),
@@ -318,7 +319,7 @@ class _Tick:
         try:
             require_certain(world, topic)
         except IncompleteLogError as error:
-            self.incomplete = error
+            self.problem = error
             return str(error)
         return why_paused(world, self.group, topic, wall_ms)
 
@@ -464,9 +465,12 @@ class _Tick:
                 self.on_exhausted_plans(ExhaustedPlans(self.group, topic, new, len(plans)))
                 alerted = list(places)
             except Exception as error:
-                reason = "on_exhausted_plans failed and is called again at the next tick"
-                self.reasons.append(f"{reason}: {error!r}")
-                self.context.log.exception(reason)
+                self.context.log.exception("on_exhausted_plans failed and is called again at the next tick")
+                self.problem = self.problem or Failure(
+                    f"{function_text(self.on_exhausted_plans)} is the option on_exhausted_plans and failed, so no "
+                    f"operator was alerted to {len(new)} exhausted plans of topic {topic!r}; it is called again at the "
+                    f"next tick: {error!r}"
+                )
         cursor.alerted[topic] = alerted
 
     def _request(self, target: _Target, bundle: Sequence[AbandonedPartition], previous: PreviousRuns) -> RunRequest:

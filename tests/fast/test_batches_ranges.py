@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from marshal_dagster.batches import BatchSession, IdleReason, RangeOptions
-from marshal_dagster.errors import ClaimLostError, ConfigurationError, DataLossError, DataTopicChangedError
+from marshal_dagster.errors import (
+    BatchAbortedError,
+    ClaimLostError,
+    ConfigurationError,
+    DataLossError,
+    DataTopicChangedError,
+)
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -48,7 +54,8 @@ def member(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **extra: Any) -> Ba
 @contextmanager
 def one_batch(scene: Scene, **limits: Any) -> Iterator["ClaimedBatch"]:
     """Let a new member claim a batch, and process nothing of it."""
-    with scene.batch(member(scene, AT_MOST_ONCE), ranges=TEN, **limits) as batch:
+    batch = scene.batch(member(scene, AT_MOST_ONCE), **{"ranges": TEN, **limits})
+    with pytest.raises(BatchAbortedError, match="nothing was read"), batch:
         yield batch
 
 
@@ -179,7 +186,7 @@ def test_what_is_left_behind_comes_first(scene: Scene, limits: dict[str, int]) -
     """A small gap below completed ranges holds the group's offset back, so it comes before wider ranges elsewhere."""
     scene.data.make(partitions=2, messages=10)
     scene.data.append(1, 4)
-    with scene.batch(member(scene, AT_MOST_ONCE), ranges=RangeOptions(size=2), partitions=(1,)):
+    with one_batch(scene, ranges=RangeOptions(size=2), partitions=(1,)):
         scene.work(member(scene, AT_MOST_ONCE), ranges=RangeOptions(size=12), partitions=(1,))
 
     with one_batch(scene, **limits) as batch:

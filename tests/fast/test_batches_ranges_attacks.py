@@ -277,8 +277,8 @@ def test_of_many_who_hold_ranges_some_are_named(scene: Scene) -> None:
     """A partition may be held by 256 members, so the text names only some of them."""
     with ExitStack() as stack:
         for _ in range(6):
-            stack.enter_context(ranged_batch(scene, AT_MOST_ONCE, ranges=RangeOptions(size=2)))
-        idle = scene.work(scene.delivery(AT_MOST_ONCE, ranges=True), ranges=TEN).idle
+            scene.process(stack.enter_context(ranged_batch(scene, ranges=RangeOptions(size=2))))
+        idle = scene.work(scene.delivery(ranges=True), ranges=TEN).idle
 
     assert idle is not None
     assert "is held by client1, client2, client3 and 3 more" in idle.text

@@ -170,6 +170,35 @@ def test_too_much_lag_is_reported(shop: Shop) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_shorter", [False, True])
+def test_positions_of_a_deleted_topic_are_no_small_lag(shop: Shop, *, is_shorter: bool) -> None:
+    """Every run fails then. Without the topic's id, an offset after the end shows it."""
+    shop.run()
+    scene = shop.stand.scene
+    if is_shorter:
+        scene.data._topics[TOPIC].partitions[1].end = 9
+    else:
+        scene.data.make(partitions=3, messages=2)
+    which = "1" if is_shorter else "0-2"
+    said = failed(shop, max_lag=100)["lag"]
+    assert said.endswith(f"; the positions of partitions {which} belong to a deleted topic")
+
+
+@pytest.mark.slow
+def test_a_log_that_lacks_records_passes_no_check_that_reads_it(shop: Shop) -> None:
+    """A plan may be exhausted, or a member dead, in the records that are missing."""
+    shop.run()
+    shop.stand.scene.data.append(1, 4)
+    _exhaust(shop.stand.scene, shop.stand)
+    broker = shop.stand.scene.broker
+    for partition in range(broker.identity.partitions):
+        broker.retain_from(partition, len(broker.records(partition)))
+    reported = failed(shop, max_lag=1_000)
+    assert list(reported) == ["stale_claims", "exhausted_plans"]
+    assert all("`marshal-dagster recover`" in text for text in reported.values())
+
+
+@pytest.mark.slow
 def test_what_nobody_recorded_is_reported(shop: Shop) -> None:
     """Another member processed offsets between two runs, and no run recorded them."""
     scene = shop.stand.scene

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from marshal_dagster.ops.claimed_batch import ClaimedBatchOp
 
 KAFKA = marshal.KafkaConnectionConfig(bootstrap_servers="kafka:9092")
-Delivery = Literal["at_most_once", "effectively_once"]
+Delivery = Literal["at_most_once", "at_least_once", "effectively_once"]
 ORDERS = {"orders": ["north", "south", "north", "west"]}
 OF_A_SINK = [CrashPoint.DURING_WRITE, CrashPoint.AFTER_WRITE]
 
@@ -333,6 +333,16 @@ def test_a_function_without_a_frame(instance: dg.DagsterInstance) -> None:
 
     result = run_in_memory(own_reader, ORDERS, kafka=kafka, crash_at="after_claim", instance=instance)
     assert len(result.rows) == 4
+
+
+@pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
+def test_a_function_that_does_not_read_its_batch_fails(
+    instance: dg.DagsterInstance, delivery: Delivery
+) -> None:
+    """Otherwise the run would claim the same batch again and again, and record it each time."""
+    op = marshal.build_claimed_batch_op(lambda _context, _batch: None, name="idle", topic="orders", with_frame=False)
+    with pytest.raises(marshal.BatchAbortedError, match="nothing was read, so nothing is committed"):
+        run_in_memory(op, ORDERS, resources={"claimer": claimer(delivery)}, instance=instance)
 
 
 def test_a_job_with_further_ops(instance: dg.DagsterInstance) -> None:
