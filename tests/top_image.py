@@ -15,6 +15,7 @@ from marshal_dagster.cli.top import TopReader
 from marshal_dagster.cli.world_reader import WorldReader
 from marshal_dagster.cli.world_view import EVERYTHING, WorldView
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.protocol.messages import GroupMessage, parse
 from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
 from tests.admin_fixtures import NOBODYS, FakeTopics
@@ -105,7 +106,9 @@ def screen() -> list[str | output.Line | output.Table]:
     def look(second: int) -> WorldView:
         while records and records[0].timestamp_ms <= START_MS + second * 1_000:
             record = records.pop(0)
-            broker.append(HOME, record.value or b"", record.timestamp_ms)
+            is_of_group = isinstance(parse(record.value), GroupMessage)
+            for number in range(COORDINATION_PARTITIONS) if is_of_group else (HOME,):
+                broker.append(number, record.value or b"", record.timestamp_ms)
         clock.advance(START_MS + second * 1_000 - clock.wall_ms())
         return reader.look()
 

@@ -1,7 +1,8 @@
 """Find what needs an operator in the world state.
 
 `status` and `top` show exhausted plans first. `status --check` also fails for open plans that no member holds, claims
-that are stale for long, long pauses, an incomplete log, re-created data topics, and an unknown group.
+that are stale for long, long pauses and those that are half written, an incomplete log, positions that do not belong to
+their data topic, and an unknown group.
 """
 
 import shlex
@@ -40,6 +41,10 @@ _LONG_PAUSE_MS: Final = 86_400_000
 _MOST_SHOWN: Final = 10
 _MOST_PLACES: Final = 5
 _MOST_LINES: Final = 8
+_WRONG_POSITIONS: Final = {
+    LagUnknownReason.OTHER_TOPIC: "re-created topic: positions of group {group!r} belong to a deleted topic {topic!r}",
+    LagUnknownReason.BEYOND_END: "lost records: positions of group {group!r} are after the end of topic {topic!r}",
+}
 
 
 class Need(NamedTuple):
@@ -127,6 +132,7 @@ def other_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> li
 def _others(view: WorldView, max_attempts: int) -> Iterator[Need]:
     yield from _unknown_group(view)
     yield from _incomplete_log(view)
+    yield from _half_written(view)
     yield from _recreated_topics(view)
     yield from _unreachable_topics(view)
     yield from _left_plans(view, max_attempts)
@@ -148,15 +154,23 @@ def _incomplete_log(view: WorldView) -> Iterator[Need]:
         )
 
 
+def _half_written(view: WorldView) -> Iterator[Need]:
+    for group in view.groups:
+        for difference in group.differences:
+            problem, _, advice = difference.rpartition("; ")
+            yield Need(f"half written: group {group.name!r}: {problem}", advice)
+
+
 def _recreated_topics(view: WorldView) -> Iterator[Need]:
     for group in view.groups:
-        lags = [(key.place[0], key.lag.unknown) for key in group.keys if key.lag is not None]
-        for topic in sorted({topic for topic, unknown in lags if unknown is LagUnknownReason.OTHER_TOPIC}):
-            reset = shlex.join(["marshal-dagster", "position", "reset", group.name, topic, "--to-earliest"])
-            yield Need(
-                f"re-created topic: positions of group {group.name!r} belong to a deleted topic {topic!r}",
-                f"runs fail; check what was processed of it, then run `{reset}`",
-            )
+        found = {(key.place[0], key.lag.unknown) for key in group.keys if key.lag is not None}
+        for unknown, problem in _WRONG_POSITIONS.items():
+            for topic in sorted(topic for topic, why in found if why is unknown):
+                reset = shlex.join(["marshal-dagster", "position", "reset", group.name, topic, "--to-earliest"])
+                yield Need(
+                    problem.format(group=group.name, topic=topic),
+                    f"runs fail; check what was processed of it, then run `{reset}`",
+                )
 
 
 def _unreachable_topics(view: WorldView) -> Iterator[Need]:

@@ -27,8 +27,9 @@ app = command_group("Show the world state.")
     "member that each partition is assigned to is shown too. What needs an operator comes first, with the command that "
     "helps; with --check the exit code is then 1. It is a plan that failed so often that members no longer try it, an "
     "open plan that no member holds, a claim that is stale for more than two minutes, a "
-    "pause that ends in more than a day, coordination partitions that are only observed, a re-created data topic, data "
-    "topics whose cluster does not answer, or a group that the log does not have.",
+    "pause that ends in more than a day, a pause or settings in only some coordination partitions, coordination "
+    "partitions that are only observed, a re-created data topic, positions after the end of one, data topics whose "
+    "cluster does not answer, or a group that the log does not have.",
     "status",
     "status --group flights --topic flights --json",
     "status --check --group flights",

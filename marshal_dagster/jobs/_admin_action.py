@@ -14,6 +14,7 @@ from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.jobs._admin_tables import redo_table
 from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.runs.abandoned_work import first_ten
 from marshal_dagster.runs.status import EndedRunDetector
 
 _Resetter = TypeVar("_Resetter", bound=PositionResetter)
@@ -105,6 +106,13 @@ def reprocess(
         action.warn(positions.warnings([plan.back for plan in found.plans]))
         for partition, why in found.left_out.items():
             log.info("%s/%s: nothing to process again: %s", topic, partition, why)
+        if found.has_messages and not found.plans:
+            reasons = first_ten([f"partition {partition}: {why}" for partition, why in found.left_out.items()], "; ")
+            raise Failure(
+                f"nothing of topic {topic!r} can be processed again in group {group!r}: {reasons}. The group's runs "
+                "process messages that they have not processed yet; launch this again after that if you still need it",
+                allow_retries=False,
+            )
         if config.dry_run or not found.plans:
             return redo_table(found.plans, None)
         redone = work.carry_out(

@@ -30,7 +30,7 @@ from marshal_dagster.admin.group_settings import GroupSettingsAdmin
 from marshal_dagster.admin.import_positions import PositionImporter, PositionSourceOptions
 from marshal_dagster.admin.log_access import LOOKING_MS
 from marshal_dagster.admin.pause import GroupPauser, require_reason
-from marshal_dagster.admin.position_spec import PARTITIONS_TEXT, TargetOptions, partitions_of
+from marshal_dagster.admin.position_spec import PARTITIONS_TEXT, TargetOptions, partitions_of, partitions_text
 from marshal_dagster.admin.reprocess import plans_finder
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.admin.retry_plans import PlanRetrier
@@ -608,7 +608,19 @@ def _move(
         raise
     if problem is not None:
         log.warning(problem)
-    return move_table(moves, [move.partition for move in moves])
+    try:
+        partitions = sorted(work.done(moves))
+    except MarshalError as error:
+        log.warning("the positions were set, but could not be read back: %s", error)
+        return move_table(moves, [move.partition for move in moves])
+    if changed := {move.partition for move in moves}.difference(partitions):
+        raise Failure(
+            f"group {action.claimer.group!r}, topic {config.topic!r}: partitions {partitions_text(changed)} do not have "
+            "these positions, because another process set them meanwhile. Check who does, and launch the job again",
+            metadata={"group": action.claimer.group, "before_and_after": move_table(moves, partitions)},
+            allow_retries=False,
+        )
+    return move_table(moves, partitions)
 
 
 def _reprocess_range(action: AdminAction, config: ReprocessRangeConfig) -> TableMetadataValue:

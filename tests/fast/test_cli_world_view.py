@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from marshal_dagster.cli import output, world_tables
+from marshal_dagster.cli import attention, output, world_tables
 from marshal_dagster.cli.world_view import (
     Assignee,
     DataTopicEnds,
@@ -237,6 +237,27 @@ def test_settings_that_are_half_written_are_reported() -> None:
         "partitions 1-2 only; write it again to complete it"
     )
     assert (group.settings.heartbeat_interval_ms, group.settings_accepted) == (5_000, True)
+
+
+def test_what_is_half_written_needs_an_operator() -> None:
+    """Which pause or settings a member follows depends on the coordination partition of its topic."""
+    log = Log()
+    _start_all(log.world)
+    log.add(settings(5_000), 0, 1)
+    log.add(pause(2), 1_000, 2)
+    view = world_view(log.world, at_ms=1_000)
+    (group,) = view.groups
+    said = [f"half written: group 'g': {difference}" for difference in group.differences]
+    assert (len(said), attention.other_lines(view)) == (2, said)
+
+
+def test_a_position_after_the_end_needs_an_operator(log: Log) -> None:
+    """Each batch of it fails, as of a topic that was re-created."""
+    log.add(beat(50), 1_000)
+    data = {"orders": DataTopicEnds(TOPIC_ID, {0: 49})}
+    (line,) = attention.other_lines(world_view(log.world, at_ms=1_000, data=data))
+    assert line.startswith("lost records: positions of group 'g' are after the end of topic 'orders'; runs fail")
+    assert line.endswith("`marshal-dagster position reset g orders --to-earliest`")
 
 
 def test_what_is_only_observed_is_reported_and_misses_nothing() -> None:

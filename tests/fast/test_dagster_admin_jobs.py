@@ -462,6 +462,29 @@ def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "config"), [("set_position", {"to_offset": "0=30,1=30"}), ("import_positions", {"consumer_group": "loader"})]
+)
+def test_a_position_that_another_process_sets_meanwhile_fails_the_run(
+    stand: Stand, empty: Stand, monkeypatch: pytest.MonkeyPatch, name: str, config: dict[str, Any]
+) -> None:
+    """The failure names the partition, and its table has only what the run set."""
+    where = empty if name == "import_positions" else stand
+    where.topics.committed = dict.fromkeys(range(3), 30)
+    set_positions = GroupAdmin.set_positions
+
+    def then_set_back(self: GroupAdmin, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
+        set_positions(self, topic, offsets, topic_id, wait_ms=0)
+        set_positions(self, topic, {0: 20}, topic_id, wait_ms=0)
+
+    monkeypatch.setattr(GroupAdmin, "set_positions", then_set_back)
+    data = failure(where.run(name, topic=TOPIC, **config)).step_failure_data.user_failure_data
+    assert data is not None
+    assert "partitions 0 do not have these positions, because another process set them" in (data.description or "")
+    assert [row["partition"] for row in rows(data.metadata["before_and_after"]) if not row["set"]] == [0]
+
+
+@pytest.mark.slow
 def test_what_a_run_holds_that_is_over_is_not_waited_for(stand: Stand) -> None:
     """Dagster knows that the run is over, so its claims do not have to expire first."""
     over = stand.run("resume_group")
@@ -610,6 +633,26 @@ def test_a_backfill_in_which_nothing_was_processed_succeeds(stand: Stand) -> Non
     )
     (event,) = done.get_asset_materialization_events()
     assert (rows(event.materialization.metadata["before_and_after"]), stand.site.values()) == ([], before)
+
+
+@pytest.mark.slow
+def test_a_window_that_the_group_has_not_processed_yet_fails(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the job nor a backfill reports success, as if its messages had been processed again."""
+    monkeypatch.setattr(FakeTopics, "offsets_at", at_minutes)
+    before = stand.site.values()
+    window = {"from_datetime": "1970-01-01T00:03Z", "to_datetime": "1970-01-01T00:04Z"}
+    said = [error_of(stand.run("reprocess_range", topic=TOPIC, **window, dry_run=is_dry)) for is_dry in (True, False)]
+    done = dg.materialize(
+        [build_reprocess_asset(TOPIC, partitions_def=MINUTES)],
+        partition_key="1970-01-01-00:03",
+        resources={"claimer": stand.claimer()},
+        instance=stand.instance,
+        raise_on_error=False,
+    )
+    assert done.get_asset_materialization_events() == []
+    for text in (*said, error_of(done)):
+        assert "partition 0: not processed yet; partition 1: not processed yet; partition 2: the group has no" in text
+    assert stand.site.values() == before
 
 
 MINUTES = dg.TimeWindowPartitionsDefinition(start="1970-01-01-00:00", fmt="%Y-%m-%d-%H:%M", cron_schedule="* * * * *")
