@@ -115,7 +115,8 @@ class ClaimedBatch:
     then, unless `BatchRequest.late_plan` is set. If the block ends without an error, the ranges are committed and
     released. If it ends with an error, they are released and nothing more is committed.
 
-    A block that has not processed its ranges commits nothing, and `BatchAbortedError` is raised. `idle` states why there is nothing to do. Create batches with `BatchSession.claimed_batch`.
+    If the block has not processed its ranges, nothing is committed and `BatchAbortedError` is raised. `idle` states why
+    there is nothing to do. Create batches with `BatchSession.claimed_batch`.
 
     Example:
         ```python

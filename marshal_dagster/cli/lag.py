@@ -27,6 +27,13 @@ from marshal_dagster.protocol.state import Owner
 _COLUMNS: Final = ("group", "partition", "#position", "#end", "#lag", "#lag time", "owner")
 _LEAST_ROWS: Final = 3
 _MOST_OWNERS: Final = 2
+_UNKNOWN: Final = {
+    LagUnknownReason.UNAVAILABLE: "the cluster of data topics does not answer",
+    LagUnknownReason.NOT_ALLOWED: "a data topic needs the right DESCRIBE",
+    LagUnknownReason.OTHER_TOPIC: "a data topic was re-created, see `marshal-dagster status`",
+    LagUnknownReason.BEYOND_END: "a position is after the end of its topic, see `marshal-dagster status`",
+}
+"""The reasons that need an operator. A topic that does not exist may have been deleted for good."""
 
 app = command_group("Show the lag of groups.")
 
@@ -37,7 +44,8 @@ app = command_group("Show the lag of groups.")
     "Show the lag of groups. For each group, topic and partition it shows the position, the end of the "
     "partition, the number of unread offsets, how old the first of them is, and the owner. The largest lag comes "
     "first. The age is found by timestamps, without reading a record, and may be 15 % too small. The exit code is 1 if "
-    "a data topic's cluster does not answer.",
+    "the log does not have the group, or if a lag is unknown: the cluster of a data topic does not answer, this user "
+    "may not see the topic, or the position is not one of the topic.",
     "lag",
     "lag --group flights --watch",
 )
@@ -62,11 +70,11 @@ def lag(
         output.show(*_page(view))
     if options.as_json and view.unknown_group is not None:
         output.write_note(view.unknown_group)
-    lags = [key.lag for group in view.groups for key in group.keys if key.lag is not None]
-    if any(lag.unknown is LagUnknownReason.UNAVAILABLE for lag in lags):
-        output.write_note("the cluster of data topics does not answer, so not every lag is known")
-        return ExitCode.PROBLEMS
-    return ExitCode.OK
+    unknown = {key.lag.unknown for group in view.groups for key in group.keys if key.lag is not None}
+    problems = [text for why, text in _UNKNOWN.items() if why in unknown]
+    if problems:
+        output.write_note(f"not every lag is known: {'; '.join(problems)}")
+    return ExitCode.PROBLEMS if problems or view.unknown_group is not None else ExitCode.OK
 
 
 def _page(view: WorldView, problem: str | None = None, lines: int | None = None) -> Iterator[str | Line | Table]:

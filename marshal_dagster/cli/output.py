@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 from marshal_dagster.admin import texts
 from marshal_dagster.errors import ConfigurationError
@@ -88,12 +88,26 @@ def write_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
 
 def write_line(line: str) -> None:
     """Write one line to stdout, unchanged."""
-    sys.stdout.write(line + "\n")
+    with _stdout() as stdout:
+        stdout.write(line + "\n")
 
 
 def flush() -> None:
     """Flush stdout."""
-    sys.stdout.flush()
+    with _stdout() as stdout:
+        stdout.flush()
+
+
+@contextmanager
+def _stdout() -> Iterator[TextIO]:
+    """Yield stdout. An `OSError` of the block, except a closed pipe, gets a text that names the output."""
+    try:
+        yield sys.stdout
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        stop_writing()
+        raise OSError(f"the output cannot be written: {error.strerror}") from None
 
 
 def wait(seconds: float) -> None:
@@ -105,7 +119,7 @@ def wait(seconds: float) -> None:
 
 
 def stop_writing() -> None:
-    """Send the rest of the output to /dev/null, so that the interpreter exits quietly after a closed pipe."""
+    """Send the rest of the output to /dev/null, so that the interpreter exits quietly if it cannot be written."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
 

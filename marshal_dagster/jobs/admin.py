@@ -615,8 +615,8 @@ def _move(
         return move_table(moves, [move.partition for move in moves])
     if changed := {move.partition for move in moves}.difference(partitions):
         raise Failure(
-            f"group {action.claimer.group!r}, topic {config.topic!r}: partitions {partitions_text(changed)} do not have "
-            "these positions, because another process set them meanwhile. Check who does, and launch the job again",
+            f"group {action.claimer.group!r}, topic {config.topic!r}: partitions {partitions_text(changed)} do not "
+            "have these positions, because another process set them meanwhile. Stop it, and launch the job again",
             metadata={"group": action.claimer.group, "before_and_after": move_table(moves, partitions)},
             allow_retries=False,
         )

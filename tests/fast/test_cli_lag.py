@@ -11,6 +11,7 @@ from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.admin_client import TopicDescription
 from marshal_dagster.kafka.record_times import record_ages
 from marshal_dagster.protocol.messages import coordination_partition, render
+from marshal_dagster.protocol.state import OffsetBounds
 from tests.admin_fixtures import END, START, FakeTopics, act, at_work_on, site_now
 from tests.members import GROUP, SETTINGS, TOPIC, Site, settings_record
 
@@ -112,7 +113,7 @@ def test_a_cluster_that_does_not_answer_is_no_group_without_lag(
         1,
         f"Group {GROUP}: the lag of 2 of 2 partitions is not known",
     )
-    assert answer.error == "the cluster of data topics does not answer, so not every lag is known"
+    assert answer.error == "not every lag is known: the cluster of data topics does not answer"
     assert act(capsys, "lag", "--json").code == 1
     answer = act(capsys, "status", "--check", "--json")
     assert answer.code == 1
@@ -123,11 +124,27 @@ def test_a_cluster_that_does_not_answer_is_no_group_without_lag(
 
 
 @pytest.mark.usefixtures("site")
+def test_a_position_that_is_not_one_of_the_topic_is_no_group_without_lag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that adds up the known lags would miss these partitions."""
+    monkeypatch.setattr(FakeTopics, "offsets", lambda *_, **__: {0: OffsetBounds(0, END), 1: OffsetBounds(0, 1)})
+    answer = act(capsys, "lag", "--json")
+    assert {row["lag_unknown"] for row in answer.json["partitions"]} == {None, "beyond the end"}
+    assert (answer.code, answer.error.split(", ")[0]) == (
+        1,
+        "not every lag is known: a position is after the end of its topic",
+    )
+
+
+@pytest.mark.usefixtures("site")
 def test_an_unknown_group_or_topic_is_reported_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     """The most similar name comes first."""
     unknown = act(capsys, "lag", "--group", "elt")
-    assert (f"The log has no group 'elt'; it has '{GROUP}'." in unknown.out, unknown.err) == (True, "")
-    assert f"the log has no group 'elt'; it has '{GROUP}'" in act(capsys, "lag", "--group", "elt", "--json").err
+    assert (unknown.code, unknown.err) == (1, "")
+    assert f"The log has no group 'elt'; it has '{GROUP}'." in unknown.out
+    answer = act(capsys, "lag", "--group", "elt", "--json")
+    assert (answer.code, f"the log has no group 'elt'; it has '{GROUP}'" in answer.err) == (1, True)
     answer = act(capsys, "lag", "--topic", "ordres")
     assert (answer.code, f"the log has the topics '{TOPIC}'" in answer.error) == (5, True)
 

@@ -422,6 +422,24 @@ def test_a_terminal_has_colour_unless_it_wants_none(
     assert ("\x1b[33m" in written) == has_colour
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_cannot_be_written_is_no_success(tmp_path: Path, unbuffered: str) -> None:
+    """The disk of a file to which stdout is redirected may be full."""
+    path = tmp_path / "log.jsonl"
+    path.write_text(stored([(0, 0, 0, "Mark/1/1/i/c/g//0")]))
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "replay", path],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            env=environ({"PYTHONUNBUFFERED": unbuffered}),
+        )
+    said = b"marshal-dagster: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 def test_no_terminal_acts_upon_what_a_log_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Invisible and directional characters in a name are shown as escapes, and markup as plain text."""
     name = "[red]\u202eevil\u200b"

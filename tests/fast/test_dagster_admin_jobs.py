@@ -463,7 +463,8 @@ def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "config"), [("set_position", {"to_offset": "0=30,1=30"}), ("import_positions", {"consumer_group": "loader"})]
+    ("name", "config"),
+    [("set_position", {"to_offset": "0=30,1=30"}), ("import_positions", {"consumer_group": "loader"})],
 )
 def test_a_position_that_another_process_sets_meanwhile_fails_the_run(
     stand: Stand, empty: Stand, monkeypatch: pytest.MonkeyPatch, name: str, config: dict[str, Any]

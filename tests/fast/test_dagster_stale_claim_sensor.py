@@ -658,6 +658,7 @@ def test_the_check_that_a_user_defines_repeats_what_the_sensor_said(watch: Watch
     """A check that is run by hand has the sensor's last result, so that Dagster shows it."""
     said = _run_check(watch.instance)
     assert (said.passed, said.severity) == (False, dg.AssetCheckSeverity.WARN), "a sensor that is off finds nothing"
+    assert said.description is not None
     assert said.description.endswith("switch the sensor on, or correct the group's name.")
     _wear_out(watch)
     for event in watch.tick().asset_events:

@@ -336,9 +336,7 @@ def test_a_function_without_a_frame(instance: dg.DagsterInstance) -> None:
 
 
 @pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
-def test_a_function_that_does_not_read_its_batch_fails(
-    instance: dg.DagsterInstance, delivery: Delivery
-) -> None:
+def test_a_function_that_does_not_read_its_batch_fails(instance: dg.DagsterInstance, delivery: Delivery) -> None:
     """Otherwise the run would claim the same batch again and again, and record it each time."""
     op = marshal.build_claimed_batch_op(lambda _context, _batch: None, name="idle", topic="orders", with_frame=False)
     with pytest.raises(marshal.BatchAbortedError, match="nothing was read, so nothing is committed"):
