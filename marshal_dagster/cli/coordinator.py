@@ -41,7 +41,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topic_names import require_topic_name
 
-_LOGGED_PARTS: Final = ("coordinator.service", "coordinator.transport", "election")
+_LOGGED_PARTS: Final = ("coordinator", "election", "coordination", "kafka")
 _LONG_SILENT_MS: Final = 60_000.0
 _MOST_NAMED: Final = 10
 _EVENT_TEXTS: Final = {
@@ -98,7 +98,8 @@ def init(
 ) -> None:
     """Create the topics that are missing. Raises `MarshalError`."""
     topics, connection = options.topics(), connection_of(options)
-    topics.create(connection, partitions)
+    with warnings_to_stderr(_LOGGED_PARTS):
+        topics.create(connection, partitions)
     found = topics.partitions(connection)
     names = [topics.member_messages, topics.coordinator_messages, topics.leader]
     if options.as_json:

@@ -40,7 +40,7 @@ from marshal_dagster.outbox.schema import DEFAULT_NAME, OutboxTables
 from marshal_dagster.outbox.status import BlockingTransaction, OutboxInspector, OutboxStatus, ParkedRow, parked_command
 
 DSN_VARIABLE: Final = "MARSHAL_OUTBOX_DSN"
-_LOGGED_PARTS: Final = ("outbox", "election")
+_LOGGED_PARTS: Final = ("outbox", "election", "kafka")
 _LIMITS: Final = DEFAULT_OPTIONS.limits
 _LONG_WAIT_S: Final = 60.0
 """A row that waits for longer needs an operator, because a harvester tries again within seconds."""
@@ -146,7 +146,8 @@ def init(
     registration = tables.create(notifies=notify)
     topics = OutboxTopics.of(registration.uid)
     if connection is not None:
-        topics.create(connection, replication)
+        with warnings_to_stderr(_LOGGED_PARTS):
+            topics.create(connection, replication)
     if options.as_json:
         output.write_json(
             {

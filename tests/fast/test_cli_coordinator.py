@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +14,8 @@ import pytest
 from marshal_dagster.cli import assignments, coordinator, outbox
 from marshal_dagster.cli.world_view import Assignee
 from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment
+from marshal_dagster.coordinator.transport import CoordinatorTopics
+from marshal_dagster.kafka import topic_creation
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.cli import call
 from tests.conditions import WITHIN_S
@@ -59,6 +62,29 @@ def test_health_is_off_unless_requested(fake: type[Fake], capsys: pytest.Capture
     assert started["health"].startswith("127.0.0.1:")
     reported = call(capsys, "coordinator", "run", "--health", "0", *BROKERS).err
     assert "its health is at http://127.0.0.1:" in reported
+
+
+@pytest.mark.parametrize("module", ["coordinator.background", "coordinator.lag_weights", "coordination.rationalizer"])
+def test_the_warnings_of_each_part_of_it_are_shown(
+    fake: type[Fake], capsys: pytest.CaptureFixture[str], module: str
+) -> None:
+    """Without --health they are all that an operator sees of a failure."""
+    fake.work = lambda: logging.getLogger(f"marshal_dagster.{module}").warning("the topic is gone")
+    assert "the topic is gone" in call(capsys, "coordinator", "run", *BROKERS).err.splitlines()
+
+
+def test_a_setting_that_the_brokers_ignored_is_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`topic create` reports it, too."""
+
+    def create(*_: object) -> None:
+        topic_creation.logger.warning("the brokers ignored min.insync.replicas=2")
+
+    monkeypatch.setattr(CoordinatorTopics, "create", create)
+    monkeypatch.setattr(CoordinatorTopics, "partitions", lambda *_: 8)
+    answer = call(capsys, "coordinator", "init", *BROKERS)
+    assert (answer.code, answer.err) == (0, "the brokers ignored min.insync.replicas=2\n")
 
 
 @pytest.mark.slow
