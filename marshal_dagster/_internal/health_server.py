@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import logging
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -10,6 +11,8 @@ from socket import AF_INET, AF_INET6
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from marshal_dagster.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
 PATH: Final = "/health"
@@ -154,7 +157,13 @@ def _handler(
         timeout: ClassVar[float | None] = 5.0
 
         def do_GET(self) -> None:
-            status, content_type, body = _answer(self.path.partition("?")[0], health, metrics)
+            try:
+                status, content_type, body = _answer(self.path.partition("?")[0], health, metrics)
+            except Exception as error:
+                what = repr(error)  # a command shows its user only this line
+                logger.exception("no answer to GET %r: %s; report this as a bug", self.path, what)
+                report = {"error": f"unexpected {type(error).__name__}: see the log of this process"}
+                status, content_type, body = _Answer.of_json(HTTPStatus.INTERNAL_SERVER_ERROR, report)
             is_packed = len(body) > _PACKED_FROM and "gzip" in self.headers.get("Accept-Encoding", "")
             if is_packed:
                 body = gzip.compress(body, compresslevel=1)

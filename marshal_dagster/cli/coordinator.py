@@ -41,7 +41,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topic_names import require_topic_name
 
-_LOGGED_PARTS: Final = ("coordinator", "election", "coordination", "kafka")
+_LOGGED_PARTS: Final = ("coordinator", "election", "coordination", "kafka", "_internal")
 _LONG_SILENT_MS: Final = 60_000.0
 _MOST_NAMED: Final = 10
 _EVENT_TEXTS: Final = {

@@ -22,7 +22,7 @@ from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 
 DEFAULT_LISTEN: Final = "9464"
 """The port that OpenTelemetry suggests for Prometheus."""
-_LOGGED_PARTS: Final = ("exporter", "coordination", "kafka")
+_LOGGED_PARTS: Final = ("exporter", "coordination", "kafka", "_internal")
 
 app = command_group("Serve the state of groups to Prometheus.")
 

@@ -40,7 +40,7 @@ from marshal_dagster.outbox.schema import DEFAULT_NAME, OutboxTables
 from marshal_dagster.outbox.status import BlockingTransaction, OutboxInspector, OutboxStatus, ParkedRow, parked_command
 
 DSN_VARIABLE: Final = "MARSHAL_OUTBOX_DSN"
-_LOGGED_PARTS: Final = ("outbox", "election", "kafka")
+_LOGGED_PARTS: Final = ("outbox", "election", "kafka", "_internal")
 _LIMITS: Final = DEFAULT_OPTIONS.limits
 _LONG_WAIT_S: Final = 60.0
 """A row that waits for longer needs an operator, because a harvester tries again within seconds."""

@@ -68,12 +68,17 @@ def _row(stored: StoredGeneration) -> list[str | output.Line]:
     "check",
     "Check whether the output of a sink is whole. Its ranges must have no gaps and overlaps, its positions must match "
     "them, and each row must belong to a range. The command reads all rows and changes nothing. The exit code is 1 if "
-    "something is wrong.",
+    "something is wrong, or if the output has no ranges.",
     "sink check --sink my_project.sinks:orders",
 )
 def check(*, sink: Sink, as_json: AsJson = False) -> ExitCode:
     """Show what is wrong with the output. Raises `MarshalError`."""
-    problems = list(_reporting(sink).check())
+    reporting = _reporting(sink)
+    problems = list(reporting.check())
+    if not problems and not (stored := reporting.describe()).generations:
+        problems = [
+            f"{stored.output} has no ranges, so there is nothing to check: correct the sink, if batches were written"
+        ]
     if as_json:
         output.write_json({"problems": problems})
     else:

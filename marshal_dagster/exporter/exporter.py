@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from marshal_dagster._internal.extras import Extra, require_extra
+from marshal_dagster.admin.pause import group_names, topic_names, unknown_group
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import CoordinationLogChangedError, MarshalError
@@ -17,6 +18,7 @@ from marshal_dagster.exporter.definitions import Samples
 from marshal_dagster.exporter.group_metrics import ExportOptions, GroupView, data_topics, oldest_unread
 from marshal_dagster.exporter.lag_times import SEED_AGES_S, LagTimes
 from marshal_dagster.exporter.topic_reader import DataTopic, TopicReader
+from marshal_dagster.protocol.world import World
 
 DEFAULT_INTERVAL_S: Final = 15.0
 FAILING_AFTER_S: Final = 60.0
@@ -186,6 +188,8 @@ class Exporter:
         if self._log is None:
             self._log = self._open_log()
         world = self._log.catch_up()
+        if not self.status.read_at_unix_s:
+            self._warn_of_unknown_names(world)
         at_ms = self._clock.wall_ms()
         at_s = at_ms / _MS
         data = self._topics.read(data_topics(world, self._options), at_s)
@@ -198,6 +202,14 @@ class Exporter:
         status.read_at_unix_s, status.failure, status.failing_from_s = at_s, None, None
         status.alive_at_s = time.monotonic()
         status.took_s = status.alive_at_s - began_s
+
+    def _warn_of_unknown_names(self, world: World) -> None:
+        """Warn of each group and topic that is to be served and that the log does not have: its alerts cannot fire."""
+        topics = topic_names(world) if self._options.topics else set()
+        unknown = [unknown_group(world, name) for name in sorted(set(self._options.groups) - set(group_names(world)))]
+        unknown += [f"the log has no topic {name!r}" for name in sorted(set(self._options.topics) - topics)]
+        for text in unknown:
+            logger.warning("exporter: %s. There are no metrics of it until a member claims", text)
 
     def _note_ends(self, topic: str, found: DataTopic, oldest: dict[int, int], at_s: float) -> None:
         for partition, at in found.bounds.items():

@@ -273,6 +273,18 @@ def test_only_what_was_requested_is_served(scene: Scene) -> None:
     assert [name for name in totals if name.startswith("marshal_partition")] == ["marshal_partition_owner_info"]
 
 
+def test_names_that_the_log_does_not_have_are_reported_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelt name has no metrics, so no alert of it can fire."""
+    exporter = scene.exporter(groups={"g", "gg"}, topics={"orders", "odrers"})
+    for _ in range(2):
+        exporter.refresh()
+    advice = "There are no metrics of it until a member claims"
+    assert caplog.messages == [
+        f"exporter: the log has no group 'gg'; it has 'g'. {advice}",
+        f"exporter: the log has no topic 'odrers'. {advice}",
+    ]
+
+
 def test_no_counter_has_an_unbounded_label() -> None:
     """A run or an instance is a label of one gauge alone."""
     assert [found.name for found in DEFINITIONS if "owner" in found.labels] == ["marshal_partition_owner_info"]

@@ -49,6 +49,15 @@ def ask(address: str, path: str = "/health", method: str = "GET") -> tuple[int, 
 # The endpoint
 
 
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+def test_an_answer_that_fails_states_it(caplog: pytest.LogCaptureFixture, path: str) -> None:
+    """The client gets status 500, and the log of the process has the error."""
+    with HealthServer(lambda: {"healthy": 1 / 0}, metrics=lambda: bytes(1 // 0)) as server:
+        answer = ask(server.address, path)
+    assert answer == (500, {"error": "unexpected ZeroDivisionError: see the log of this process"})
+    assert caplog.messages[0].startswith(f"no answer to GET {path!r}: ZeroDivisionError(")
+
+
 @pytest.mark.slow
 def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
     """A working harvester returns status 200 with its role and counts."""

@@ -13,6 +13,7 @@ from marshal_dagster.cli.main import run
 from marshal_dagster.errors import SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks import FileSink
 from marshal_dagster.sinks.conformance.target import ahead, deliver, part, rows_of
 from marshal_dagster.sinks.database.dialect import TransactionConflictError
 from tests import cli
@@ -211,6 +212,18 @@ def test_the_commands(
         "problems": ["rows that belong to no range: 50. Another writer wrote them, or their range was deleted"],
     }
     assert call("vacuum", "--json", code=2) == ""
+
+
+def test_an_output_without_ranges_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its path may be misspelt, or all of it may be gone."""
+    module = "tests.fast.test_sink_maintenance"
+    monkeypatch.setattr(f"{module}.orders", FileSink(tmp_path / "typo"), raising=False)
+    answer = cli.call(capsys, "sink", "check", "--sink", f"{module}:orders", "--json")
+    assert answer.code == 1
+    (problem,) = answer.json["problems"]
+    assert problem.startswith(f"folder {tmp_path / 'typo'} has no ranges, so there is nothing to check")
 
 
 def test_a_sink_that_reports_nothing(capsys: pytest.CaptureFixture[str]) -> None:
