@@ -51,7 +51,12 @@ from marshal_dagster.ops.user_function import check_rows, function_text, require
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.open_plans import exhausted, parts_to_retry
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
-from marshal_dagster.runs.exhausted_plans import exhausted_plans_evaluation, exhausted_plans_text, has_failed
+from marshal_dagster.runs.exhausted_plans import (
+    exhausted_plans_evaluation,
+    exhausted_plans_text,
+    failed_in_run,
+    has_failed,
+)
 from marshal_dagster.runs.failed_batches import error_line
 from marshal_dagster.runs.linked_runs import link_repeated_runs
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, run_of, tag_run
@@ -128,13 +133,16 @@ class BatchExecution:
     began_s: float = field(default_factory=time.monotonic)
     exhausted: str = ""
     """A text with the exhausted plans and what an operator must do; empty if there are none."""
+    has_exhausted: bool = False
+    """Whether a plan is exhausted whose last failed attempt was one of this run: the step fails then."""
     records: Mapping[int, int] | None = None
     """The number of records of each partition in the current batch, if records are counted."""
 
     def run(self) -> bool:
         """Process batches until the topic is drained or a limit is reached.
 
-        Return whether this step completed any batch, including those of its earlier attempts.
+        Return whether this step completed any batch, including those of its earlier attempts. Raise `Failure` if only
+        exhausted plans are left, or if the run's own retries have exhausted one.
         """
         tag_run(self.context, {GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
         if over := self._run_is_over():
@@ -159,6 +167,10 @@ class BatchExecution:
             self.context.log.info(idle.text)
         if not self.all_done:
             self._record_idle(outcome, self.ended)
+        elif self.has_exhausted or (not self.done and idle is not None and idle.outcome is ExecutionOutcome.GIVEN_UP):
+            self._report_last()
+            tag_run(self.context, {OUTCOME_TAG: ExecutionOutcome.GIVEN_UP.value})
+            self._fail_for_good(self.exhausted or self.ended, self._metadata_of(ExecutionOutcome.GIVEN_UP, self.ended))
         return bool(self.all_done)
 
     def _try_to_report_exhausted(self) -> None:
@@ -176,6 +188,7 @@ class BatchExecution:
         plans = exhausted(self.claimer.open_delivery(self.context).open_plans(self.spec.topic), self.spec.max_attempts)
         self.exhausted = exhausted_plans_text(self.context.instance, plans)
         if plans:
+            self.has_exhausted = failed_in_run(self.context.instance, plans, self.context.run_id)
             self.context.log.warning(self.exhausted)
         if plans or has_failed(self.context.instance, self.spec.asset_key):
             evaluation = exhausted_plans_evaluation(self.spec.asset_key, plans, self.exhausted)

@@ -42,6 +42,13 @@ def exhausted_plans_text(instance: DagsterInstance, plans: Sequence[OpenPlan]) -
     return f"{first_few(named, _MOST_NAMED, '; ')}. Fix the cause and {retry_text(plans)}"
 
 
+def failed_in_run(instance: DagsterInstance, plans: Sequence[OpenPlan], run_id: str) -> bool:
+    """Return whether the last failed attempt of one of the plans was made by this run."""
+    failures = last_failures(instance, plans[0].group, plans[0].topic)
+    last = [failures.get((plan.partition, plan.start, plan.generation)) for plan in plans]
+    return any(failed is not None and failed.run_id == run_id for failed in last)
+
+
 def exhausted_plans_metadata(plans: Sequence[OpenPlan]) -> dict[str, Any]:
     """Return the metadata of the check: the number of exhausted plans, and a table of them."""
     return {"plans": len(plans), **({"exhausted": table(_COLUMNS, plans[:_MOST_SHOWN])} if plans else {})}

@@ -841,6 +841,39 @@ def test_a_step_that_is_tried_again_gives_what_all_of_its_attempts_did(stand: St
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [0, 4])
+def test_a_step_whose_retries_exhaust_its_own_plan_fails(stand: Stand, more: int) -> None:
+    """Neither what earlier attempts completed, nor messages that arrived for the last one, hide that."""
+    fail, arriving = _bad_records_in(1), iter([more])
+
+    def process(*arguments: Any) -> Any:  # noqa: ANN401 - a stand-in
+        if stand.scene.key(1).plan_attempts == 2:
+            stand.scene.data.append(0, next(arriving, 0))
+        return fail(*arguments)
+
+    stand.process = process
+    result = stand.run(max_attempts=2, max_claims=1, retry_policy=dg.RetryPolicy(max_retries=9))
+    assert [stand.scene.key(n).offset for n in range(3)] == [10 + more, 0, 10]
+    assert not result.success
+    assert f"{TOPIC}/1 [0, 10) of group '{GROUP}' was tried 3 times" in _error(result)
+    assert stand.tags(result)["marshal/outcome"] == "given_up"
+
+
+@pytest.mark.slow
+def test_a_re_execution_that_finds_only_the_exhausted_plan_fails(stand: Stand) -> None:
+    """The batches of the run that failed are part of its output, but it has done nothing itself."""
+    stand.process = _bad_records_in(1)
+    first = stand.run(max_attempts=2, max_claims=1, retry_policy=dg.RetryPolicy(max_retries=1))
+    assert (first.success, [stand.scene.key(n).offset for n in range(3)]) == (False, [10, 0, 10])
+    with pytest.raises(ZeroDivisionError), stand.scene.batch(stand.scene.delivery(stand.mode), partitions=(1,)):
+        _ = 1 / 0
+    job = stand.job(max_attempts=2, max_claims=1)
+    again = stand.instance.create_run_for_job(job, parent_run_id=first.run_id, root_run_id=first.run_id)
+    events = list(execute_run_iterator(InMemoryJob(job), again, stand.instance))
+    assert [event.step_key for event in events if event.is_step_failure] == ["work"]
+
+
+@pytest.mark.slow
 def test_what_earlier_attempts_in_a_run_did_counts_for_its_number_of_batches(stand: Stand) -> None:
     """A retry processes only the remaining batches."""
     _fail_at(stand, 2)
