@@ -173,6 +173,11 @@ def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str
     owners = ", ".join(map(repr, nearest_first(named, {claim.owner.instance for claim in held}))) or "none"
     if 0 < len(named) < LEAST_PREFIX:
         return f"{named!r} is too short for the beginning of an id: give {LEAST_PREFIX} characters. Owners: {owners}"
+    if not named:
+        return (
+            f"nothing to revoke in the selected partitions of topic {topic!r}, because no owner is named or none has a "
+            f"claim there; the topic's owners: {owners}"
+        )
     return f"{named!r} has no claim of topic {topic!r} in the selected partitions; the topic's owners: {owners}"
 
 

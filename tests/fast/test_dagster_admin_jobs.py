@@ -261,7 +261,7 @@ def test_what_opens_changes_nothing(stand: Stand, name: str) -> None:
         "set_position": "give one of to_offset, to_datetime",
         "reprocess_range": "partitions, start and end",
         "retry_plans": "no exhausted plan",
-        "revoke_claims": "the topic's owners: none",
+        "revoke_claims": "nothing to revoke in the selected partitions of topic 'orders'",
     }
     if name in needs:
         assert needs[name] in error_of(result)
@@ -728,7 +728,7 @@ def test_a_dry_run_without_an_owner_shows_all_claims(stand: Stand) -> None:
     ]
     (row,) = shown(stand.run("revoke_claims", topic=TOPIC, instance="", partitions="1-2", dry_run=True))
     assert row["partition"] == 1
-    assert "has no claim" in error_of(stand.run("revoke_claims", topic=TOPIC, instance=""))
+    assert "no owner is named" in error_of(stand.run("revoke_claims", topic=TOPIC, instance=""))
 
 
 @pytest.mark.slow
