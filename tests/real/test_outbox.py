@@ -29,6 +29,7 @@ from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.interfaces import (
     ID_HEADER,
     BatchTransaction,
+    BatchUnsettledError,
     Parked,
     PublishedBatch,
     PublisherFencedError,
@@ -36,7 +37,7 @@ from marshal_dagster.outbox.interfaces import (
     SessionSupersededError,
     TransactionResult,
 )
-from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.schema import DEFAULT_MAX_BYTES, OutboxTables
 from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.store import PostgresStore
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
@@ -447,6 +448,26 @@ def test_a_value_too_large_for_the_client_is_set_aside(site: Site, topic: MakeTo
     assert "too large" in parked.reason
     assert "tried 3 times" in parked.reason
     assert site.rows() == []
+
+
+def test_the_largest_record_that_a_writer_accepts_is_published(site: Site, topic: MakeTopic) -> None:
+    """The client's own limit is not below that of `Outbox` and that of brokers by default."""
+    goal = topic()
+    site.outbox = Outbox(site.name)
+    site.stash(OutboxRecord(goal, "x" * (DEFAULT_MAX_BYTES - 4), "k", {"h": "12"}))
+    site.harvest(max_attempts=1)
+    assert [len(value) for value in values(site.read(goal))] == [DEFAULT_MAX_BYTES - 4]
+
+
+def test_a_wrong_clock_sets_no_row_aside(site: Site, topic: MakeTopic) -> None:
+    """The brokers then refuse the time of each record. The rows wait until the clock is right."""
+    goal, strict = topic(), topic(1, {"message.timestamp.before.max.ms": "0"})
+    site.stash(OutboxRecord(strict, "1", "k"), OutboxRecord(goal, "2", "k"))
+    with site.session(max_attempts=1) as session:
+        session.harvest.begin()
+        with pytest.raises(BatchUnsettledError, match=f"topic '{strict}' refuses records with the present time"):
+            session.harvest.turn()
+    assert (len(site.rows()), site.parked(), site.read(goal)) == (2, [], [])
 
 
 def test_a_batch_too_large_for_its_topic_is_published_in_parts(site: Site, topic: MakeTopic) -> None:
