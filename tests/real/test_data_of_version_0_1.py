@@ -270,8 +270,8 @@ def test_an_outbox_is_continued(cluster: Cluster, tables: str) -> None:
     assert outbox.parked() == [parked]
 
 
-def test_the_shares_of_a_coordinator_stay(cluster: Cluster) -> None:
-    """A new coordinator leaves each member the partition that the one of version 0.1 gave it, in a later epoch."""
+def test_a_coordinator_continues_in_a_later_epoch(cluster: Cluster) -> None:
+    """A new coordinator reads the shares of version 0.1, and gives both members theirs in a later epoch."""
     topics = CoordinatorTopics(COORDINATOR)
     cluster.load(topics.member_messages, topics.coordinator_messages, topics.leader)
     former = started(cluster.connection, topics)
