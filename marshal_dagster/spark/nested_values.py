@@ -65,19 +65,28 @@ def holds(data_type: "DataType", kinds: Kinds) -> bool:
 
 def any_value(value: "Column", data_type: "DataType", kinds: Kinds, is_bad: Condition) -> "Column":
     """Return whether `is_bad` is true for any value of `kinds` inside `value`, which has the type `data_type`."""
+    return any_typed_value(value, data_type, kinds, lambda found, _: is_bad(found))
+
+
+def any_typed_value(
+    value: "Column", data_type: "DataType", kinds: Kinds, is_bad: Callable[["Column", "DataType"], "Column"]
+) -> "Column":
+    """Return what `any_value` does, for a condition that depends on the type of each value, too."""
 
     def within(items: "Column", part: "DataType") -> list["Column"]:
-        return [f.exists(items, lambda item: any_value(item, part, kinds, is_bad))] if holds(part, kinds) else []
+        if not holds(part, kinds):
+            return []
+        return [f.exists(items, lambda item: any_typed_value(item, part, kinds, is_bad))]
 
     match data_type:
         case t.StructType():
             fields = [field for field in data_type.fields if holds(field.dataType, kinds)]
-            found = [any_value(value.getField(field.name), field.dataType, kinds, is_bad) for field in fields]
+            found = [any_typed_value(value.getField(field.name), field.dataType, kinds, is_bad) for field in fields]
         case t.ArrayType():
             found = within(value, data_type.elementType)
         case t.MapType():
             found = [*within(f.map_keys(value), data_type.keyType), *within(f.map_values(value), data_type.valueType)]
         case _:
-            found = [is_bad(value)] if isinstance(data_type, kinds) else []
+            found = [is_bad(value, data_type)] if isinstance(data_type, kinds) else []
     no = f.lit(False)  # noqa: FBT003
     return reduce(or_, (f.coalesce(bad, no) for bad in found), no)

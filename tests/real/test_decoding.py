@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,13 @@ from marshal_dagster.spark.decoding import (
     infer_json_schema,
 )
 from marshal_dagster.spark.reader import read_ranges, read_schema
-from tests.avro_bytes import encode, framed, long, record
+from tests.avro_bytes import encode, framed, long, record, string
 from tests.conditions import WITHIN_S
 from tests.pages import python_blocks
 from tests.protobuf_bytes import F, framed_message, orders_file
 from tests.real.conftest import MakeTopic
 from tests.registry import Registry, running_registry
+from tests.session_settings import session_settings
 from tests.spark_frames import local_frame
 
 if TYPE_CHECKING:
@@ -495,6 +497,74 @@ def test_an_avro_record_of_another_name_is_bad(spark: "SparkSession", registry: 
     none = framed(registry.register("none", "{"), b"\x02")
     with pytest.raises(ConfigurationError, match="no Avro schema"):
         decode_avro(batch(spark, [none]), schemas, schema=named)
+
+
+def test_bytes_that_follow_an_avro_record_make_it_bad(spark: "SparkSession") -> None:
+    """Spark ignores them, although they may be a second record."""
+    one = encode(ORDER_1, {"id": 1, "note": "a"})
+    payloads = [one, one + one, one + b"\x00"]
+    expected = [{"id": 1, "note": "a"}, *["further bytes follow the record"] * 2]
+    text = json.dumps(ORDER_1)
+    frames = [framed(1, payload) for payload in payloads]
+    assert outcome(decode_avro(batch(spark, frames), Known({1: ORDER_1}), schema=text), 3) == expected
+    assert outcome(decode_avro(batch(spark, payloads), None, schema=text), 3) == expected
+
+
+def decimal_schema(precision: int, **kind: object) -> dict[str, Any]:
+    """Return the schema of a decimal with two digits after the point."""
+    return {"type": "bytes", **kind, "logicalType": "decimal", "precision": precision, "scale": 2}
+
+
+BEYOND_64_BITS = -(2**64) - 5
+TOO_LONG = "a decimal has more digits than the reader's schema declares"
+
+
+@pytest.mark.parametrize("is_ansi", [True, False])
+def test_a_decimal_has_all_its_digits_or_is_bad(spark: "SparkSession", is_ansi: bool) -> None:
+    """Spark reads 64 bits of a decimal of 18 digits or fewer, also where the writer's schema has more or none."""
+    fixed = {"type": "fixed", "name": "Price", "size": 9}
+    schema = {
+        "a": decimal_schema(18),
+        "b": {"type": "array", "items": ["null", decimal_schema(4)]},
+        "c": {"type": "map", "values": decimal_schema(38)},
+        "d": decimal_schema(10, **fixed),
+        "e": decimal_schema(10, type="fixed", name="Small", size=8),
+    }
+    reader, writer = record("Order", schema), record("Order", {**schema, "a": "bytes", "d": fixed})
+
+    def payload(a: int, b: int = 1, d: int = 1) -> bytes:
+        def number(value: int, size: int = 9) -> bytes:
+            return value.to_bytes(size, "big", signed=True)
+
+        of_b = long(2) + long(0) + long(1) + long(9) + number(b) + b"\x00"
+        return (
+            long(9)
+            + number(a)
+            + of_b
+            + long(1)
+            + string("k")
+            + long(9)
+            + number(a)
+            + b"\x00"
+            + number(d)
+            + number(7, 8)
+        )
+
+    def row(a: str, b: str, d: str, e: str = "0.07") -> dict[str, Any]:
+        return {"a": Decimal(a), "b": [None, Decimal(b)], "c": {"k": Decimal(a)}, "d": Decimal(d), "e": Decimal(e)}
+
+    cases = [
+        (payload(-(10**18) + 1, 9999, -(10**10) + 1), row("-9999999999999999.99", "99.99", "-99999999.99")),
+        (payload(0), row("0.00", "0.01", "0.01")),
+        (payload(10**18), TOO_LONG),
+        (payload(BEYOND_64_BITS), TOO_LONG),
+        (payload(5, 10_000), TOO_LONG),
+        (payload(5, 1, BEYOND_64_BITS), TOO_LONG),
+    ]
+    with session_settings(spark, {"spark.sql.ansi.enabled": str(is_ansi).lower()}):
+        frame = batch(spark, [framed(1, payload) for payload, _ in cases])
+        decoded = decode_avro(frame, Known({1: writer}), schema=json.dumps(reader))
+        assert outcome(decoded, len(cases)) == [expected for _, expected in cases]
 
 
 class Known:

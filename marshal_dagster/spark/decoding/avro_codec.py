@@ -4,24 +4,35 @@ All values are read with one reader schema, even if they were written with diffe
 """
 
 import json
+import uuid
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.spark.conversion_settings import AVRO_VALUES, check_settings
 from marshal_dagster.spark.decoding import confluent_wire_format
-from marshal_dagster.spark.decoding.avro_logical_types import logical_type_conflict, named_types, nodes, short_name
+from marshal_dagster.spark.decoding.avro_logical_types import (
+    DIGITS_OF_A_LONG,
+    logical_type_conflict,
+    named_types,
+    nodes,
+    short_name,
+    with_whole_decimals,
+)
 from marshal_dagster.spark.decoding.decoded_batch import NOT_UTF8, DecodedBatch, NullPolicy, missing_value, read_once
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
-from marshal_dagster.spark.nested_values import any_value, is_not_utf8, text_kinds
+from marshal_dagster.spark.lazy_pyspark import types as t
+from marshal_dagster.spark.nested_values import any_typed_value, any_value, is_not_utf8, text_kinds
 from marshal_dagster.spark.packages import SparkBuild, avro_package, installed_build, session_build
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
-_READ_WHOLE = "_marshal_read_whole"
+_VALUE, _END = "value", "end"
 _NAMED = frozenset({"record", "error", "enum", "fixed"})
 _UNBOUNDED = "has an array whose items take no bytes: a record of a few bytes could claim any number of them"
 
@@ -46,9 +57,10 @@ def decode_avro(
     - Its schema is of another record than the reader's schema, by name without namespace and by aliases.
     - Its schema has an array whose items take no bytes.
     - Its schema and the reader's have different logical types in a field, such as `timestamp-millis` and
-      `timestamp-micros`, or decimals of different scales. Avro would read one as the other. So are decimals of more
-      than 18 digits where the reader's has 18 or fewer.
-    - It is truncated, has a string that is not UTF-8, or does not match the reader's schema.
+      `timestamp-micros`, or decimals of different scales. Avro would read one as the other.
+    - It is truncated, or followed by further bytes.
+    - It has a string that is not UTF-8, a decimal with more digits than the reader's schema declares, or does not match
+      the reader's schema in another way.
 
     Args:
         frame: The frame of `batch.read`.
@@ -76,15 +88,16 @@ def decode_avro(
     reader = _reader(schemas, schema, subject)
     if schemas is None and _is_unbounded(reader):
         raise ConfigurationError(f"the schema {_UNBOUNDED}")
+    end = _end()
     if schemas is None:
         schemas_by_id: Mapping[int, Schema | str] = {}
-        value = _read(f.col("value"), reader, reader)
+        value = _read(f.col("value"), reader, reader, end)
         reason = missing_value(nulls)
         not_whole: Column = f.lit("it is truncated, or does not match the schema")
     else:
         known = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.AVRO)
         schemas_by_id = {number: _if_of_reader(number, schema, reader) for number, schema in known.items()}
-        value = _read_by_id(schemas_by_id, reader)
+        value = _read_by_id(schemas_by_id, reader, end)
         reason = confluent_wire_format.frame_reason(schemas_by_id, nulls)
         not_whole = f.concat(
             f.lit("it is truncated, or is not of schema id "),
@@ -92,12 +105,19 @@ def decode_avro(
             f.lit(", or does not fit the reader's schema"),
         )
     try:
+        declared = _declared(frame, reader)
         read, value = read_once(frame, value)
-        is_there, is_whole = f.col("value").isNotNull(), value.getField(_READ_WHOLE).isNotNull()
-        decoded = f.when(is_there, value.dropFields(_READ_WHOLE))
+        is_there, found_end, value = f.col("value").isNotNull(), value.getField(_END), value.getField(_VALUE)
         # Spark keeps invalid bytes of a string, and readers replace them silently.
-        has_bad_text = any_value(value, read.schema[-1].dataType, text_kinds(), is_not_utf8)
-        reason = reason.when(is_there & ~is_whole, not_whole).when(is_there & has_bad_text, f.lit(NOT_UTF8))
+        has_bad_text = any_value(value, declared, text_kinds(), is_not_utf8)
+        is_too_long = any_typed_value(value, declared, (t.DecimalType,), _has_more_digits)
+        reason = (
+            reason.when(is_there & found_end.isNull(), not_whole)
+            .when(is_there & (found_end != f.lit(end)), f.lit("further bytes follow the record"))
+            .when(is_there & has_bad_text, f.lit(NOT_UTF8))
+            .when(is_there & is_too_long, f.lit("a decimal has more digits than the reader's schema declares"))
+        )
+        decoded = f.when(is_there & ~is_too_long, value.cast(declared))
         return DecodedBatch(read, decoded, reason, columns=frame.columns)
     except MarshalError:
         raise
@@ -181,30 +201,57 @@ def _takes_no_bytes(node: object, named: Mapping[str, Mapping[str, Any]], within
     return False
 
 
-def _read_by_id(schemas_by_id: Mapping[int, Schema | str], reader: Mapping[str, Any]) -> "Column":
+def _read_by_id(schemas_by_id: Mapping[int, Schema | str], reader: Mapping[str, Any], end: bytes) -> "Column":
     number, value = confluent_wire_format.schema_id(), None
     for written, schema in schemas_by_id.items():
         if isinstance(schema, str):
             continue
-        read = _read(confluent_wire_format.payload(), json.loads(whole(schema)), reader)
+        read = _read(confluent_wire_format.payload(), json.loads(whole(schema)), reader, end)
         value = f.when(number == written, read) if value is None else value.when(number == written, read)
-    return _read(f.lit(None).cast("binary"), reader, reader) if value is None else value
+    return _read(f.lit(None).cast("binary"), reader, reader, end) if value is None else value
 
 
-def _read(data: "Column", writer: object, reader: Mapping[str, Any]) -> "Column":
-    """Return the decoded `data`, with an additional field `_READ_WHOLE` that is null if `data` cannot be read.
+def _end() -> bytes:
+    """Return random bytes. Each is a small number in Avro, so that no truncated record claims memory by them."""
+    return bytes(number & 0x7F for number in uuid.uuid4().bytes)
 
-    Spark returns a record of nulls for unreadable data, but valid records may consist of nulls too. No writer has this
-    field, so in valid records it has its default.
+
+def _read(data: "Column", writer: object, reader: Mapping[str, Any], end: bytes) -> "Column":
+    """Return the decoded `data`, and the bytes that follow it if `end` is appended. They are null in unreadable data.
+
+    Spark returns a record of nulls for unreadable data, but valid records may consist of nulls too. And it ignores what
+    follows a record.
     """
     from pyspark.sql.avro.functions import from_avro
 
-    marked = {**reader, "fields": [*reader["fields"], {"name": _READ_WHOLE, "type": "boolean", "default": True}]}
     try:
-        options = {"avroSchema": json.dumps(marked), "mode": "PERMISSIVE", "datetimeRebaseMode": "CORRECTED"}
-        return from_avro(data, json.dumps(writer), options)
+        schemas = [json.dumps(_with_end(schema, len(end))) for schema in (writer, with_whole_decimals(reader))]
+        options = {"avroSchema": schemas[1], "mode": "PERMISSIVE", "datetimeRebaseMode": "CORRECTED"}
+        return from_avro(f.concat(data, f.lit(end)), schemas[0], options)
     except TypeError as error:  # the JVM does not have the class
         raise ConfigurationError(f"this session cannot decode Avro: {_advice(installed_build())}") from error
+
+
+def _with_end(schema: object, count: int) -> dict[str, Any]:
+    end = {"type": "fixed", "name": "_marshal_end", "size": count}
+    fields = [{"name": _VALUE, "type": schema}, {"name": _END, "type": end}]
+    return {"type": "record", "name": "_marshal_framed", "fields": fields}
+
+
+def _declared(frame: "DataFrame", reader: Mapping[str, Any]) -> "DataType":
+    """Return Spark's type of the reader's schema."""
+    from pyspark.sql.avro.functions import from_avro
+
+    nothing = from_avro(f.lit(None).cast("binary"), json.dumps(reader), {"mode": "PERMISSIVE"})
+    return frame.select(nothing).schema[0].dataType
+
+
+def _has_more_digits(number: "Column", declared: "DataType") -> "Column":
+    """Return whether a decimal, which was read with all its digits, has more of them than declared."""
+    assert isinstance(declared, t.DecimalType)  # noqa: S101 - the kind that was looked for
+    if declared.precision > DIGITS_OF_A_LONG:
+        return f.lit(False)  # noqa: FBT003 - Spark itself has rejected it
+    return f.abs(number) >= f.lit(Decimal(10) ** (declared.precision - declared.scale))
 
 
 def whole(schema: Schema) -> str:

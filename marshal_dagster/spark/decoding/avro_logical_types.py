@@ -1,9 +1,10 @@
 """Comparison of the logical types of a writer's and a reader's Avro schema.
 
 Avro's schema resolution ignores logical types. So a long of milliseconds would be read as one of microseconds, and a
-decimal with another scale as another number. A decimal with many more digits would be cut off.
+decimal with another scale as another number.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -12,8 +13,10 @@ _MEANINGS: Final = frozenset(
     | {f"{name}-{unit}" for name in ("timestamp", "local-timestamp") for unit in ("millis", "micros", "nanos")}
 )
 """The logical types that define the meaning of a number or of bytes."""
-_DIGITS_OF_A_LONG: Final = 18
+DIGITS_OF_A_LONG: Final = 18
 """Up to so many digits Spark reads a decimal as 64 bits, and drops further ones without an error."""
+_MOST_DIGITS: Final = 38
+"""The most digits of a decimal of Spark."""
 _PROMOTED: Final[Mapping[str, frozenset[str]]] = {
     "int": frozenset({"long", "float", "double"}),
     "long": frozenset({"float", "double"}),
@@ -43,14 +46,27 @@ def logical_type_conflict(writer: object, reader: object) -> str | None:
 def _conflict(writer: Mapping[str, Any], reader: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return the meanings of two types if they differ, else None twice."""
     written, read = _meaning(writer), _meaning(reader)
-    if written is None or read is None:
-        return None, None
-    if written != read:
-        return written, read
-    digits, kept = _precision(writer), _precision(reader)
-    if digits > _DIGITS_OF_A_LONG >= kept > 0:
-        return f"a decimal of {digits} digits", f"one of {kept} (declare {_DIGITS_OF_A_LONG + 1} or more)"
-    return None, None
+    return (None, None) if written is None or read is None or written == read else (written, read)
+
+
+def with_whole_decimals(schema: Any) -> Any:  # noqa: ANN401 - a parsed schema
+    """Return a reader's schema whose decimals have all digits that their bytes can hold, as far as Spark has them."""
+    if isinstance(schema, list):
+        return [with_whole_decimals(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed = {key: with_whole_decimals(schema[key]) for key in ("type", "items", "values") if key in schema}
+    if "fields" in schema:
+        changed["fields"] = [{**field, "type": with_whole_decimals(field["type"])} for field in schema["fields"]]
+    digits = schema.get("precision")
+    if schema.get("logicalType") == "decimal" and isinstance(digits, int) and digits <= DIGITS_OF_A_LONG:
+        changed["precision"] = max(digits, _digits_of_bytes(schema.get("size")))
+    return {**schema, **changed}
+
+
+def _digits_of_bytes(count: int | None) -> int:
+    """Return how many digits each number of a decimal can have, by the size of a fixed type; None is any size."""
+    return _MOST_DIGITS if count is None else min(_MOST_DIGITS, math.floor((8 * count - 1) * math.log10(2)))
 
 
 def nodes(schema: object) -> Iterator[object]:
@@ -119,12 +135,6 @@ def _branch_for(written: Mapping[str, Any], branches: list[Mapping[str, Any]]) -
     named = [branch for branch in same if short_name(branch.get("name")) == short_name(written.get("name"))]
     wider = [branch for branch in branches if branch["type"] in _PROMOTED.get(written["type"], ())]
     return next(iter([*named, *same, *wider]), None)
-
-
-def _precision(node: Mapping[str, Any]) -> int:
-    """Return the number of a decimal's digits, 0 without one."""
-    precision = node.get("precision")
-    return precision if isinstance(precision, int) else 0
 
 
 def _meaning(node: Mapping[str, Any]) -> str | None:
