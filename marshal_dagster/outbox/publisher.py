@@ -79,7 +79,7 @@ class KafkaPublisher:
             partitioner: A partitioner of librdkafka; by default the one that Kafka's Java clients use.
 
         Raises:
-            ConfigurationError: Librdkafka has no such partitioner.
+            ConfigurationError: The client library has no such partitioner.
         """
         self._connection = connection
         self._uid = uid

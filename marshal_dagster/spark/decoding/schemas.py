@@ -333,7 +333,6 @@ class SchemaRegistry:
         return headers
 
 
-@lru_cache(maxsize=8)
 def missing_schema(registry: str, subject: str, version: int | str) -> ConfigurationError:
     """Return the error for a version of a subject, or `latest`, that a registry does not have."""
     if version == LATEST:
@@ -343,6 +342,7 @@ def missing_schema(registry: str, subject: str, version: int | str) -> Configura
     )
 
 
+@lru_cache(maxsize=8)
 def _opener(ca_location: str | None) -> "OpenerDirector":
     """Return the HTTP client, cached because reading the certificates takes longer than a request."""
     from urllib.request import HTTPErrorProcessor, HTTPSHandler, build_opener
