@@ -35,6 +35,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "simulator",
         "snapshot*",
         "state_keys",
+        "unread_records",
         "faults",
         "fault_*",
         "fuzz",

@@ -35,7 +35,8 @@ from dagster import (
 from marshal_dagster.assets.decorator import DagsterMarshalTranslator, kafka_partitions_def
 from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.kafka.topic_names import require_topic_name
-from marshal_dagster.protocol.state import Key, Phase
+from marshal_dagster.protocol.state import Key, OffsetBounds, Phase
+from marshal_dagster.protocol.unread_records import is_of_topic, unread_after
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name, unique_name
 from marshal_dagster.runs.tables import Column, table
@@ -64,10 +65,8 @@ class PartitionProgress:
     @property
     def lag(self) -> int:
         """The number of unread offsets; if the group has no position, all offsets of the partition."""
-        first = max(self.start, self.offset or 0)
-        done_ranges = () if self.key is None else (range_ for range_ in self.key.ranges if range_.phase is Phase.DONE)
-        done = sum(max(0, min(range_.end, self.end) - max(range_.start, first)) for range_ in done_ranges)
-        return max(0, self.end - first - done)
+        done = () if self.key is None else (range_ for range_ in self.key.ranges if range_.phase is Phase.DONE)
+        return unread_after(self.offset or 0, done, OffsetBounds(self.start, self.end)).records
 
     @property
     def lost(self) -> int:
@@ -124,14 +123,17 @@ def topic_progress(claimer: ClaimerResource, topic: str) -> TopicProgress:
     with closing(claimer.open_data()) as data:
         described = data.describe(topic)
         bounds = data.offsets(topic, described.partitions)
-        keys = {partition: key for (name, partition), key in claimer.group_keys().items() if name == topic}
+        with claimer.world() as world:
+            group = world.group_of(claimer.group, topic)
+            is_go = group.is_go
+            keys = {number: key.copy() for (name, number), key in group.keys.items() if name == topic}
         beyond = [number for number, at in bounds.items() if number in keys and (keys[number].offset or 0) > at.end]
         ends = data.offsets(topic, beyond)  # again, because the group may have read what was written meanwhile
 
     def progress(partition: int) -> PartitionProgress:
         """Leave out a key that belongs to an earlier topic of that name (protocol.md, section 6)."""
         key, start, end = keys.get(partition), bounds[partition].start, ends.get(partition, bounds[partition]).end
-        is_known = key is None or key.data_topic_id in {None, described.topic_id}
+        is_known = key is None or is_of_topic(key, described.topic_id, is_go=is_go)
         is_other = not is_known or (key is not None and (key.offset or 0) > end)
         return PartitionProgress(partition, start, end, key if is_known else None, is_other)
 

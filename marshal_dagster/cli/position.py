@@ -46,6 +46,7 @@ from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFou
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.state import Key, OffsetBounds
+from marshal_dagster.protocol.unread_records import is_of_topic, unread_records
 from marshal_dagster.protocol.world import World
 
 _GET_COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#lag", "#in Kafka", "#generation", "note")
@@ -280,6 +281,7 @@ class Position:
     partition: int
     key: Key
     data: DataTopic
+    is_go: bool
 
     @property
     def bounds(self) -> OffsetBounds | None:
@@ -289,15 +291,16 @@ class Position:
     @property
     def is_of_deleted_topic(self) -> bool:
         """Whether the position belongs to a deleted topic of the same name."""
-        return None not in {self.key.data_topic_id, self.data.topic_id} and self.key.data_topic_id != self.data.topic_id
+        return self.data.topic_id is not None and not is_of_topic(self.key, self.data.topic_id, is_go=self.is_go)
 
     @property
     def lag(self) -> int | None:
-        """The number of offsets from the position to the end, or None if that is not known."""
-        offset, bounds = self.key.offset, self.bounds
-        if bounds is None or offset is None or self.is_of_deleted_topic or offset > bounds.end:
+        """The number of unread offsets that the topic still has, or None if that is not known."""
+        topic_id, bounds = self.data.topic_id, self.bounds
+        if topic_id is None or bounds is None or self.key.offset is None:
             return None
-        return bounds.end - max(offset, bounds.start)
+        unread = unread_records(self.key, topic_id, bounds, is_go=self.is_go)
+        return None if unread is None else unread.records
 
     @property
     def notes(self) -> list[str]:
@@ -329,7 +332,8 @@ def positions_of(world: World, topics: Topics, group: str, topic: str | None = N
             is_unreachable = isinstance(error, UnavailableError)
         partitions = {partition for of, partition in keys if of == name} | data.bounds.keys()
         for partition in sorted(partitions):
-            yield Position(name, partition, world.key(group, name, partition), data)
+            is_go = world.group_of(group, name).is_go
+            yield Position(name, partition, world.key(group, name, partition), data, is_go)
 
 
 def _read(topics: Topics, group: str, topic: str) -> DataTopic:

@@ -1,7 +1,7 @@
 """Read the world state of a live log, with the lag and the assignments of its groups, for `status` and `top`."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from marshal_dagster.cli.world_view import (
     ViewFilter,
     WorldView,
     data_places,
+    unread_in,
     world_view,
 )
 from marshal_dagster.coordination.clock import Clock, SystemClock
@@ -24,6 +25,7 @@ from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFou
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.record_times import record_ages
 from marshal_dagster.kafka.topic_names import require_topic_name
+from marshal_dagster.protocol.unread_records import UnreadRecords
 from marshal_dagster.protocol.world import World
 
 _UNKNOWN: Final[Mapping[type[MarshalError], LagUnknownReason]] = {
@@ -96,11 +98,7 @@ def read_data_topics(topics: Topics, places: Mapping[str, set[int]]) -> dict[str
         try:
             described = topics.describe(topic)
             bounds = topics.offsets(topic, partitions & set(described.partitions))
-            found[topic] = DataTopicEnds(
-                described.topic_id,
-                {number: each.end for number, each in bounds.items()},
-                {number: each.start for number, each in bounds.items()},
-            )
+            found[topic] = DataTopicEnds(described.topic_id, bounds)
         except tuple(_UNKNOWN) as error:
             found[topic] = DataTopicEnds(unknown=next(why for kind, why in _UNKNOWN.items() if isinstance(error, kind)))
     return found
@@ -111,16 +109,13 @@ def add_ages(topics: Topics, data: dict[str, DataTopicEnds], world: World, wante
 
     If retention deleted unread records, it is the age of the first record that is left.
     """
-    unread: dict[str, dict[tuple[int, int], tuple[int, int]]] = {}
-    for group, (topic, partition), _, key in world.keys():  # noqa: SIM118 - no mapping
-        end = (data[topic].ends or {}).get(partition, 0) if topic in data else 0
-        if wanted.has_group(group) and key.offset is not None and key.offset < end:
-            first = max(key.offset, data[topic].starts.get(partition, 0))
-            if first < end:
-                unread.setdefault(topic, {})[partition, key.offset] = (partition, first)
-    for topic, places in unread.items():
-        try:
-            ages_ms = record_ages(topics, topic, set(places.values()), at_ms)
-        except tuple(_UNKNOWN):
+    places: dict[str, set[tuple[int, int]]] = {}
+    for name, (topic, partition), group, key in world.keys():  # noqa: SIM118 - no mapping
+        if topic not in data or not wanted.has_group(name):
             continue
-        data[topic] = replace(data[topic], ages_ms={place: ages_ms[first] for place, first in places.items()})
+        unread = unread_in(data[topic], partition, key, is_go=group.is_go)
+        if isinstance(unread, UnreadRecords) and unread.records:
+            places.setdefault(topic, set()).add((partition, unread.first))
+    for topic, firsts in places.items():
+        with suppress(*_UNKNOWN):
+            data[topic] = replace(data[topic], ages_ms=record_ages(topics, topic, firsts, at_ms))

@@ -18,7 +18,8 @@ from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.staleness import Freshness, freshness
-from marshal_dagster.protocol.state import DataPartitionId, Group, Key, Owner, PauseOrigin, Range
+from marshal_dagster.protocol.state import DataPartitionId, Group, Key, OffsetBounds, Owner, PauseOrigin, Range
+from marshal_dagster.protocol.unread_records import UnreadRecords, is_of_topic, unread_records
 from marshal_dagster.protocol.world import PartitionWorld, World
 
 
@@ -39,10 +40,8 @@ class DataTopicEnds:
     """A data topic's id and the bounds of each partition, or why they are not known."""
 
     topic_id: str | None = None
-    ends: Mapping[int, int] | None = None
-    """The next offset of each partition."""
-    starts: Mapping[int, int] = field(default_factory=dict)
-    """The first offset of each partition that retention left."""
+    bounds: Mapping[int, OffsetBounds] | None = None
+    """The offsets that each partition holds."""
     ages_ms: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """About how old the record at a partition and offset is, in ms, as far as that is known."""
     unknown: LagUnknownReason | None = None
@@ -50,7 +49,7 @@ class DataTopicEnds:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """A data partition's next offset, and the number of unread offsets before it, or why that is not known."""
+    """The end of a data partition, and the number of unread offsets that it still has, or why that is not known."""
 
     end: int | None = None
     records: int | None = None
@@ -345,7 +344,7 @@ class _GroupPart:
             place,
             key,
             self._last_heartbeat(key.owner, key.last_beat_ms),
-            None if data is None else _lag(key, place[1], data[place[0]]),
+            None if data is None else _lag(key, place[1], data[place[0]], is_go=self.group.is_go),
             tuple(RangeOverview(each, self._last_heartbeat(each.owner, each.last_beat_ms)) for each in key.ranges),
             assigned,
         )
@@ -390,17 +389,25 @@ def _differing(
             yield f"{what} {value}: in coordination partitions {listed(numbers)} only; write it again to complete it"
 
 
-def _lag(key: Key, partition: int, topic: DataTopicEnds) -> PartitionLag:
-    if topic.ends is None:
-        return PartitionLag(unknown=topic.unknown)
-    end = topic.ends.get(partition)
-    if end is None:
-        return PartitionLag(unknown=LagUnknownReason.NO_PARTITION)
-    if key.data_topic_id not in {None, topic.topic_id}:
-        return PartitionLag(end, unknown=LagUnknownReason.OTHER_TOPIC)
+def unread_in(topic: DataTopicEnds, partition: int, key: Key, *, is_go: bool) -> UnreadRecords | LagUnknownReason:
+    """Return the unread part of a partition for the group with this key, or why it is not known."""
+    if topic.bounds is None or topic.topic_id is None:
+        return topic.unknown or LagUnknownReason.UNAVAILABLE
+    at = topic.bounds.get(partition)
+    if at is None:
+        return LagUnknownReason.NO_PARTITION
+    if not is_of_topic(key, topic.topic_id, is_go=is_go):
+        return LagUnknownReason.OTHER_TOPIC
     if key.offset is None:
-        return PartitionLag(end, unknown=LagUnknownReason.NO_OFFSET)
-    if key.offset > end:
-        return PartitionLag(end, unknown=LagUnknownReason.BEYOND_END)
-    age_ms = 0 if key.offset == end else topic.ages_ms.get((partition, key.offset))
-    return PartitionLag(end, end - key.offset, age_ms=age_ms)
+        return LagUnknownReason.NO_OFFSET
+    return unread_records(key, topic.topic_id, at, is_go=is_go) or LagUnknownReason.BEYOND_END
+
+
+def _lag(key: Key, partition: int, topic: DataTopicEnds, *, is_go: bool) -> PartitionLag:
+    at = None if topic.bounds is None else topic.bounds.get(partition)
+    end = None if at is None else at.end
+    unread = unread_in(topic, partition, key, is_go=is_go)
+    if isinstance(unread, LagUnknownReason):
+        return PartitionLag(end, unknown=unread)
+    age_ms = topic.ages_ms.get((partition, unread.first)) if unread.records else 0
+    return PartitionLag(end, unread.records, age_ms=age_ms)

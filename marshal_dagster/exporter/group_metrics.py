@@ -13,7 +13,8 @@ from marshal_dagster.protocol.messages import Invalid
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, exhausted, open_plans
 from marshal_dagster.protocol.rules import Refusal
 from marshal_dagster.protocol.staleness import Freshness, freshness, stale_after_ms
-from marshal_dagster.protocol.state import Group, Key, OffsetBounds, Owner, Phase
+from marshal_dagster.protocol.state import Group, Key, Owner, Phase
+from marshal_dagster.protocol.unread_records import unread_records
 from marshal_dagster.protocol.world import PartitionWorld, World
 
 _MS: Final = 1_000
@@ -50,43 +51,6 @@ def data_topics(world: World, options: ExportOptions) -> set[str]:
         for group, (topic, _), _, _ in world.keys()  # noqa: SIM118 - no mapping
         if options.has_group(group) and options.has_topic(topic)
     }
-
-
-@dataclass(frozen=True, slots=True)
-class UnreadRecords:
-    """The unread part of a partition: the first unread offset that still exists, and the number of unread offsets."""
-
-    first: int
-    records: int
-    margin: int
-    """The offsets between the partition's beginning and the first unread one."""
-    deleted: int
-    """The unread offsets after the position that retention has deleted."""
-
-
-def unread_records(key: Key | None, topic_id: str, at: OffsetBounds, *, is_go: bool) -> UnreadRecords | None:
-    """Return the unread part of a partition, or None if its position belongs to another topic or is after the end.
-
-    A partition that no record names is unread from its beginning. Ranges that are done count as read.
-    """
-    position = at.start if key is None or key.offset is None else key.offset
-    if position > at.end:
-        return None
-    if key is not None and not is_go and key.data_topic_id not in {None, topic_id}:
-        return None
-    first, read, deleted = max(position, at.start), 0, max(0, at.start - position)
-    for range_ in () if key is None else key.ranges:
-        if range_.phase is not Phase.DONE:
-            continue
-        deleted -= max(0, min(range_.end, at.start) - max(range_.start, position))
-        if range_.end <= first:
-            continue
-        if range_.start <= first:
-            first = range_.end
-        else:
-            read += min(range_.end, at.end) - min(range_.start, at.end)
-    first = min(first, at.end)
-    return UnreadRecords(first, at.end - first - read, first - at.start, deleted)
 
 
 @dataclass(frozen=True, slots=True)

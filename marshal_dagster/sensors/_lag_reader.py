@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.kafka.record_times import hidden_by_future
 from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
+from marshal_dagster.protocol.unread_records import unread_after
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs.names import run_of
 
@@ -145,10 +146,5 @@ _FROM_START: Final = _position(Key(), is_claimed=False, max_attempts=1)
 
 
 def _unread(partition: int, position: Position, at: "OffsetBounds") -> UnreadRecords | None:
-    start = max(position.offset or 0, at.start)
-    for passed in position.passed_over:
-        if passed.start <= start < passed.end:
-            start = passed.end
-    later = (passed for passed in position.passed_over if start < passed.start < at.end)
-    records = at.end - start - sum(min(passed.end, at.end) - passed.start for passed in later)
-    return UnreadRecords(partition, start, records, position) if records > 0 else None
+    left = unread_after(position.offset or 0, position.passed_over, at)
+    return UnreadRecords(partition, left.first, left.records, position) if left.records > 0 else None

@@ -58,7 +58,7 @@ def look(topics: FakeTopics, places: dict[str, set[int]]) -> dict[str, DataTopic
 def test_ends_are_requested_the_partitions_that_there_are() -> None:
     """A partition that is in the log but not in the topic is left out."""
     found = look(FakeTopics(), {"orders": {1, 7}})
-    assert found == {"orders": DataTopicEnds(TOPIC_ID, {1: 11}, {1: 3})}
+    assert found == {"orders": DataTopicEnds(TOPIC_ID, {1: OffsetBounds(3, 11)})}
 
 
 def test_a_topic_that_cannot_be_looked_at_leaves_the_others() -> None:

@@ -98,7 +98,7 @@ def test_what_is_stale_and_what_is_paused_stands_out(site: Site) -> None:
     site.owner_of(1)
     site.pause(60)
     page = shown(reader_of(site).look())
-    assert page.splitlines()[3].split()[:6] == [GROUP, "2", "2", "2", "1", "200"]
+    assert page.splitlines()[3].split()[:6] == [GROUP, "2", "2", "2", "1", "160"]
     assert "by ops" in page
     assert "stale, 20 s" in page
 

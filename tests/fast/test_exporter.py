@@ -20,7 +20,7 @@ from marshal_dagster.errors import (
 from marshal_dagster.exporter import exporter as exporter_module
 from marshal_dagster.exporter.definitions import DEFINITIONS, Kind
 from marshal_dagster.exporter.exporter import FAILING_AFTER_S, Exporter
-from marshal_dagster.exporter.group_metrics import ExportOptions, unread_records
+from marshal_dagster.exporter.group_metrics import ExportOptions
 from marshal_dagster.exporter.lag_times import EndTimes
 from marshal_dagster.exporter.topic_reader import TopicReader
 from marshal_dagster.kafka.admin_client import TopicDescription
@@ -36,7 +36,7 @@ from marshal_dagster.protocol.messages import (
     coordination_partition,
     render,
 )
-from marshal_dagster.protocol.state import Key, OffsetBounds, Phase, Range
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
 
 TOPIC_ID, OTHER_ID = "A" * 22, "B" * 22
@@ -413,33 +413,6 @@ def test_without_the_right_to_see_settings_there_is_no_retention(scene: Scene) -
     found = read(scene.exporter())
     assert "marshal_data_topic_retention_seconds" not in found
     assert found["marshal_topic_lag_records"] == {("g", "orders"): 260}
-
-
-@pytest.mark.parametrize(
-    ("key", "at", "expected"),
-    [
-        (None, (10, 30), (10, 20, 0, 0)),
-        (Key(offset=None), (10, 30), (10, 20, 0, 0)),
-        (Key(offset=30), (10, 30), (30, 0, 20, 0)),
-        (Key(offset=31), (10, 30), None),
-        (Key(offset=4), (10, 30), (10, 20, 0, 6)),
-        (Key(offset=12, ranges=(Range(12, 15, Phase.DONE), Range(20, 25, Phase.DONE))), (10, 30), (15, 10, 5, 0)),
-        (Key(offset=12, ranges=(Range(12, 15, Phase.PLANNED), Range(20, 25, Phase.CLAIMED))), (10, 30), (12, 18, 2, 0)),
-        (Key(offset=4, ranges=(Range(4, 8, Phase.PLANNED), Range(8, 25, Phase.DONE))), (20, 30), (25, 5, 5, 4)),
-        (Key(offset=4, ranges=(Range(6, 8, Phase.DONE), Range(22, 25, Phase.DONE))), (20, 30), (20, 7, 0, 14)),
-        (Key(offset=12, data_topic_id=OTHER_ID), (10, 30), None),
-    ],
-)
-def test_what_is_unread(key: Key | None, at: tuple[int, int], expected: tuple[int, ...] | None) -> None:
-    """The first unread offset, the number of unread ones, the margin before it, and what was deleted."""
-    found = unread_records(key, TOPIC_ID, OffsetBounds(*at), is_go=False)
-    assert expected == (None if found is None else (found.first, found.records, found.margin, found.deleted))
-
-
-def test_go_consumers_record_no_id_of_the_topic() -> None:
-    """Their position counts whatever id an earlier member recorded."""
-    found = unread_records(Key(offset=12, data_topic_id=OTHER_ID), TOPIC_ID, OffsetBounds(10, 30), is_go=True)
-    assert found is not None
 
 
 # Lag in seconds

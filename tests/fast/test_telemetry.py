@@ -26,7 +26,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RevokingClaim
-from marshal_dagster.protocol.state import DataPartitionId, Key
+from marshal_dagster.protocol.state import Key
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
@@ -376,14 +376,18 @@ def test_no_attribute_is_unbounded_or_secret(stand: Stand, measured: Measured) -
 def test_the_lag_of_the_topic_is_measured_where_it_is_observed(stand: Stand, measured: Measured) -> None:
     """The asset and its checks look up the group's position in the topic, and record the lag in the gauge."""
     stand.scene.data.append(1, 5)
+    _claim_as_another(stand.scene)
     scene = stand.scene
 
     class SceneClaimer(ClaimerResource):
         def open_data(self) -> Any:  # noqa: ANN401 - stands for Topics
             return scene.data
 
-        def group_keys(self) -> dict[DataPartitionId, Key]:
-            return {(TOPIC, 0): Key(offset=4)}
+        @contextmanager
+        def world(self) -> Iterator[World]:
+            world = Rationalizer(scene.log()).catch_up()
+            world.group_of(GROUP, TOPIC).keys[TOPIC, 0] = Key(offset=4)
+            yield world
 
     topic_progress(SceneClaimer(connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"), group=GROUP), TOPIC)
 
