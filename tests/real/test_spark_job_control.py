@@ -161,7 +161,7 @@ def test_progress_counts_tasks(spark: "SparkSession", tmp_path: Path) -> None:
         finally:
             (tmp_path / "go on").touch()
         assert future.result(WITHIN_S) == 3
-    assert progress(spark, "b5") is None
+    wait_until(lambda: progress(spark, "b5") is None, "Spark shows the end of the job")
 
 
 def test_a_batch_is_marked_once(spark: "SparkSession") -> None:
