@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster._internal.texts import first_few
 from marshal_dagster.admin.texts import owner_text
 from marshal_dagster.cli import output
@@ -20,7 +21,6 @@ from marshal_dagster.cli.world_view import (
     LagUnknownReason,
     LastHeartbeat,
     WorldView,
-    listed,
 )
 from marshal_dagster.coordination.pause_text import paused_group_text, resume_command
 from marshal_dagster.protocol.open_plans import (
@@ -149,7 +149,7 @@ def _unknown_group(view: WorldView) -> Iterator[Need]:
 def _incomplete_log(view: WorldView) -> Iterator[Need]:
     if view.observed:
         yield Need(
-            f"incomplete log: nothing can be claimed from coordination partitions {listed(view.observed)}",
+            f"incomplete log: nothing can be claimed from coordination partitions {runs_text(view.observed)}",
             "stop all members of all groups, then run `marshal-dagster recover`",
         )
 

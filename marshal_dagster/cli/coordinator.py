@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from marshal_dagster._internal.health_server import PATH
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster._internal.texts import counted, first_few, nearest_first
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
@@ -26,7 +27,6 @@ from marshal_dagster.cli.options import (
     finite,
 )
 from marshal_dagster.cli.service import health_server, report_event, run_until_signal
-from marshal_dagster.cli.world_view import listed
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
 from marshal_dagster.coordinator import DEFAULT_TOPIC
@@ -315,13 +315,19 @@ def _rows(share: MemberAssignment) -> list[tuple[str, ...]]:
     if not topics:
         return [(share.member, output.NOTHING, "0", *[output.NOTHING] * 3)]
     return [
-        (share.member, topic, str(len(numbers)), listed(numbers), *_given(gained.get(topic, []), share.assigned_at_ms))
+        (
+            share.member,
+            topic,
+            str(len(numbers)),
+            runs_text(numbers),
+            *_given(gained.get(topic, []), share.assigned_at_ms),
+        )
         for topic, numbers in topics.items()
     ]
 
 
 def _given(numbers: Sequence[int], at_ms: int) -> tuple[str, str]:
-    return (listed(numbers), output.utc(at_ms)) if numbers else (output.NOTHING, output.NOTHING)
+    return (runs_text(numbers), output.utc(at_ms)) if numbers else (output.NOTHING, output.NOTHING)
 
 
 def _to_json(view: GroupAssignments, now_ms: float) -> dict[str, Any]:

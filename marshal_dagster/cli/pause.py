@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.go_groups import are_stopped
 from marshal_dagster.admin.pause import GroupPauser, Pause, PauseChange, require_reason
@@ -147,7 +148,7 @@ def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:
     for change in changes:
         alike.setdefault((change.before, change.after), []).append(change.number)
     for (before, after), numbers in alike.items():
-        yield [world_view.listed(numbers), _text(before), _text(after)]
+        yield [runs_text(numbers), _text(before), _text(after)]
 
 
 def _text(pause: Pause) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster.admin.go_groups import Way, are_stopped
 from marshal_dagster.admin.import_positions import PositionImporter, PositionSourceOptions
 from marshal_dagster.admin.named_sink import named_sink
@@ -15,7 +16,7 @@ from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.position_spec import TargetOptions, outside_text, partitions_of
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.admin.times import duration_s
-from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import (
     READING,
@@ -399,12 +400,12 @@ def _confirm_and_set(
     elif options.dry_run:
         output.show(output.DRY_RUN)
     elif done:
-        output.show(f"The positions of partitions {world_view.listed(done)} were set.")
+        output.show(f"The positions of partitions {runs_text(done)} were set.")
     changed = [change.partition for change in changes if change.partition not in done]
     if options.dry_run or not changed:
         return ExitCode.OK
     output.write_note(
-        f"partitions {world_view.listed(changed)} do not have these positions, because another process set them "
+        f"partitions {runs_text(changed)} do not have these positions, because another process set them "
         f"meanwhile: see `{shlex.join(['marshal-dagster', 'position', 'get', options.group])}`"
     )
     return ExitCode.PROBLEMS
@@ -438,9 +439,7 @@ def _report_partial_change(setter: PositionResetter, changes: Sequence[PositionC
         output.write_note(f"could not read which positions were set ({error}): see `marshal-dagster position get`")
         return
     left = [change.partition for change in changes if change.partition not in done]
-    output.write_note(
-        f"set: partitions {world_view.listed(done) or 'none'}; not set: {world_view.listed(left) or 'none'}"
-    )
+    output.write_note(f"set: partitions {runs_text(done) or 'none'}; not set: {runs_text(left) or 'none'}")
 
 
 def _change_row(change: PositionChange) -> list[str | output.Line]:

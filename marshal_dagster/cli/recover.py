@@ -11,12 +11,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.group_settings import member_interval_ms
 from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, ObservedPartition, Recovery, Whose
 from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.admin.times import duration_s
-from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import (
     WRITING,
@@ -135,9 +136,7 @@ def recover(
     if options.as_json:
         output.write_json({"recovered": recovered, "keys": [_to_json(proposal) for proposal in proposals]})
     elif recovered:
-        output.show(
-            f"Coordination partitions {world_view.listed(recovered)} have a snapshot now: members can claim again."
-        )
+        output.show(f"Coordination partitions {runs_text(recovered)} have a snapshot now: members can claim again.")
     return ExitCode.OK
 
 
@@ -323,7 +322,7 @@ def _show(
     if not observed:
         output.show("Every coordination partition is certain: there is nothing to recover.")
         return
-    output.show(f"Only observed: coordination partitions {world_view.listed(list(observed))}.", _UNKNOWN)
+    output.show(f"Only observed: coordination partitions {runs_text(list(observed))}.", _UNKNOWN)
     for number, partition in observed.items():
         for name, group in partition.groups.items():
             until_s = group.paused_until_s

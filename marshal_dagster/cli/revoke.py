@@ -7,10 +7,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster.admin.position_spec import partitions_of
 from marshal_dagster.admin.revoke import ClaimRevoker, HeldClaim, held_by, holds_nothing_text
 from marshal_dagster.admin.texts import without_suffix
-from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, operator_name
 from marshal_dagster.cli.exit_codes import ExitCode
@@ -94,7 +95,7 @@ def revoke(options: RevokeOptions) -> ExitCode:
 
 
 def _listed(claims: Collection[HeldClaim]) -> str:
-    return world_view.listed({claim.partition for claim in claims})
+    return runs_text({claim.partition for claim in claims})
 
 
 def _show(options: RevokeOptions, claims: Sequence[HeldClaim], *, is_go: bool) -> None:

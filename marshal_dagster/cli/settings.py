@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster.admin.go_groups import are_stopped
 from marshal_dagster.admin.group_settings import (
     LONGEST_INTERVAL_S,
@@ -250,7 +251,7 @@ def _report_partial_change(admin: GroupSettingsAdmin) -> None:
             f"could not read where ranges are still enabled ({error}): see `marshal-dagster settings show`"
         )
         return
-    output.write_note(f"ranges are still enabled in coordination partitions {world_view.listed(on) or 'none'}")
+    output.write_note(f"ranges are still enabled in coordination partitions {runs_text(on) or 'none'}")
 
 
 def _show(options: SettingsOptions, found: Mapping[int, PartitionSettings], when: str = "") -> None:
@@ -306,7 +307,7 @@ def _row(there: PartitionSettings, numbers: Sequence[int]) -> list[str | output.
     notes = [world_view.NO_SETTINGS] if there.by_default else []
     notes += [] if there.certain else ["only observed"]
     return [
-        world_view.listed(numbers),
+        runs_text(numbers),
         f"{there.settings.heartbeat_interval_ms / 1_000:g} s",
         str(there.settings.rule_set),
         str(there.settings.delivery),

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster.cli import attention, output, world_tables
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.exit_codes import ExitCode
@@ -12,7 +13,7 @@ from marshal_dagster.cli.options import DataLogOptions, MaxAttempts, OnlyGroup, 
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.watching import INTERVAL_S, Interval, Watch, is_watched, problem_line, watch_on_screen
 from marshal_dagster.cli.world_reader import open_world_reader
-from marshal_dagster.cli.world_view import ViewFilter, WorldView, listed, to_json
+from marshal_dagster.cli.world_view import ViewFilter, WorldView, to_json
 from marshal_dagster.coordination.log import LogIdentity
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 
@@ -80,5 +81,5 @@ def status(
 
 def _log_line(log: LogIdentity, view: WorldView) -> str:
     read = [partition.number for partition in view.partitions]
-    which = f"{log.partitions}" if len(read) == log.partitions else f"{listed(read)} of the {log.partitions}"
+    which = f"{log.partitions}" if len(read) == log.partitions else f"{runs_text(read)} of the {log.partitions}"
     return f"Coordination log {log.topic} (id {log.topic_id}), {which} coordination partitions"

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.attention import exhausted_json, urgent_lines
@@ -21,7 +22,6 @@ from marshal_dagster.cli.world_view import (
     PartitionLag,
     ViewFilter,
     WorldView,
-    listed,
     to_json,
 )
 from marshal_dagster.coordination.pause_text import paused_text
@@ -123,7 +123,7 @@ def page(
     head += urgent_lines(view, max_attempts) if view.groups or view.observed else []
     head += [pause for group in view.groups for pause in _pause_lines(group)]
     if view.observed:
-        head.append(output.styled(f"only observed: coordination partitions {listed(view.observed)}", "yellow"))
+        head.append(output.styled(f"only observed: coordination partitions {runs_text(view.observed)}", "yellow"))
     yield from head
     if not view.groups:
         yield view.nothing

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.texts import owner_text, settings_text
 from marshal_dagster.cli import output
@@ -16,7 +17,6 @@ from marshal_dagster.cli.world_view import (
     LastHeartbeat,
     PartitionLag,
     WorldView,
-    listed,
 )
 from marshal_dagster.coordination.pause_text import paused_text, resume_command
 from marshal_dagster.protocol.staleness import Freshness
@@ -92,7 +92,7 @@ def _log(view: WorldView) -> Iterator[str | Line | Table]:
             yield f"Records {what}: {reasons}"
     if view.observed:
         yield output.styled(
-            f"Only observed: coordination partitions {listed(view.observed)}. They do not begin at offset 0: their "
+            f"Only observed: coordination partitions {runs_text(view.observed)}. They do not begin at offset 0: their "
             "keys are provisional, and nothing can be claimed from them.",
             _WARNING,
         )

@@ -306,11 +306,6 @@ NO_SETTINGS: Final = "default: no settings record yet, so the rules of Go consum
 """The text that is shown for a group without settings."""
 
 
-def listed(numbers: Collection[int]) -> str:
-    """Return numbers as text in ascending order, neighbours together: 0-2, 5."""
-    return runs_text(numbers)
-
-
 @dataclass(frozen=True, slots=True)
 class _GroupPart:
     """A group in one coordination partition, judged by the clock `at_ms`."""
@@ -386,7 +381,7 @@ def _differing(
             where.setdefault(value, set()).add(part.partition.number)
     for value, numbers in where.items():
         if numbers != certain:
-            yield f"{what} {value}: in coordination partitions {listed(numbers)} only; write it again to complete it"
+            yield f"{what} {value}: in coordination partitions {runs_text(numbers)} only; write it again to complete it"
 
 
 def unread_in(topic: DataTopicEnds, partition: int, key: Key, *, is_go: bool) -> UnreadRecords | LagUnknownReason:

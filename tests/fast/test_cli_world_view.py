@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster.cli import attention, output, world_tables
 from marshal_dagster.cli.world_view import (
     Assignee,
@@ -15,7 +16,6 @@ from marshal_dagster.cli.world_view import (
     ViewFilter,
     WorldView,
     data_places,
-    listed,
     to_json,
     world_view,
 )
@@ -208,7 +208,7 @@ def test_a_pause_that_is_half_written_is_reported(log: Log, written: set[int]) -
     (group,) = world_view(log.world, at_ms=1_000).groups
     assert group.is_paused
     (difference,) = group.differences
-    assert f"in coordination partitions {listed(written)} only" in difference
+    assert f"in coordination partitions {runs_text(written)} only" in difference
     assert difference in text(world_view(log.world, at_ms=1_000))
 
 
@@ -271,7 +271,7 @@ def test_what_is_only_observed_is_reported_and_misses_nothing() -> None:
     looked = world_view(log.world, at_ms=0)
     assert looked.observed == sorted({HOME, (HOME + 1) % PARTITIONS})
     assert looked.groups[0].differences == ()
-    assert f"Only observed: coordination partitions {listed(looked.observed)}." in text(looked)
+    assert f"Only observed: coordination partitions {runs_text(looked.observed)}." in text(looked)
     assert "orders/0 (provisional)" in text(looked)
 
 
@@ -305,7 +305,7 @@ def test_what_is_wanted_is_what_is_shown(log: Log) -> None:
 )
 def test_numbers_are_listed_shortly(numbers: Iterable[int], said: str) -> None:
     """Consecutive numbers are joined."""
-    assert listed(list(numbers)) == said
+    assert runs_text(list(numbers)) == said
 
 
 def _start_all(world: World) -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster.cli.doctor_checks.finding import Finding, ok, problem, warning
-from marshal_dagster.cli.world_view import listed
 from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.kafka.inspection import Broker, TopicInfo
 
@@ -35,15 +35,15 @@ def replicas(topic_info: TopicInfo, least_in_sync: int, servers: str) -> Finding
     if blocked:
         return problem(
             "replicas",
-            f"coordination partitions {listed(blocked)} of {topic_info.name} have no leader, or fewer replicas in sync "
-            f"than min.insync.replicas={least_in_sync}",
+            f"coordination partitions {runs_text(blocked)} of {topic_info.name} have no leader, or fewer replicas in "
+            f"sync than min.insync.replicas={least_in_sync}",
             "no record can be written there (acks=all): owners lose their leases, and nothing is claimed or committed",
             fix,
         )
     if out_of_sync:
         return warning(
             "replicas",
-            f"coordination partitions {listed(out_of_sync)} of {topic_info.name} have replicas that are not in sync",
+            f"coordination partitions {runs_text(out_of_sync)} of {topic_info.name} have replicas that are not in sync",
             "records can be written now, but perhaps not after another broker fails",
             fix,
         )

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster._internal.texts import first_few
 from marshal_dagster.cli import output
 from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, ok, problem, warning
-from marshal_dagster.cli.world_view import WorldView, listed, world_view
+from marshal_dagster.cli.world_view import WorldView, world_view
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.log import CoordinationLog, LogIdentity
 from marshal_dagster.coordination.pause_text import paused_group_text, resume_command
@@ -105,8 +106,8 @@ def _certainty(view: WorldView, identity: LogIdentity) -> Finding:
     keep_all = alter_topic(identity.topic, "retention.ms=-1,retention.bytes=-1,cleanup.policy=delete")
     return problem(
         "certain",
-        f"coordination partitions {listed(view.observed)} do not begin at offset 0 and no snapshot fits: they are only "
-        "observed",
+        f"coordination partitions {runs_text(view.observed)} do not begin at offset 0 and no snapshot fits: they are "
+        "only observed",
         "what was deleted may hold a pause, a plan or a live claim, so nothing can be claimed from them",
         f"keep all records from now on: {keep_all}; then stop all members of all groups, and confirm their positions: "
         f"marshal-dagster recover --coordination-topic {identity.topic}",
@@ -125,7 +126,7 @@ def _clocks(view: WorldView, at_ms: int) -> Finding:
     return problem(
         "log time",
         f"log time {output.utc(view.log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock "
-        f"(coordination partitions {listed(fast_partitions)})",
+        f"(coordination partitions {runs_text(fast_partitions)})",
         "a broker's clock has jumped, or this machine's is slow: owners may count as stale too early (they are "
         "fenced, and their work is repeated) or too late",
         "on the brokers that lead these partitions, and here: timedatectl status (the clock must be synchronised)",

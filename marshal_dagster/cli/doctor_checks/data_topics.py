@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster._internal.texts import first_few
 from marshal_dagster.cli import output
 from marshal_dagster.cli.doctor_checks import acls
 from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, failed, ok, problem, warning
-from marshal_dagster.cli.world_view import listed
 from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError
 from marshal_dagster.kafka.inspection import KafkaInspector, TopicInfo
@@ -302,4 +302,4 @@ def _where(at: Iterable[Position]) -> str:
     partitions: dict[str, set[int]] = {}
     for position in at:
         partitions.setdefault(position.group, set()).add(position.partition)
-    return "; ".join(f"group {group}: partitions {listed(numbers)}" for group, numbers in sorted(partitions.items()))
+    return "; ".join(f"group {group}: partitions {runs_text(numbers)}" for group, numbers in sorted(partitions.items()))

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster._internal.texts import first_few
 from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.cli import output
 from marshal_dagster.cli.doctor_checks.finding import Finding, ok, problem, warning
-from marshal_dagster.cli.world_view import listed
 from marshal_dagster.coordination.appender import GO_TIME_SHIFT_S
 from marshal_dagster.coordination.log import CoordinationLog, PositionLostError
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS
@@ -141,7 +141,7 @@ def _difference_text(client: str, where: Mapping[int, int]) -> str:
     side = "behind" if most_ms > 0 else "ahead of"
     return (
         f"the clock of client {client} is {output.duration(most_ms)} {side} the broker's (coordination partitions "
-        f"{listed(where)})"
+        f"{runs_text(where)})"
     )
 
 
@@ -162,7 +162,7 @@ def _other_settings(sent: Iterable[SentRecord], world: World) -> Iterator[str]:
         for client, settings in requests:
             refused[name, client, settings].add(partition)
     for (name, client, settings), partitions in sorted(refused.items()):
-        where = f"in coordination partitions {listed(partitions)}"
+        where = f"in coordination partitions {runs_text(partitions)}"
         yield f"group {name}: client {client} requested settings that are not in force, {settings}, {where}"
 
 

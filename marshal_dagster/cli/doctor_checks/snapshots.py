@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from marshal_dagster.cli import world_view
+from marshal_dagster._internal.number_runs import runs_text
 from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, failed, ok, problem, warning
 from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots, snapshot_topic_of
@@ -61,7 +61,7 @@ def _snapshots(
     if overtaken:
         return problem(
             "snapshots",
-            f"coordination partitions {world_view.listed(overtaken)} have no snapshot that will be useful for long: "
+            f"coordination partitions {runs_text(overtaken)} have no snapshot that will be useful for long: "
             "the log begins, or will soon begin, after the newest one",
             "then these partitions can only be observed, and nothing can be claimed from them",
             f"let a run of any group succeed (it writes {snapshot_topic_of(topic)}; its user needs WRITE there), or "
@@ -71,7 +71,7 @@ def _snapshots(
     if missing:
         return ok(
             "snapshots",
-            f"none yet of coordination partitions {world_view.listed(missing)}; the next run writes them when it ends",
+            f"none yet of coordination partitions {runs_text(missing)}; the next run writes them when it ends",
         )
     later = (bounds[number].end - head.offset for number, head in heads.items() if head is not None)
     most = max(later, default=0)
