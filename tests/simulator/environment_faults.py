@@ -48,6 +48,8 @@ class Nature:
         self._pausing_until_ms: dict[Event, float] = {}
         """The time at which an event that pauses the group ended; infinite while it runs."""
         self._at_records: list[_AtRecord] = []
+        self._stopped_range: tuple[int, int] | None = None
+        """Partition and start of the range whose owner was stopped last while it ended it."""
         world.cluster.before_append = self._look_at
         self._acts: dict[EventKind, Callable[[random.Random], bool]] = {
             EventKind.CRASH: self._crash,
@@ -487,10 +489,15 @@ class Nature:
         unconfirmed: _AtRecord = (b"RangeDone", self._stop_without_answer)
         if world.scenario.ranges is not None and chance.random() < 0.8:
             self._at_records.append(unconfirmed)
-            world.scheduler.sleep(chance.random() * world.hi_ms)
+            until_ms = world.scheduler.now_ms + chance.uniform(0, 1.5) * world.hi_ms
+            self._wait_for(lambda: unconfirmed not in self._at_records or world.scheduler.now_ms > until_ms)
         described = world.data.describe(TOPIC)
         known = described.partitions[:2] if self._has_settings() else ()
         offsets = {n: self._earlier(n, at, chance) for n in known if (at := world.offset(n))}
+        if self._stopped_range is not None:
+            # Then other members may end the same range, in the new generation, before its owner reads the log again.
+            partition, start = self._stopped_range
+            offsets[partition] = start
         world.hesitates = chance.random() < 0.5
         since = world.cluster.broker.bounds(world.home).end
         if chance.random() < 0.4:
@@ -656,11 +663,14 @@ class Nature:
         self._count(EventKind.MIDDLE)
         world.cluster.broker.retain_from(world.home, bounds.end)
 
-    def _stop_without_answer(self, _: Sequence[Append]) -> AppendFault | None:
-        """Stop a process during an append for as long as possible, without an acknowledgement."""
+    def _stop_without_answer(self, records: Sequence[Append]) -> AppendFault | None:
+        """Stop a process that ends a range for as long as possible, without an acknowledgement."""
         world, task = self._world, self._world.scheduler.current
         if task is None or world.scheduler.now_ms > world.scenario.faulty_ms:
             return None
+        partition, epoch = map(int, records[0].value.decode().split("/")[7:9])
+        ranges = ranges_of(world.judge.state(world.home, (GROUP, TOPIC, partition)))
+        self._stopped_range = next(((partition, one[0]) for one in ranges if one[5] == epoch), None)
         task.process.stop(inf)
         return AppendFault.LOST
 

@@ -214,6 +214,7 @@ MUTANTS: Final = (
                 "        return claim if claim.refresh(key, instance) else None",
                 "        claim.refresh(key, instance)\n        return claim",
             ),
+            (CLAIM_SET, "claim.epoch < read and not claim.is_held(key, instance)", "False"),
         ),
     ),
     Mutant(
