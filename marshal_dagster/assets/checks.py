@@ -36,6 +36,7 @@ from marshal_dagster.admin.log_access import require_certain
 from marshal_dagster.admin.position_spec import partitions_text
 from marshal_dagster.assets.topics import TopicProgress, topic_progress
 from marshal_dagster.errors import ConfigurationError, IncompleteLogError
+from marshal_dagster.jobs.batch import claimed_op
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, exhausted, open_plans
 from marshal_dagster.protocol.state import Key
 from marshal_dagster.protocol.world import World
@@ -155,12 +156,8 @@ def build_claim_checks(
         checks = build_claim_checks(orders, max_lag=1_000_000, blocking=["double_commits"])
         ```
     """
-    op = asset.op if isinstance(asset, AssetsDefinition) else asset
-    topic = op.tags.get(TOPIC_TAG)
-    if topic is None:
-        raise ConfigurationError(
-            f"{op.name!r} has no topic: pass an asset of marshal_asset or an op of build_claimed_batch_op"
-        )
+    op = claimed_op(asset)
+    topic = op.tags[TOPIC_TAG]
     if last < 1 or (max_lag is not None and max_lag < 0):
         raise ConfigurationError(f"last is {last} and max_lag is {max_lag}: last must be 1 or more, max_lag 0 or more")
     if last > MOST_LAST:
@@ -295,9 +292,10 @@ def recorded_ranges(
         ranges, of_group, batch_id = (metadata.get(name) for name in ("ranges", "group", "batch_id"))
         if of_group is None or of_group.value != group or not isinstance(ranges, TableMetadataValue):
             continue
-        name = str(batch_id.value) if batch_id is not None else ""
+        if batch_id is None:  # the output of an op that a graph or `AssetsDefinition.from_op` made an asset: a sum
+            continue
         rows = (row.data for row in ranges.records if row.data.get("topic") == topic)
-        recorded = (_recorded(row, name, is_recent=number < last) for row in rows)
+        recorded = (_recorded(row, str(batch_id.value), is_recent=number < last) for row in rows)
         found += [range_ for range_ in recorded if range_ is not None]
     return found
 

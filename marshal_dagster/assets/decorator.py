@@ -26,7 +26,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops.claimed_batch import ClaimedBatchOp
 from marshal_dagster.ops.config import BatchSpec, WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
-from marshal_dagster.ops.metadata import ExecutionOutcome
+from marshal_dagster.ops.metadata import OF_RUN, ExecutionOutcome
 from marshal_dagster.ops.user_function import check_arguments, process_arguments
 from marshal_dagster.runs.names import topic_asset_key
 
@@ -299,7 +299,7 @@ def _result(work: BatchExecution, context: AssetExecutionContext) -> Materialize
 
     If this attempt had nothing to do, all batches are already recorded. Then the result names them, without numbers.
     """
-    summary, names = work.sum(), {"batches", "batches_of_earlier_attempts", "ended", "seen"}
+    summary, names = work.sum(), set(OF_RUN)
     if work.last is None:
         names |= {"batch_ids", "delivery", "group"}
     metadata = {name: value for name, value in summary.items() if name in names}

@@ -4,7 +4,7 @@ They run an op of `build_claimed_batch_op` or an asset of `marshal_asset`. Senso
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, TypedDict, Unpack, overload
+from typing import Any, Final, TypedDict, Unpack, cast, overload
 
 from dagster import (
     AssetsDefinition,
@@ -38,6 +38,23 @@ _SHOWN: Final = (*LIMITS, "on_idle", "retry_exhausted")
 """The fields of the run config with which a launchpad opens, if they have a value."""
 
 AnyJob = JobDefinition | UnresolvedAssetJobDefinition
+
+
+def claimed_op(claimed: object) -> OpDefinition:
+    """Return the op of a claimed op or asset. Raises `ConfigurationError` if it is neither, or is configured."""
+    has_op = isinstance(claimed, AssetsDefinition) and claimed.is_executable
+    op = cast("AssetsDefinition", claimed).node_def if has_op else claimed
+    if not isinstance(op, OpDefinition) or TOPIC_TAG not in op.tags:
+        name = getattr(op, "name", type(op).__name__)
+        raise ConfigurationError(
+            f"{name!r} has no topic: build it with build_claimed_batch_op or marshal_asset, and pass what they return"
+        )
+    if not hasattr(op.get_config_field().config_type, "fields"):
+        raise ConfigurationError(
+            f"{op.name!r} was made by `configured`, so its run config cannot be set: pass the op itself, and the "
+            "option `config` of build_claimed_batch_job"
+        )
+    return op
 
 
 def claimed_batch_ops(definition: AnyJob) -> dict[str, str]:
@@ -109,9 +126,7 @@ def build_claimed_batch_job(
         job = build_claimed_batch_job(orders_per_shop, config=ClaimedBatchConfig(max_batches=10))
         ```
     """
-    op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
-    if TOPIC_TAG not in op.tags:
-        raise ConfigurationError(f"{op.name!r} has no topic: build it with build_claimed_batch_op or marshal_asset")
+    op = claimed_op(claimed)
     name = options.get("name") or f"{op.name}_job"
     run_config = _opens_with(op, options.get("config"))
     tags = {TOPIC_TAG: op.tags[TOPIC_TAG], **(options.get("tags") or {})}
@@ -243,12 +258,12 @@ def build_reprocess_job(claimed: OpDefinition | AssetsDefinition, **options: Unp
         sensor = build_stale_claim_sensor(redo, group="shops")
         ```
     """
+    op = claimed_op(claimed)
     if isinstance(claimed, AssetsDefinition) and claimed.partitions_def is not None:
         raise ConfigurationError(
-            f"asset {claimed.op.name!r} has Dagster partitions, so it needs no reprocess job: materialize the "
+            f"asset {op.name!r} has Dagster partitions, so it needs no reprocess job: materialize the "
             "partition that a dead run left"
         )
-    op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
     made: ClaimedBatchJobOptions = {
         **options,
         "name": options.get("name") or f"reprocess_{op.name}",

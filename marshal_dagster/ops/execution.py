@@ -133,6 +133,8 @@ class BatchExecution:
     began_s: float = field(default_factory=time.monotonic)
     exhausted: str = ""
     """A text with the exhausted plans and what an operator must do; empty if there are none."""
+    has_dropped: bool = False
+    """Whether an at-most-once batch failed after its commit: a retry would find nothing to repeat, and succeed."""
     has_exhausted: bool = False
     """Whether a plan is exhausted whose last failed attempt was one of this run: the step fails then."""
     records: Mapping[int, int] | None = None
@@ -212,15 +214,21 @@ class BatchExecution:
             )
 
     def _forbid_retries(self, error: BaseException) -> None:
-        """Raise a `Failure` without retries instead of `error`, if the run has ended or is being canceled.
+        """Raise a `Failure` without retries instead of `error`, if the run is over or messages were dropped.
 
         Otherwise Dagster would apply a retry policy even to a step that a cancellation interrupted.
         """
-        over = self._run_is_over()
-        if over is None:
+        reason = self._run_is_over()
+        if reason is None and self.has_dropped:
+            reason = (
+                f"group {self.claimer.group!r}, topic {self.spec.topic!r}: the failed batch is committed and its "
+                "messages are dropped (at most once), so the step is not retried. Fix the cause; the next run "
+                "continues after them"
+            )
+        if reason is None:
             return
         if isinstance(error, RetryRequested) or self.context.get_step_execution_context().op_retry_policy is not None:
-            raise Failure(f"{over}: {type(error).__name__} {error}".rstrip(), allow_retries=False) from error
+            raise Failure(f"{reason}: {type(error).__name__} {error}".rstrip(), allow_retries=False) from error
 
     def _run_is_over(self) -> str | None:
         return run_is_over(self.context.instance, self.context.run_id)()
@@ -433,8 +441,10 @@ class BatchExecution:
                     self._report_last()
                     self.records = {} if self.spec.count_records else None
                     self._process(batch)
-        except Exception as error:
-            self._events.observe_failed(batch, error)
+        except BaseException as error:
+            self.has_dropped |= bool(batch.dropped)
+            if isinstance(error, Exception):
+                self._events.observe_failed(batch, error)
             raise
         finally:
             self._events.observe_dropped(batch)

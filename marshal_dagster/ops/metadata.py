@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from dagster import MetadataValue, TableMetadataValue
+from dagster import AssetObservation, MetadataValue, TableMetadataValue
 
 from marshal_dagster.batches import ClaimedBatch, PartitionReport
 from marshal_dagster.protocol.messages import DeliveryMode
@@ -87,14 +87,30 @@ _NUMBERS: Final = (
 )
 """The numbers in the metadata of a batch, which Dagster plots over time."""
 
-_OTHERS: Final = ("assigned", "batch_id", "delivery", "group", "output", "ranges", "topic")
+OF_RUN: Final = ("batches", "batches_of_earlier_attempts", "ended", "seen")
+"""The names that only the last batch of an asset's run has, because they are about the whole run."""
+_OTHERS: Final = ("assigned", "batch_id", "batch_ids", "delivery", "group", "output", "ranges", "topic", *OF_RUN)
 """The other names in the metadata of a batch."""
 
 
 def own_metadata(batch: ClaimedBatch) -> dict[str, Any]:
-    """Return what the function or the script of a batch has added; names of the library get the prefix `own/`."""
+    """Return what the function or the script of a batch has added; names of the library get the prefix `own/`.
+
+    What Dagster cannot store becomes text, because the batch is committed already and has to be recorded.
+    """
     taken = {*_NUMBERS, *_OTHERS}
-    return {f"own/{name}" if name in taken else name: value for name, value in batch.metadata.items()}
+    return {
+        f"own/{name}" if name in taken else str(name): value if _is_storable(value) else str(value)
+        for name, value in batch.metadata.items()
+    }
+
+
+def _is_storable(value: object) -> bool:
+    try:
+        AssetObservation("any", metadata={"any": value})  # type: ignore[dict-item] # it may have any type
+    except Exception:  # noqa: BLE001 - any object has been passed, and the batch is committed
+        return False
+    return True
 
 
 def completed_batch(batch: ClaimedBatch, records: Mapping[int, int] | None) -> CompletedBatch:

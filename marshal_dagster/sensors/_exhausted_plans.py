@@ -91,7 +91,7 @@ class AlertHook(Protocol):
 
     The sensor calls it once for each partition, generation and offset. If the function raises, the sensor calls it
     again at the next tick. In rare cases it repeats a successful call too. The call is part of a tick, so the function
-    should be quick. An exception is logged and does not fail the tick.
+    should be quick. An exception fails the tick, unless that has something else to record.
 
     Example:
         ```python

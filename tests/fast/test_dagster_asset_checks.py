@@ -162,6 +162,21 @@ def test_the_checks_of_an_op_belong_to_the_asset_of_its_batches() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_an_op_that_dagster_made_an_asset_has_committed_nothing_twice(
+    stand: Stand, own_instance: dg.DagsterInstance
+) -> None:
+    """The materialization of its output has the ranges of all batches again."""
+    op = build_claimed_batch_op(stand.process, name="work", topic=TOPIC, sink=stand.scene.sink, spark_key="spark")
+    asset = dg.AssetsDefinition.from_op(op)
+    resources = {"claimer": stand.claimer(), "spark": stand.spark()}
+    result = dg.materialize([asset], instance=own_instance, resources=resources)
+    assert len(result.asset_materializations_for_node("work")) == 2
+    recorded = recorded_ranges(own_instance, asset.key, GROUP, TOPIC, 10)
+    assert len(recorded) == 3
+    assert double_commits(recorded) == []
+
+
 def test_too_much_lag_is_reported(shop: Shop) -> None:
     """The check fails above the limit, not at the limit."""
     shop.run(partitions="0")
@@ -388,7 +403,7 @@ def test_what_makes_no_sense_is_refused(shop: Shop) -> None:
     def other() -> None:
         pass
 
-    with pytest.raises(ConfigurationError, match="pass an asset of marshal_asset"):
+    with pytest.raises(ConfigurationError, match="'other' has no topic: build it with"):
         build_claim_checks(other)
     with pytest.raises(ConfigurationError, match="'lags'; give stale_claims or lag"):
         build_claim_checks(shop.asset, errors=["lags"])

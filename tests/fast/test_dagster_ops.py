@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, Literal, cast
 
 import dagster as dg
@@ -13,6 +14,7 @@ from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
 
 from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.assets.checks import build_claim_checks
 from marshal_dagster.assets.decorator import marshal_asset
 from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, RangeOptions, record_reader
 from marshal_dagster.batches import batch as batch_module
@@ -262,6 +264,19 @@ def _claim(stand: Stand, partition: int) -> str:
 
 
 @pytest.mark.slow
+def test_metadata_that_dagster_cannot_store_becomes_text(stand: Stand) -> None:
+    """The batch is committed by then, so it is recorded whatever the function has added."""
+
+    def process(_context: object, batch: ClaimedBatch, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        batch.metadata |= {"price": Decimal("1.50"), "shops": {"north": {1}}, "ended": 3, 5: "five", "count": 2}  # type: ignore[dict-item]
+        return frame
+
+    stand.process = process
+    (recorded,) = stand.materializations(stand.run())
+    own = {name: recorded.metadata[name].value for name in ("price", "shops", "own/ended", "5", "count")}
+    assert own == {"price": "1.50", "shops": "{'north': {1}}", "own/ended": 3, "5": "five", "count": 2}
+
+
 def test_records_are_distinguished_from_offsets_where_they_are_counted(stand: Stand) -> None:
     """Offsets without a record (compacted, aborted, markers) count in a range's width, not in its records."""
     stand.scene.data._topics[TOPIC].partitions[1].messages = [0, 3, 4, 6, 7, 8, 9]
@@ -808,7 +823,7 @@ def test_a_run_that_may_not_wait_for_its_own_claims_fails(stand: Stand) -> None:
 RETRIES = dg.RetryPolicy(max_retries=3)
 
 
-def _fail_at(stand: Stand, *calls: int, error: type[BaseException] = ZeroDivisionError) -> None:
+def _fail_at(stand: Stand, *calls: int, error: BaseException | type[BaseException] = ZeroDivisionError) -> None:
     """Let the user's function fail in these calls, counted from 1."""
     counted = iter(range(1, 10**6))
 
@@ -838,6 +853,28 @@ def test_a_step_that_is_tried_again_gives_what_all_of_its_attempts_did(stand: St
         "offsets": 30,
     }
     assert len(cast("dg.TableMetadataValue", metadata["ranges"]).records) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [ZeroDivisionError, dg.RetryRequested(3), KeyboardInterrupt], ids=repr)
+def test_a_step_that_dropped_messages_is_not_retried(stand: Stand, error: Any) -> None:  # noqa: ANN401 - a class or an instance
+    """In at most once a retry would find the topic drained and succeed, so nothing would show the failure."""
+    stand.mode = AT_MOST_ONCE
+    _fail_at(stand, 1, error=error)
+    result = stand.run(retry_policy=RETRIES)
+    assert not result.success
+    assert len(stand.seen) == 1
+    assert "messages are dropped (at most once), so the step is not retried" in _error(result)
+    assert type(error() if isinstance(error, type) else error).__name__ in _error(result)
+
+
+def test_a_step_that_fails_before_its_at_most_once_commit_is_retried(stand: Stand) -> None:
+    """Nothing is dropped then, and the retry processes all messages."""
+    stand.mode, stand.process = AT_MOST_ONCE, lambda *_: None
+    divisors = iter([0, 1])
+    stand.on_session = lambda: 1 / next(divisors)
+    assert stand.run(retry_policy=RETRIES).success
+    assert len(stand.seen[0]) == 30
 
 
 @pytest.mark.slow
@@ -1482,8 +1519,18 @@ def test_a_job_of_another_op_is_refused() -> None:
     @dg.op
     def other() -> None: ...
 
-    with pytest.raises(ConfigurationError, match="'other' has no topic"):
-        build_claimed_batch_job(other)
+    @dg.graph_asset
+    def graph() -> object:
+        return other()
+
+    own = build_claimed_batch_op(lambda _context, _batch: None, name="own", topic=TOPIC, with_frame=False)
+    wrong: list[Any] = [other, graph, dg.AssetsDefinition(specs=[dg.AssetSpec("spec")]), own.alias("second"), "text"]
+    for build in (build_claimed_batch_job, build_reprocess_job, build_claim_checks):
+        for definition in wrong:
+            with pytest.raises(ConfigurationError, match="has no topic: build it with"):
+                build(definition)
+        with pytest.raises(ConfigurationError, match="'fewer' was made by `configured`"):
+            build(own.configured({"max_batches": 1}, name="fewer"))
 
 
 @pytest.mark.slow
