@@ -3,13 +3,11 @@
 `postgres` uses it before a batch is processed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.database.dialect import RENAMED
-from marshal_dagster.sinks.database.pg_copy import postgres_type
 from marshal_dagster.sinks.sink import quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
@@ -66,6 +64,24 @@ class TableColumn:
         """Whether the column stores any string unchanged. `name` and "char" do not: they truncate it."""
         return self.type in {"text", "varchar", "bpchar"} or (self.category == "S" and not self.type)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the column stores whole numbers as numbers."""
+        return self.type in _WHOLE or (self.type == "numeric" and (self.scale is None or self.scale >= 0))
+
+    def holds(self, data_type: "DataType") -> bool:
+        """Return whether the column stores each value of a Spark type unchanged, or rejects it.
+
+        A text column stores the text of every type except binary.
+        """
+        if self.is_text:
+            return not isinstance(data_type, t.BinaryType)
+        if isinstance(data_type, t.DecimalType):
+            if self.type == "numeric":
+                return self.scale is None or self.scale >= data_type.scale
+            return self.type in _WHOLE and data_type.scale == 0
+        return _HOLDS[data_type.typeName()](self)
+
     def changes_last_spaces(self, length: int) -> bool:
         """Return whether the column stores another number of spaces at the end of a string of `length` characters.
 
@@ -97,10 +113,6 @@ def _is_unscaled(column: TableColumn) -> bool:
     return column.type == "numeric" and column.scale is None
 
 
-def _holds_whole(column: TableColumn) -> bool:
-    return column.type in _WHOLE or (column.type == "numeric" and (column.scale is None or column.scale >= 0))
-
-
 def _holds_micros(column: TableColumn) -> bool:
     return column.modifier in {-1, 6}
 
@@ -118,10 +130,10 @@ def _reads_text(column: TableColumn) -> bool:
 
 
 _HOLDS: Final[Mapping[str, Callable[[TableColumn], bool]]] = {
-    "byte": lambda column: _holds_whole(column) or column.type in {"float4", "float8"},
-    "short": lambda column: _holds_whole(column) or column.type in {"float4", "float8"},
-    "integer": lambda column: _holds_whole(column) or column.type == "float8",
-    "long": _holds_whole,
+    "byte": lambda column: column.is_whole or column.type in {"float4", "float8"},
+    "short": lambda column: column.is_whole or column.type in {"float4", "float8"},
+    "integer": lambda column: column.is_whole or column.type == "float8",
+    "long": lambda column: column.is_whole,
     "float": lambda column: column.type in {"float4", "float8"} or _is_unscaled(column),
     "double": lambda column: column.type == "float8" or _is_unscaled(column),
     "boolean": lambda column: column.type == "bool",
@@ -136,48 +148,6 @@ _HOLDS: Final[Mapping[str, Callable[[TableColumn], bool]]] = {
     "map": lambda column: column.type in _JSON,
     "struct": lambda column: column.type in _JSON,
 }
-
-
-def check_column_types(
-    table: str, types: Mapping[str, "DataType"], there: Mapping[str, TableColumn], own: Collection[str]
-) -> None:
-    """Raise `ConfigurationError` unless each column of the table stores the values of its Spark type unchanged.
-
-    A text column stores the text of every type except binary.
-
-    Args:
-        table: The table's name, for the error.
-        types: The Spark types, by the table's column names.
-        there: The table's columns.
-        own: The columns by which the sink finds rows; these must have integer types.
-    """
-    for name in types:
-        if there[name].is_generated:
-            raise ConfigurationError(
-                f"table {table}: column {name!r} is generated, so it cannot hold the result's values. Drop the column "
-                "from the result, or make it a plain column"
-            )
-    wrong = [
-        f"column {name!r} is {there[name].shown}, and the result's is {data_type.simpleString()}: make it {wanted}"
-        for name, data_type in types.items()
-        if (wanted := postgres_type(name, data_type))
-        and not (_holds(there[name], data_type) and (name not in own or _holds_whole(there[name])))
-    ]
-    if wrong:
-        raise ConfigurationError(
-            f"table {table} would store other values than the result has: {'; '.join(wrong)}. Or cast the column in "
-            "the result to a type that the table's column stores unchanged"
-        )
-
-
-def _holds(column: TableColumn, data_type: "DataType") -> bool:
-    if column.is_text:
-        return not isinstance(data_type, t.BinaryType)
-    if isinstance(data_type, t.DecimalType):
-        if column.type == "numeric":
-            return column.scale is None or column.scale >= data_type.scale
-        return column.type in _WHOLE and data_type.scale == 0
-    return _HOLDS[data_type.typeName()](column)
 
 
 def with_exact_floats(frame: "DataFrame", there: Mapping[str, TableColumn]) -> "DataFrame":

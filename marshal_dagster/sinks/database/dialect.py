@@ -198,6 +198,29 @@ class Cursor(Protocol):
         ...
 
 
+class TypedColumn(Protocol):
+    """A column of the output, and which values it stores."""
+
+    @property
+    def shown(self) -> str:
+        """The declared type."""
+        ...
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the database computes each value."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the column stores whole numbers as numbers, as those by which the sink finds rows must."""
+        ...
+
+    def holds(self, data_type: "DataType") -> bool:
+        """Return whether the column stores each value of a Spark type unchanged, or rejects it."""
+        ...
+
+
 class EvaluatedRows(Protocol):
     """The rows of a batch, evaluated once, in the form in which the dialect loads them."""
 
@@ -403,6 +426,32 @@ class Dialect(ABC, Generic[Connection]):
             connection: The connection with the open transaction.
             types: The Spark types of the columns that are written, by the output's column names.
         """
+
+    def _check_column_types(self, types: "Mapping[str, DataType]", there: Mapping[str, TypedColumn]) -> None:
+        """Raise `ConfigurationError` unless each column of the output stores the values of its Spark type unchanged.
+
+        Args:
+            types: The Spark types, by the output's column names.
+            there: The output's columns.
+        """
+        for name in types:
+            if there[name].is_generated:
+                raise ConfigurationError(
+                    f"table {self.output}: column {name!r} is generated, so it cannot hold the result's values. Drop "
+                    "the column from the result, or make it a plain column"
+                )
+        own = {RANGE_COLUMN, *RENAMED.values()}
+        wrong = [
+            f"column {name!r} is {there[name].shown}, and the result's is {data_type.simpleString()}: make it {wanted}"
+            for name, data_type in types.items()
+            if (wanted := self.column_type(name, data_type))
+            and not (there[name].holds(data_type) and (name not in own or there[name].is_whole))
+        ]
+        if wrong:
+            raise ConfigurationError(
+                f"table {self.output} would store other values than the result has: {'; '.join(wrong)}. Or cast the "
+                "column in the result to a type that the table's column stores unchanged"
+            )
 
     def unique_indexes(self, connection: Connection) -> Collection[frozenset[str]]:
         """Return the columns of each unique index of the output. Only called for `mode="upsert"`."""

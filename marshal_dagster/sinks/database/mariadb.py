@@ -35,7 +35,6 @@ from marshal_dagster.sinks.database.mariadb_rows import InsertedRows, evaluated,
 from marshal_dagster.sinks.database.mariadb_types import (
     COLUMNS,
     Column,
-    check_column_types,
     check_engines,
     mariadb_type,
 )
@@ -385,7 +384,7 @@ class MariaDBDialect(Dialect[Connection]):
             {"schema": self.schema, **{f"t{number}": name for number, name in enumerate(tables)}},
         )
         check_engines(self.schema, {name: (kind, engine) for name, kind, engine in found.fetchall()})
-        check_column_types(self.output, types, self._columns(connection), {RANGE_COLUMN, *RENAMED.values()})
+        self._check_column_types(types, self._columns(connection))
         self._check_index(connection)
         ((flush,),) = self.execute(connection, "SELECT @@innodb_flush_log_at_trx_commit").fetchall()
         if flush in _WEAK_COMMITS:

@@ -1,12 +1,11 @@
 """Checks that a table's MariaDB types store the values of Spark types unchanged, and that its engine keeps rows."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.database.value_text import check_keys
-from marshal_dagster.spark.column_names import check_nested_names
+from marshal_dagster.sinks.database.value_text import declared_type
 from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ _TYPES: Final[Mapping[str, str]] = {
     "long": "bigint",
     "float": "float",
     "double": "double",
+    "decimal": "decimal",
     "boolean": "boolean",
     "string": "longtext",
     "char": "longtext",
@@ -46,8 +46,8 @@ COLUMNS: Final = """
 class Column:
     """A column of a table, as `information_schema.columns` describes it."""
 
-    shown: str
-    """The declared type."""
+    declared: str
+    """The declared type, without the character set."""
     type: str
     """The type's name without length, precision and sign."""
     scale: int | None
@@ -68,33 +68,43 @@ class Column:
     @property
     def staged(self) -> str:
         """The type of this column in a staging table, where a `char` keeps the spaces at its end."""
-        shown = "var" + self.shown if self.type == "char" else self.shown
+        declared = "var" + self.declared if self.type == "char" else self.declared
         text = f" CHARACTER SET {self.charset} COLLATE {self.collation}" if self.charset else ""
-        return f"{shown}{text} NULL"
+        return f"{declared}{text} NULL"
+
+    @property
+    def shown(self) -> str:
+        """The declared type, with an unexpected character set."""
+        is_other_charset = self.charset not in {None, CHARSET}
+        return f"{self.declared} CHARACTER SET {self.charset}" if is_other_charset else self.declared
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether MariaDB computes each value."""
+        return self.generated == "ALWAYS"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the column stores whole numbers as numbers."""
+        return self.type in _WHOLE or self.type == "decimal"
+
+    def holds(self, data_type: "DataType") -> bool:
+        """Return whether the column stores each value of a Spark type unchanged, or rejects it."""
+        if isinstance(data_type, t.DecimalType):
+            if self.type == "decimal":
+                return (self.scale or 0) >= data_type.scale
+            return _is_text(self) or (self.type in _WHOLE and data_type.scale == 0)
+        return _HOLDS[data_type.typeName()](self)
 
 
 def mariadb_type(name: str, data_type: "DataType") -> str:
     """Return the MariaDB type for a column. Raises `ConfigurationError` for a type that the sink does not write."""
-    if isinstance(data_type, t.DecimalType):
-        return f"decimal({data_type.precision},{data_type.scale})"
-    target = _TYPES.get(data_type.typeName())
-    if target is None:
-        raise ConfigurationError(
-            f"column {name!r} has type {data_type.simpleString()}, which a MariaDB sink does not write. Cast the column"
-        )
-    if target == "json":
-        check_nested_names(name, data_type, case_sensitive=True)
-        check_keys(name, data_type)
-    return target
+    return declared_type(name, data_type, _TYPES, "MariaDB")
 
 
 _WHOLE: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
 _TEXT: Final = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 _BINARY: Final = frozenset({"varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
-
-
-def _holds_whole(column: Column) -> bool:
-    return column.type in _WHOLE or column.type == "decimal"
 
 
 def _is_float(column: Column, *types: str) -> bool:
@@ -111,13 +121,13 @@ def _holds_micros(column: Column, *types: str) -> bool:
 
 
 _HOLDS: Final[Mapping[str, Callable[[Column], bool]]] = {
-    "byte": lambda column: _holds_whole(column) or _is_float(column, "float", "double") or _is_text(column),
-    "short": lambda column: _holds_whole(column) or _is_float(column, "float", "double") or _is_text(column),
-    "integer": lambda column: _holds_whole(column) or _is_float(column, "double") or _is_text(column),
-    "long": lambda column: _holds_whole(column) or _is_text(column),
+    "byte": lambda column: column.is_whole or _is_float(column, "float", "double") or _is_text(column),
+    "short": lambda column: column.is_whole or _is_float(column, "float", "double") or _is_text(column),
+    "integer": lambda column: column.is_whole or _is_float(column, "double") or _is_text(column),
+    "long": lambda column: column.is_whole or _is_text(column),
     "float": lambda column: _is_float(column, "float", "double"),
     "double": lambda column: _is_float(column, "double"),
-    "boolean": _holds_whole,
+    "boolean": lambda column: column.is_whole,
     "string": _is_text,
     "char": _is_text,
     "varchar": _is_text,
@@ -129,50 +139,6 @@ _HOLDS: Final[Mapping[str, Callable[[Column], bool]]] = {
     "map": _is_text,
     "struct": _is_text,
 }
-
-
-def holds(column: Column, data_type: "DataType") -> bool:
-    """Return whether a column stores each value of a Spark type unchanged, or rejects it."""
-    if isinstance(data_type, t.DecimalType):
-        if column.type == "decimal":
-            return (column.scale or 0) >= data_type.scale
-        return _is_text(column) or (column.type in _WHOLE and data_type.scale == 0)
-    return _HOLDS[data_type.typeName()](column)
-
-
-def check_column_types(
-    table: str, types: Mapping[str, "DataType"], there: Mapping[str, Column], own: Collection[str]
-) -> None:
-    """Raise `ConfigurationError` unless each column of the table stores the values of its Spark type unchanged.
-
-    Args:
-        table: The table's name, for the error.
-        types: The Spark types, by the table's column names.
-        there: The table's columns.
-        own: The columns by which the sink finds rows; these must have integer types.
-    """
-    for name in types:
-        if there[name].generated == "ALWAYS":
-            raise ConfigurationError(
-                f"table {table}: column {name!r} is generated, so it cannot hold the result's values. Drop the column "
-                "from the result, or make it a plain column"
-            )
-    wrong = [
-        f"column {name!r} is {_shown(there[name])}, and the result's is {data_type.simpleString()}: make it {wanted}"
-        for name, data_type in types.items()
-        if (wanted := mariadb_type(name, data_type))
-        and not (holds(there[name], data_type) and (name not in own or _holds_whole(there[name])))
-    ]
-    if wrong:
-        raise ConfigurationError(
-            f"table {table} would store other values than the result has: {'; '.join(wrong)}. Or cast the column in "
-            "the result to a type that the table's column stores unchanged"
-        )
-
-
-def _shown(column: Column) -> str:
-    is_other_charset = column.charset not in {None, CHARSET}
-    return f"{column.shown} CHARACTER SET {column.charset}" if is_other_charset else column.shown
 
 
 def check_engines(schema: str, found: Mapping[str, tuple[Any, ...]]) -> None:

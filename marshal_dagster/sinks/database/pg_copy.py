@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.database.frame_lines import FrameLines, evaluated_lines
 from marshal_dagster.sinks.database.value_text import (
     JSON_OPTIONS,
-    check_keys,
     day_text,
     decimal_text,
+    declared_type,
     in_utc,
     parts_of,
     time_text,
@@ -22,7 +21,6 @@ from marshal_dagster.sinks.database.value_text import (
 )
 from marshal_dagster.sinks.rejected_rows import NUL, text_check
 from marshal_dagster.sinks.sink import quoted
-from marshal_dagster.spark.column_names import check_nested_names
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 
@@ -40,6 +38,7 @@ _TYPES: Mapping[str, str] = {
     "long": "bigint",
     "float": "real",
     "double": "double precision",
+    "decimal": "numeric",
     "boolean": "boolean",
     "string": "text",
     "char": "text",
@@ -56,18 +55,7 @@ _TYPES: Mapping[str, str] = {
 
 def postgres_type(name: str, data_type: "DataType") -> str:
     """Return the PostgreSQL type for a column. Raises `ConfigurationError` for a type that the sink does not write."""
-    if isinstance(data_type, t.DecimalType):
-        return f"numeric({data_type.precision},{data_type.scale})"
-    target = _TYPES.get(data_type.typeName())
-    if target is None:
-        raise ConfigurationError(
-            f"column {name!r} has type {data_type.simpleString()}, which a PostgreSQL sink does not write. Cast the "
-            "column"
-        )
-    if target == "jsonb":
-        check_nested_names(name, data_type, case_sensitive=True)
-        check_keys(name, data_type)
-    return target
+    return declared_type(name, data_type, _TYPES, "PostgreSQL")
 
 
 def copy_line(schema: "StructType", names: Sequence[str]) -> "Column":

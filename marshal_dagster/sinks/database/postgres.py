@@ -20,7 +20,7 @@ from marshal_dagster._internal.postgres import (
 )
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.database.column_types import check_column_types, table_columns, with_exact_floats
+from marshal_dagster.sinks.database.column_types import table_columns, with_exact_floats
 from marshal_dagster.sinks.database.dialect import (
     OFFSETS_OF_STAGED,
     OWN_TABLES,
@@ -343,8 +343,7 @@ class PostgresDialect(Dialect["Connection"]):
 
     def check_output(self, connection: "Connection", types: "Mapping[str, DataType]") -> None:
         """Check the columns' types, that the tables keep rows, that no policy hides rows, and the role's rights."""
-        there = table_columns(connection, self.schema, self.table)
-        check_column_types(self.output, types, there, {RANGE_COLUMN, *RENAMED.values()})
+        self._check_column_types(types, table_columns(connection, self.schema, self.table))
         tables = [self.table, POSITIONS, TAKEN]
         check_tables_keep_rows(connection, self.schema, tables)
         filtered = connection.execute(

@@ -1,8 +1,10 @@
 """Renders values in Spark as text that each database parses, whatever the settings of the Spark session."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.column_names import check_nested_names
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 
@@ -22,7 +24,32 @@ _SECOND_US = 1_000_000
 _DAY_US = 86_400 * _SECOND_US
 
 
-def check_keys(name: str, data_type: "DataType") -> None:
+def declared_type(name: str, data_type: "DataType", types: Mapping[str, str], database: str) -> str:
+    """Return the type with which a table declares a column.
+
+    Args:
+        name: The column.
+        data_type: Its Spark type.
+        types: The database's types by the names of Spark's.
+        database: The database's name, for errors.
+
+    Raises:
+        ConfigurationError: A sink does not write the type, or it has names or keys that JSON cannot express.
+    """
+    declared = types.get(data_type.typeName())
+    if declared is None:
+        raise ConfigurationError(
+            f"column {name!r} has type {data_type.simpleString()}, which a {database} sink does not write. Cast the "
+            "column"
+        )
+    check_nested_names(name, data_type, case_sensitive=True)
+    _check_keys(name, data_type)
+    if isinstance(data_type, t.DecimalType):
+        return f"{declared}({data_type.precision},{data_type.scale})"
+    return declared
+
+
+def _check_keys(name: str, data_type: "DataType") -> None:
     """Raise `ConfigurationError` for maps whose keys cannot be converted to JSON strings unchanged."""
     if isinstance(data_type, t.MapType):
         key = data_type.keyType
@@ -31,12 +58,12 @@ def check_keys(name: str, data_type: "DataType") -> None:
                 f"column {name!r} has maps with keys of type {key.simpleString()}, which cannot be keys in JSON. Cast "
                 "the keys to string"
             )
-        check_keys(name, data_type.valueType)
+        _check_keys(name, data_type.valueType)
     elif isinstance(data_type, t.ArrayType):
-        check_keys(name, data_type.elementType)
+        _check_keys(name, data_type.elementType)
     elif isinstance(data_type, t.StructType):
         for column in data_type.fields:
-            check_keys(f"{name}.{column.name}", column.dataType)
+            _check_keys(f"{name}.{column.name}", column.dataType)
 
 
 def without_collation(text: "Column") -> "Column":
