@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 
 import dagster as dg
 import psutil
@@ -20,6 +20,7 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from jobs.flights import CarrierTotal, carrier_totals, departures_by_carrier
 from marshal_dagster.batches import ClaimedBatch, RangeOptions
+from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
@@ -514,7 +515,7 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
         name="work",
         topic=site.topic,
         sink=sink,
-        ranges=RangeOptions(size=20, prefetch_offsets=20),
+        ranges=RangeOptions(size=20, prefetch_offsets=20, wait_s=WITHIN_S),
         max_batches=1,
         spark_key="spark",
     )
@@ -535,12 +536,17 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
         (site.folder / f"let-go-{start}").touch()
         assert run.result(WITHIN_S)
 
-    with ThreadPoolExecutor(2) as pool, _released(site.folder):
+    with (
+        ThreadPoolExecutor(2) as pool,
+        _released(site.folder),
+        patch.object(BatchContext, "extents", autospec=True, side_effect=BatchContext.extents) as looks,
+    ):
         near = pool.submit(run)
         wait_until(lambda: is_at_work(0) or near.done(), "Spark is at work on the messages that are there")
         ahead = pool.submit(run)
         wait_until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.done(), "a range is held ahead")
-        time.sleep(3)
+        looks.reset_mock()
+        wait_until(lambda: looks.call_count > 3 or ahead.done(), "it has looked for messages several times")
         assert (ahead.done(), (20, 40, Phase.CLAIMED) in ranges(), is_at_work(20)) == (False, True, False), "it waits"
         fill(site.topic, PARTITIONS, MESSAGES)
         wait_until(lambda: is_at_work(20) or ahead.done(), "Spark is at work on the messages that have come")
