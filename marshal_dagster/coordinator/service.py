@@ -56,7 +56,7 @@ _CHECK_EACH_MS: Final = 10_000.0
 _AGAIN_AFTER_S: Final = 0.5
 _CALM_S: Final = 10.0
 """How long without failures until the last one counts as over. A new client takes a while to fail again."""
-_REST_S: Final = 2.0
+_REST_MS: Final = 2_000.0
 _HELPERS: Final = 5
 LookAtTopics = Callable[[], Mapping[str, int]]
 """A function that returns the number of partitions of each topic. It may raise `UnavailableError`."""
@@ -108,8 +108,8 @@ class _Shard:
     """The coordinator of each group, by the group's name."""
     generation: int = 0
     """The largest generation of groups that were removed in this term. New groups start after it."""
-    rests_until_s: dict[str, float] = field(default_factory=dict)
-    """Until when each failed group is paused, by the monotonic clock."""
+    rests_until_ms: dict[str, float] = field(default_factory=dict)
+    """Until when each failed group is paused."""
 
     @property
     def epoch(self) -> int:
@@ -447,18 +447,18 @@ class Coordinator:
         An error in one group, such as one of its strategy, does not affect other groups. After the pause the group is
         led again, with the partitions that its members report.
         """
-        if time.monotonic() < shard.rests_until_s.get(name, 0.0):
+        if self._now_ms < shard.rests_until_ms.get(name, 0.0):
             yield None
             return
-        shard.rests_until_s.pop(name, None)
+        shard.rests_until_ms.pop(name, None)
         group = shard.groups[name]
         try:
             yield group
         except Exception as error:
-            logger.exception("group %r: the coordinator failed to lead it; it retries in %g s", name, _REST_S)
+            logger.exception("group %r: the coordinator failed to lead it; it retries in %g s", name, _REST_MS / 1_000)
             self._note(error)
             shard.generation = max(shard.generation, group.generation)
-            shard.rests_until_s[name] = time.monotonic() + _REST_S
+            shard.rests_until_ms[name] = self._now_ms + _REST_MS
             shard.groups[name] = self._group(name, shard, group.shares())
 
     def _measure(self) -> None:
