@@ -20,6 +20,8 @@ def count_orders(run_id: str | None = None) -> int:
         for claimed in session.batches(request, sink):
             with claimed as batch:
                 if batch.idle is not None:
+                    if batch.idle.reason is marshal.IdleReason.GIVEN_UP:
+                        raise SystemExit(batch.idle.text)
                     print(f"{batches} batches; now nothing to do: {batch.idle.text}")
                     continue
                 spark = spark or marshal.start_session(

@@ -23,6 +23,7 @@ from dagster import (
 )
 
 from marshal_dagster.admin.log_access import require_certain
+from marshal_dagster.admin.pause import group_names, unknown_group
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError, TopicNotFoundError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
@@ -199,6 +200,8 @@ class _Tick:
             paused = why_paused(world, self.group, self.topic, wall_ms)
             positions = positions_of(world, self.group, self.topic, max_attempts=self.max_attempts, wall_ms=wall_ms)
             plans = exhausted(open_plans(world, wall_ms, group=self.group, topic=self.topic), self.max_attempts)
+            names = group_names(world)
+            misspelt = f"; {unknown_group(world, self.group)}" if names and self.group not in names else ""
         if paused is not None:
             return self._skip(cursor, paused)
         limits = _Limits(*(None if limit is None else limit.active(cursor) for limit in (self.records, self.age_s)))
@@ -213,8 +216,8 @@ class _Tick:
         record_lag(self.group, self.topic, lag.records)
         is_above = limits.are_exceeded(lag.unread if cursor.is_draining else lag.due, lag.old)
         cursor.is_draining = is_above
-        text = limits.describe(lag)
-        if lag.hidden:
+        text = f"{limits.describe(lag)}{misspelt}"
+        if lag.hidden or misspelt:
             self.context.log.warning(text)
         if not is_above:
             if not positions.working:

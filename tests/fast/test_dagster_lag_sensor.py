@@ -90,7 +90,7 @@ class Watch:
             def open_data(self) -> "Topics":
                 return cast("Topics", data)
 
-        sensor = build_lag_sensor(JOB, group=GROUP, **self.settings)
+        sensor = build_lag_sensor(JOB, **{"group": GROUP, **self.settings})
         context = dg.build_sensor_context(
             instance=self.instance,
             cursor=self.cursor,
@@ -154,6 +154,14 @@ def test_more_unread_records_than_the_threshold_are_requested(watch: Watch) -> N
     named = {name: request.tags[name] for name in ("marshal/group", "marshal/topic", "marshal/reason")}
     assert named == {"marshal/group": GROUP, "marshal/topic": TOPIC, "marshal/reason": "lag"}
     assert request.run_config == {}, "the run has the job's own config"
+
+
+def test_a_group_that_the_log_does_not_have_is_reported(watch: Watch) -> None:
+    """All records are unread for it, so it may be a new group, or its name is misspelt."""
+    watch.settings = {"group": "other", "max_lag_records": 40}
+    assert "has no group" not in watch.skipped()
+    watch.hold((0,))
+    assert watch.skipped().endswith(f"; the log has no group 'other'; it has {GROUP!r}")
 
 
 def test_what_was_read_counts_no_more(watch: Watch) -> None:

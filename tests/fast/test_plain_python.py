@@ -162,3 +162,16 @@ def test_a_task_of_airflow_processes_each_message_once(
     assert max(scene.sink.counts().values()) == 1
     assert dag.run_task("scheduled__2026-01-31T18:00:00+00:00", 2) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("0 batches; now nothing to do: ")
+
+
+def test_a_task_of_airflow_that_finds_only_exhausted_plans_fails(
+    dag: ModuleType, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each later try would succeed, although nothing is processed until an operator acts."""
+    monkeypatch.setattr(Frame, "count", lambda _: 1 / 0)
+    for number in range(6):
+        with pytest.raises(ZeroDivisionError):
+            dag.run_task("run", number)
+    with pytest.raises(SystemExit, match="marshal-dagster retry"):
+        dag.run_task("run", 7)
+    assert scene.sink.counts() == {}
