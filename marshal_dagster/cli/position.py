@@ -266,7 +266,7 @@ def import_(
 
 
 @dataclass(frozen=True, slots=True)
-class DataTopic:
+class TopicOffsets:
     """A data topic's id and offsets, and the group's offsets in Kafka. What cannot be read is empty."""
 
     topic_id: str | None = None
@@ -281,7 +281,7 @@ class Position:
     topic: str
     partition: int
     key: Key
-    data: DataTopic
+    data: TopicOffsets
     is_go: bool
 
     @property
@@ -325,7 +325,7 @@ def positions_of(world: World, topics: Topics, group: str, topic: str | None = N
     keys = {place: key for name, place, _, key in world.keys() if name == group and topic in {None, place[0]}}  # noqa: SIM118
     is_unreachable = False
     for name in sorted({place[0] for place in keys} if topic is None else {topic}):
-        data = DataTopic()
+        data = TopicOffsets()
         try:
             data = data if is_unreachable else _read(topics, group, name)
         except (TopicNotFoundError, AuthorizationError, UnavailableError) as error:
@@ -337,7 +337,7 @@ def positions_of(world: World, topics: Topics, group: str, topic: str | None = N
             yield Position(name, partition, world.key(group, name, partition), data, is_go)
 
 
-def _read(topics: Topics, group: str, topic: str) -> DataTopic:
+def _read(topics: Topics, group: str, topic: str) -> TopicOffsets:
     described = topics.describe(topic)
     bounds = topics.offsets(topic, described.partitions)
     try:
@@ -345,7 +345,7 @@ def _read(topics: Topics, group: str, topic: str) -> DataTopic:
     except MarshalError as error:
         output.write_note(f"the offsets of group {group!r} in Kafka are not shown: {error}")
         committed = {}
-    return DataTopic(described.topic_id, bounds, committed)
+    return TopicOffsets(described.topic_id, bounds, committed)
 
 
 def _position_row(position: Position) -> list[str | output.Line]:

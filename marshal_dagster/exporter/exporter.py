@@ -17,7 +17,7 @@ from marshal_dagster.exporter import definitions as names
 from marshal_dagster.exporter.definitions import Samples
 from marshal_dagster.exporter.group_metrics import ExportOptions, GroupView, data_topics, oldest_unread
 from marshal_dagster.exporter.lag_times import SEED_AGES_S, LagTimes
-from marshal_dagster.exporter.topic_reader import DataTopic, TopicReader
+from marshal_dagster.exporter.topic_reader import ExportedTopic, TopicReader
 from marshal_dagster.protocol.world import World
 
 DEFAULT_INTERVAL_S: Final = 15.0
@@ -211,7 +211,7 @@ class Exporter:
         for text in unknown:
             logger.warning("exporter: %s. There are no metrics of it until a member claims", text)
 
-    def _note_ends(self, topic: str, found: DataTopic, oldest: dict[int, int], at_s: float) -> None:
+    def _note_ends(self, topic: str, found: ExportedTopic, oldest: dict[int, int], at_s: float) -> None:
         for partition, at in found.bounds.items():
             self._times.of(topic, partition).note(at.end, at_s)
         unknown = {number: first for number, first in oldest.items() if not self._times.of(topic, number).knows(first)}
@@ -221,7 +221,7 @@ class Exporter:
         for partition, at in found.bounds.items():
             self._times.of(topic, partition).forget_before(oldest.get(partition, at.end))
 
-    def _seed(self, topic: str, unread: Mapping[int, int], found: DataTopic, at_s: float) -> None:
+    def _seed(self, topic: str, unread: Mapping[int, int], found: ExportedTopic, at_s: float) -> None:
         """Ask Kafka for the offsets of times in the past, until each partition has one before its unread records.
 
         The first ages double, and those between which the oldest unread record was written are then halved.

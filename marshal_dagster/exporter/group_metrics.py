@@ -8,7 +8,7 @@ from typing import Final
 from marshal_dagster.exporter import definitions as names
 from marshal_dagster.exporter.definitions import Definition, Row, Samples
 from marshal_dagster.exporter.lag_times import LagTimes
-from marshal_dagster.exporter.topic_reader import DataTopic
+from marshal_dagster.exporter.topic_reader import ExportedTopic
 from marshal_dagster.protocol.messages import Invalid
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, exhausted, open_plans
 from marshal_dagster.protocol.rules import Refusal
@@ -58,7 +58,7 @@ class GroupView:
     """The world state and the data topics at one time."""
 
     world: World
-    data: Mapping[str, DataTopic | None]
+    data: Mapping[str, ExportedTopic | None]
     times: LagTimes
     at_ms: int
     """The present time by this machine's clock, in unix milliseconds."""
@@ -187,7 +187,7 @@ class TopicView:
         if attempts:
             self._add(names.PARTITION_ATTEMPTS, labels, max(attempts))
 
-    def _lag(self, topic: DataTopic) -> Iterator[tuple[Definition, float]]:
+    def _lag(self, topic: ExportedTopic) -> Iterator[tuple[Definition, float]]:
         """Add the lag of each partition, and yield the values of the whole topic."""
         lag = unknown = deleted = 0
         lag_s, margins = 0.0, []
@@ -223,7 +223,7 @@ def _owners(key: Key) -> Iterator[tuple[Owner, int]]:
     yield from ((owner, last_beat_ms) for owner, last_beat_ms in held if owner is not None)
 
 
-def oldest_unread(world: World, topic: str, found: DataTopic, options: ExportOptions) -> dict[int, int]:
+def oldest_unread(world: World, topic: str, found: ExportedTopic, options: ExportOptions) -> dict[int, int]:
     """Return the smallest first unread offset of all groups, for each partition with unread records."""
     oldest: dict[int, int] = {}
     for name, group in world.partition_of(topic).groups.items():

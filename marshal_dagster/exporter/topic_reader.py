@@ -37,7 +37,7 @@ class TopicClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DataTopic:
+class ExportedTopic:
     """A data topic: its id, and the offsets of each of its partitions."""
 
     topic_id: str
@@ -54,10 +54,10 @@ class TopicReader:
         self._skipped_until_s: dict[str, float] = {}
         self._unanswered: set[str] = set()
         self._described: dict[str, tuple[float, TopicDescription]] = {}
-        self._last: dict[str, tuple[float, DataTopic]] = {}
+        self._last: dict[str, tuple[float, ExportedTopic]] = {}
         self._retention: dict[str, tuple[float, float | None]] = {}
 
-    def read(self, topics: Collection[str], at_s: float) -> dict[str, DataTopic | None]:
+    def read(self, topics: Collection[str], at_s: float) -> dict[str, ExportedTopic | None]:
         """Look up `topics`. The value is None for a topic that cannot be looked up now.
 
         Once there is no answer, the remaining topics wait for the next call, which leaves out this one for a minute and
@@ -69,7 +69,7 @@ class TopicReader:
             topics: The names of the topics.
             at_s: The present time in unix seconds.
         """
-        found: dict[str, DataTopic | None] = dict.fromkeys(sorted(topics))
+        found: dict[str, ExportedTopic | None] = dict.fromkeys(sorted(topics))
         for topic in sorted(found, key=self._unanswered.__contains__):
             if self._skipped_until_s.get(topic, 0.0) > at_s:
                 continue
@@ -89,7 +89,7 @@ class TopicReader:
             found[topic] = last if at_s - looked_at_s <= _KEPT_S else None
         return found
 
-    def _look_up(self, topic: str, at_s: float) -> DataTopic:
+    def _look_up(self, topic: str, at_s: float) -> ExportedTopic:
         described = self._describe(topic, at_s)
         try:
             bounds = self.client.offsets(topic, described.partitions)
@@ -100,7 +100,7 @@ class TopicReader:
             self._described.pop(topic, None)  # it may have been deleted and re-created
             described = self._describe(topic, at_s)
             bounds = self.client.offsets(topic, described.partitions)
-        return DataTopic(described.topic_id, bounds, self._retention_s(topic, at_s))
+        return ExportedTopic(described.topic_id, bounds, self._retention_s(topic, at_s))
 
     def _describe(self, topic: str, at_s: float) -> TopicDescription:
         looked_at_s, described = self._described.get(topic, (float("-inf"), None))

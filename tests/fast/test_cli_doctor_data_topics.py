@@ -10,7 +10,7 @@ import pytest
 from marshal_dagster.cli.doctor_checks.acls import Principal
 from marshal_dagster.cli.doctor_checks.data_topics import (
     RETIRED_MS,
-    DataTopic,
+    CheckedTopic,
     Position,
     check_data_topics,
     held_back,
@@ -24,8 +24,7 @@ from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.inspection import KafkaInspector, Replicas, TopicInfo
-from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, coordination_partition, render
-from marshal_dagster.protocol.messages import DataTopic as DataTopicRecord
+from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, Heartbeat, coordination_partition, render
 from marshal_dagster.protocol.state import OffsetBounds, Owner, Phase, Range
 from marshal_dagster.protocol.world import World
 
@@ -45,14 +44,14 @@ def topic(
     *,
     end: int | None = None,
     young_from: Mapping[int, int | None] | None = None,
-) -> DataTopic:
+) -> CheckedTopic:
     """Return a topic with one partition that holds `bounds`; open transactions may hold back records up to `end`."""
     topic_info = TopicInfo("orders", ID, READER, {0: Replicas(1, 1, has_leader=True)})
     ends = {0: bounds[1] if end is None else end}
-    return DataTopic(topic_info, {**DELETES, **(settings or {})}, {0: OffsetBounds(*bounds)}, ends, young_from or {})
+    return CheckedTopic(topic_info, {**DELETES, **(settings or {})}, {0: OffsetBounds(*bounds)}, ends, young_from or {})
 
 
-def judged(data: DataTopic, *at: Position) -> list[Finding]:
+def judged(data: CheckedTopic, *at: Position) -> list[Finding]:
     """Return the findings, after a check that each has a description, a reason and a fix."""
     findings = list(judge(data, at or [Position("g", 0, 50, ID)], "broker:9092"))
     assert all((finding.found, finding.why, finding.fix) for finding in findings)
@@ -208,7 +207,7 @@ def world_of(topics: Iterable[str]) -> World:
         about = {"instance": "i", "client": "c", "group": "g", "topic": name, "partition": 0, "time_s": 1}
         for record in (
             ClaimingPartition(**about),  # type: ignore[arg-type]
-            DataTopicRecord(**about, topic_id=ID),  # type: ignore[arg-type]
+            DataTopic(**about, topic_id=ID),  # type: ignore[arg-type]
             Heartbeat(**about, offset=50),  # type: ignore[arg-type]
         ):
             world.partitions[0].apply(offset, HEARD_MS, render(record))

@@ -36,7 +36,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class DataTopic:
+class CheckedTopic:
     """A data topic in its cluster, limited to the partitions that are in the log.
 
     `bounds` end before the first open transaction; `ends` are the offsets of the next records. `settings` are empty if
@@ -161,12 +161,12 @@ def _summary(topics: int, unseen: int, held: int) -> Finding:
 
 def read_data_topic(
     cluster: KafkaInspector, topic_info: TopicInfo, settings: Mapping[str, str], at: Iterable[Position], at_ms: int
-) -> DataTopic:
+) -> CheckedTopic:
     """Look up a data topic at these positions, by the clock `at_ms`. Raises `MarshalError`."""
     name, partitions = topic_info.name, {position.partition for position in at} & topic_info.replicas.keys()
     # The ends are read first, so that a record written meanwhile does not look as if a transaction held it back.
     ends = {number: each.end for number, each in cluster.offsets(name, partitions, committed_only=False).items()}
-    topic = DataTopic(topic_info, settings, cluster.offsets(name, partitions), ends)
+    topic = CheckedTopic(topic_info, settings, cluster.offsets(name, partitions), ends)
     kept_ms = topic.limit("retention.ms")
     if kept_ms is None:
         return topic
@@ -178,12 +178,12 @@ def read_data_topic(
     )
 
 
-def held_back(topic: DataTopic) -> int:
+def held_back(topic: CheckedTopic) -> int:
     """Return the number of offsets that readers cannot read yet because of open transactions."""
     return sum(max(0, end - topic.bounds[partition].end) for partition, end in topic.ends.items())
 
 
-def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[Finding]:
+def judge(topic: CheckedTopic, at: Collection[Position], servers: str) -> Iterator[Finding]:
     """Yield the findings on a data topic for the groups that read it."""
     topic_id, partitions = topic.topic_info.topic_id, topic.topic_info.replicas
     if topic_id == NO_TOPIC_ID:
@@ -241,7 +241,7 @@ def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[
     yield from _unsafe_settings(topic, servers)
 
 
-def _soon_lost(topic: DataTopic, known: Collection[tuple[Position, int]], servers: str) -> Iterator[Finding]:
+def _soon_lost(topic: CheckedTopic, known: Collection[tuple[Position, int]], servers: str) -> Iterator[Finding]:
     """Yield a warning for unread records in the older half of what the retention keeps."""
     why = "retention also deletes unread records; it does not wait for the reader"
     old = {position: count for position, offset in known if (count := _old_records(topic, position, offset)) > 0}
@@ -267,7 +267,7 @@ def _soon_lost(topic: DataTopic, known: Collection[tuple[Position, int]], server
         )
 
 
-def _old_records(topic: DataTopic, position: Position, offset: int) -> int:
+def _old_records(topic: CheckedTopic, position: Position, offset: int) -> int:
     """Return the number of unread records before `young_from`."""
     if position.partition not in topic.young_from:
         return 0
@@ -280,7 +280,7 @@ def _is_in_older_half(bounds: OffsetBounds, offset: int) -> bool:
     return bounds.start > 0 and offset - bounds.start < (bounds.end - bounds.start) / 2
 
 
-def _unsafe_settings(topic: DataTopic, servers: str) -> Iterator[Finding]:
+def _unsafe_settings(topic: CheckedTopic, servers: str) -> Iterator[Finding]:
     if "compact" in topic.policies:
         yield warning(
             topic.title,
