@@ -19,7 +19,6 @@ from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.errors import ConfigurationError, PositionNotSetError, UnavailableError
 from marshal_dagster.kafka.record_times import hidden_by_future
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
-from marshal_dagster.protocol.staleness import stale_after_ms
 from marshal_dagster.protocol.state import RANGES, Key, Owner
 
 _LOOK_MS: Final = 500
@@ -363,15 +362,13 @@ class RangeReprocessor:
 
     def _held(self, plans: Sequence[ReprocessPlan], is_dead: Callable[[Owner], bool]) -> tuple[int, str] | None:
         """Return a partition that is held, with the instance that holds it; None if all are free."""
-        for partition, key in self.work.keys([plan.partition for plan in plans]).items():
-            if key.owner is not None and not self._is_gone(key, is_dead):
-                return partition, key.owner.instance
-        return None
-
-    def _is_gone(self, key: Key, is_dead: Callable[[Owner], bool]) -> bool:
-        owner, settings = key.owner, self.work.settings_in_force()
-        is_stale = self.work.clock.wall_ms() - key.last_beat_ms > stale_after_ms(settings.heartbeat_interval_ms)
-        return owner is None or is_stale or is_dead(owner)
+        keys, reader = self.work.keys([plan.partition for plan in plans]), self.work.reader
+        with reader.lock:
+            group = reader.world.group_of(self.work.group, self.work.topic)
+            now_ms = reader.world.advice_time_ms(self.work.group, self.work.topic, self.work.clock.wall_ms())
+            live = {partition: key.owner for partition, key in keys.items() if group.is_live(key, now_ms)}
+        held = ((partition, owner.instance) for partition, owner in live.items() if owner and not is_dead(owner))
+        return next(held, None)
 
     def _await(
         self,

@@ -30,10 +30,12 @@ class Busy:
     clock: ManualClock
     death: KillPoint | None = None
     has_died: bool = False
+    behind_ms: int = 0
+    """How much the operator's clock is behind that of the brokers."""
 
     def wall_ms(self) -> int:
-        """Return the scene's time."""
-        return self.clock.wall_ms()
+        """Return the time of the operator's clock."""
+        return self.clock.wall_ms() - self.behind_ms
 
     def lease_ms(self) -> float:
         """Return the scene's time."""
@@ -51,6 +53,21 @@ class Busy:
         self.clock.advance(duration_ms)
 
 
+def reprocessor(clock: Busy) -> RangeReprocessor:
+    """Return the operator's access to the log of a scene."""
+    scene = clock.scene
+    return RangeReprocessor(
+        PositionResetter(
+            open_log=lambda _: Rationalizer(scene.log(), clock=scene.clock),
+            topics=cast("Topics", scene.data),
+            group=GROUP,
+            topic=TOPIC,
+            client="ops",
+            clock=clock,
+        )
+    )
+
+
 DEATHS = [KillPoint(side, record) for record in ("ClaimingPartition", "ClaimingMessages", "Heartbeat") for side in Side]
 
 
@@ -66,15 +83,7 @@ def test_what_is_done_again_is_replaced_or_repeated(mode: DeliveryMode, death: K
     scene.drain(scene.delivery(mode))
     generation = scene.key().generation
     clock = Busy(scene, mode, scene.clock, death)
-    work = PositionResetter(
-        open_log=lambda _: Rationalizer(scene.log(), clock=scene.clock),
-        topics=cast("Topics", scene.data),
-        group=GROUP,
-        topic=TOPIC,
-        client="ops",
-        clock=clock,
-    )
-    reprocessing = RangeReprocessor(work)
+    reprocessing = reprocessor(clock)
     redo = reprocessing.look(0, AGAIN.start, AGAIN.stop)
     redone = reprocessing.carry_out([redo], wait_s=600, within_s=600).of(0)
 
@@ -91,3 +100,19 @@ def test_what_is_done_again_is_replaced_or_repeated(mode: DeliveryMode, death: K
     assert set(more) >= {(0, offset) for offset in AGAIN}
     assert not once - counts
     assert {offset for _, offset in more} <= set(range(AGAIN.start, redone.reached + 7))
+
+
+def test_an_owner_is_stale_by_log_time() -> None:
+    """If the operator's clock is slow, the claim of a dead member is not waited for longer than by the log."""
+    scene = Scene()
+    scene.data.make(partitions=1, messages=30)
+    scene.drain(scene.delivery(EFFECTIVELY_ONCE))
+    scene.data.append(0, 1)
+    with pytest.raises(KilledError):
+        scene.work(
+            scene.delivery(EFFECTIVELY_ONCE, log=KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingPartition")))
+        )
+    scene.wait_until_stale()
+    reprocessing = reprocessor(Busy(scene, EFFECTIVELY_ONCE, scene.clock, behind_ms=3_600_000))
+    redo = reprocessing.look(0, AGAIN.start, AGAIN.stop)
+    assert reprocessing.carry_out([redo], wait_s=600, within_s=600).of(0).reached >= AGAIN.stop
