@@ -30,12 +30,12 @@ class Busy:
     clock: ManualClock
     death: KillPoint | None = None
     has_died: bool = False
-    behind_ms: int = 0
-    """How much the operator's clock is behind that of the brokers."""
+    late_ms: int = 0
+    """How late the operator's clock is, compared with that of the brokers."""
 
     def wall_ms(self) -> int:
         """Return the time of the operator's clock."""
-        return self.clock.wall_ms() - self.behind_ms
+        return self.clock.wall_ms() - self.late_ms
 
     def lease_ms(self) -> float:
         """Return the scene's time."""
@@ -113,6 +113,6 @@ def test_an_owner_is_stale_by_log_time() -> None:
             scene.delivery(EFFECTIVELY_ONCE, log=KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingPartition")))
         )
     scene.wait_until_stale()
-    reprocessing = reprocessor(Busy(scene, EFFECTIVELY_ONCE, scene.clock, behind_ms=3_600_000))
+    reprocessing = reprocessor(Busy(scene, EFFECTIVELY_ONCE, scene.clock, late_ms=3_600_000))
     redo = reprocessing.look(0, AGAIN.start, AGAIN.stop)
     assert reprocessing.carry_out([redo], wait_s=600, within_s=600).of(0).reached >= AGAIN.stop
