@@ -87,9 +87,23 @@ class _IdleResult:
 
 def _is_of_the_data(error: Exception) -> bool:
     """Return whether the records of a batch may have caused an error, so that another batch may succeed."""
-    if isinstance(error, MarshalError):
-        return isinstance(error, DecodeError | FailingRecordError | SchemaDriftError | SinkRejectedError)
-    return not isinstance(error, RetryRequested)
+    if isinstance(_retry_decision(error), RetryRequested):
+        return False
+    of_records = (DecodeError, FailingRecordError, SchemaDriftError, SinkRejectedError)
+    return isinstance(error, of_records) or not isinstance(error, MarshalError)
+
+
+def _retry_decision(error: BaseException) -> Failure | RetryRequested | None:
+    """Return the exception by which the user's function decided about retries: `error`, or the first such cause."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, Failure | RetryRequested):
+        cause = cause.__cause__
+    return cause
+
+
+def _forbids_retries(error: BaseException) -> bool:
+    decision = _retry_decision(error)
+    return isinstance(decision, Failure) and not decision.allow_retries
 
 
 @contextmanager
@@ -163,6 +177,7 @@ class BatchExecution:
                 if isinstance(error, Exception) and not isinstance(error, UnavailableError):
                     self._report_exhausted()  # this attempt may have been the last one
             self._forbid_retries(error)
+            self._keep_retry_decision(error)
             raise
         self.ended = "" if idle is None else idle.text
         if idle is not None:
@@ -229,6 +244,18 @@ class BatchExecution:
             return
         if isinstance(error, RetryRequested) or self.context.get_step_execution_context().op_retry_policy is not None:
             raise Failure(f"{reason}: {type(error).__name__} {error}".rstrip(), allow_retries=False) from error
+
+    @staticmethod
+    def _keep_retry_decision(error: BaseException) -> None:
+        """Raise what the user's function decided about retries, if an error of the library has replaced it."""
+        decision = _retry_decision(error)
+        if decision is error:
+            return
+        if isinstance(decision, RetryRequested):
+            raise RetryRequested(decision.max_retries, decision.seconds_to_wait) from error
+        if decision is not None:
+            text = f"{type(error).__name__}: {error}"
+            raise Failure(text, metadata=decision.metadata, allow_retries=decision.allow_retries) from error
 
     def _run_is_over(self) -> str | None:
         return run_is_over(self.context.instance, self.context.run_id)()
@@ -305,7 +332,8 @@ class BatchExecution:
         raise Failure(
             f"group {self.claimer.group!r}, topic {self.spec.topic!r}: some partitions failed again, all others are "
             f"processed. {parts}. Fix the cause, or set the position after the failing messages with "
-            "`marshal-dagster position reset`"
+            "`marshal-dagster position reset`",
+            allow_retries=not any(map(_forbids_retries, self.failed.values())),
         ) from next(iter(self.failed.values()))
 
     def _batches_left(self) -> int | None:

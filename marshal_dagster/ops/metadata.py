@@ -113,12 +113,17 @@ def _is_storable(value: object) -> bool:
     return True
 
 
+_DONE: Final = frozenset({"committed", "skipped"})
+"""The states of ranges that are in the number of offsets. The others are at most committed, but not processed."""
+
+
 def completed_batch(batch: ClaimedBatch, records: Mapping[int, int] | None) -> CompletedBatch:
     """Return the numbers and ranges of a completed batch; `records` has the count of each partition, or is None."""
     reports, phases = tuple(batch.report()), batch.phases
+    undone = [report for report in reports if report.state not in _DONE]
     numbers: dict[str, float] = {
-        "offsets": sum(report.range.width for report in reports),
-        "lag": batch.lag_after,
+        "offsets": sum(report.range.width for report in reports if report.state in _DONE),
+        "lag": batch.lag_after + sum(report.range.width for report in undone if report.state != "dropped"),
         "lost_offsets": lost_offsets(reports),
         **({} if records is None else {"records": sum(records.values())}),
         "waiting_s": round(phases.waiting_s, 3),

@@ -220,7 +220,7 @@ def _count_batch(instruments: Metrics, whose: Mapping[str, str], batch: "Claimed
     for phase, duration_s in durations_s.items():
         if duration_s > 0:
             instruments.phase_duration.record(duration_s, {**whose, "phase": phase})
-    instruments.batch_lag.set(batch.lag_after, whose)
+    instruments.batch_lag.set(batch.lag_after + offsets["not_committed"], whose)
 
 
 # Records

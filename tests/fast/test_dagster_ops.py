@@ -728,6 +728,32 @@ def test_the_record_that_fails_is_in_the_runs_error(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("decision", "calls"), [(dg.Failure("no", {"shop": "north"}, allow_retries=False), 1), (dg.RetryRequested(2), 3)]
+)
+@pytest.mark.parametrize("failed", [0, 2])
+def test_a_decision_about_retries_outlives_the_error_that_names_the_record(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, decision: Exception, calls: int, failed: int
+) -> None:
+    """A function may let Dagster retry the step or not, also if its plans failed before and are retried in parts."""
+    stand.mode, stand.process = AT_LEAST_ONCE, lambda *_: 1 / 0
+    for _ in range(failed):
+        stand.run()
+    before = len(stand.seen)
+
+    def process(*_: object) -> None:
+        raise decision from ZeroDivisionError()
+
+    stand.process = process
+    monkeypatch.setattr(batch_module, "find_failing_record", lambda *_, **__: FailingRecordError("offset 0 fails"))
+    result = stand.run(retry_policy=dg.RetryPolicy(max_retries=1), max_attempts=20)
+    assert not result.success
+    parts = 2 if failed and isinstance(decision, dg.Failure) else 1
+    assert len(stand.seen) - before == calls * parts
+    assert "FailingRecordError: offset 0 fails" in _error(result)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_one_message_is_skipped_by_the_steps_of_the_docs(stand: Stand, mode: DeliveryMode) -> None:
     """The steps of docs/operate/reprocess.md: end the plan, process what precedes the message, and pass over it."""
@@ -1423,20 +1449,29 @@ def test_a_drop_is_reported_when_the_frame_cannot_be_made(stand: Stand, monkeypa
 
 
 @pytest.mark.slow
-def test_a_drop_is_reported_when_the_run_goes_on(stand: Stand) -> None:
-    """One partition's acknowledgement is lost: the run processes the others, succeeds, and reports both."""
+@pytest.mark.parametrize(
+    ("fault", "state", "lag"), [(Fault.LOST_ACK, "dropped", 0), (Fault.FAILED, "possibly dropped", 10)]
+)
+def test_a_drop_is_reported_when_the_run_goes_on(stand: Stand, fault: Fault, state: str, lag: int) -> None:
+    """One partition's acknowledgement is lost: the run processes the others, succeeds, and reports both.
+
+    The number of offsets counts what was processed. What is perhaps not committed is unread.
+    """
     stand.mode = AT_MOST_ONCE
     stand.process = lambda *_: None
     log = FaultyLog(stand.scene.log())
     stand.log = log
-    stand.on_session = lambda: log.fail(Fault.LOST_ACK, of_type("Heartbeat", partition=2), times=1)
-    result = stand.run()
+    stand.on_session = lambda: log.fail(fault, of_type("Heartbeat", partition=2), times=1)
+    result = stand.run(max_batches=1)
     assert result.success
-    assert _reported_dropped(stand, result) == [(2, 0, 10, "dropped")]
+    assert _reported_dropped(stand, result) == [(2, 0, 10, state)]
     assert {partition for partition, _ in stand.seen[0]} == {0, 1}
     (record,) = stand.materializations(result)
     states = [row.data["state"] for row in cast("dg.TableMetadataValue", record.metadata["ranges"]).records]
-    assert states == ["committed", "committed", "dropped"]
+    assert states == ["committed", "committed", state]
+    assert (record.metadata["offsets"].value, record.metadata["lag"].value) == (20, lag)
+    done = result.output_for_node("after")
+    assert (done.offsets, done.lag) == (20, lag)
 
 
 @pytest.mark.slow

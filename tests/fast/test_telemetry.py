@@ -228,6 +228,9 @@ def test_the_lag_that_a_batch_leaves_is_measured(stand: Stand, measured: Measure
     assert stand.run(max_records=12, max_batches=2).success
 
     assert measured.values("marshal.batch.lag") == {(): 6}
+    stand.process = lambda *_: 1 / 0
+    assert not stand.run(max_records=8).success
+    assert measured.values("marshal.batch.lag") == {(): 6}, "a failed batch leaves everything unread"
 
 
 @pytest.mark.slow
