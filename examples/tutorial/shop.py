@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
@@ -13,7 +13,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 KAFKA = marshal.KafkaConnectionConfig.from_environment()
-sink = marshal.FileSink(Path(__file__).with_name("output"))
+
+
+class SlowSink(marshal.FileSink):
+    """Waits before it writes, which leaves time to kill the run."""
+
+    def write(self, *args: Any, **kwargs: Any) -> marshal.WriteResult:
+        """Write the rows as `FileSink` does."""
+        dg.get_dagster_logger().info("the plan is recorded, writing begins in 10 s")
+        time.sleep(10)
+        return super().write(*args, **kwargs)
+
+
+sink = SlowSink(Path(__file__).with_name("output"))
 
 
 @marshal.marshal_asset(
@@ -24,7 +36,6 @@ def orders_per_shop(
 ) -> "DataFrame":
     """Number of orders of each shop."""
     context.log.info("batch %s", batch.batch_id)
-    time.sleep(10)  # leaves time to kill the run
     return (
         frame.selectExpr("partition", "CAST(value AS STRING) AS shop")
         .groupBy("partition", "shop")
