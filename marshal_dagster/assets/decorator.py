@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from marshal_dagster.batches import ClaimedBatch
 
-_BACKFILL_TAG: Final = "dagster/backfill"
+BACKFILL_TAG: Final = "dagster/backfill"
+"""Dagster's tag of the runs of a backfill, which waits for each of its partitions."""
 _IDLE: Final = frozenset({ExecutionOutcome.DRAINED.value, ExecutionOutcome.HELD.value})
 """Outcomes after which a backfill has nothing left to do: no message is unread, or other runs process them."""
 
@@ -242,7 +243,7 @@ def marshal_asset(
                 # Added here too, so that it precedes metadata that the function added: checks and sensors read it.
                 context.add_asset_metadata(result.metadata or {}, asset_key=context.asset_key)
                 yield result
-            elif _BACKFILL_TAG in context.run.tags:
+            elif BACKFILL_TAG in context.run.tags:
                 yield _idle_result(work, context)
 
         built = multi_asset(

@@ -1,13 +1,16 @@
 """The asset whose partitions are windows of time: its backfill has a group process the messages of a window again."""
 
 import warnings
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from dagster import (
     AssetExecutionContext,
+    AssetObservation,
     AssetsDefinition,
     BackfillPolicy,
     BetaWarning,
+    Failure,
     MaterializeResult,
     TimeWindowPartitionsDefinition,
     asset,
@@ -16,6 +19,7 @@ from pydantic import Field
 
 from marshal_dagster.admin.position_spec import partitions_of
 from marshal_dagster.admin.reprocess import TimeWindow
+from marshal_dagster.assets.decorator import BACKFILL_TAG
 from marshal_dagster.jobs._admin_action import AdminAction, reprocess
 from marshal_dagster.jobs.admin import ReprocessConfig
 from marshal_dagster.kafka.topic_names import require_topic_name
@@ -54,6 +58,9 @@ def build_reprocess_asset(
     several adjacent windows, also if timestamps are out of order. Messages that the group has not processed yet are
     left to its next runs.
 
+    A dry run records an observation of each window, so Dagster does not show the window as materialized. In a backfill,
+    which would wait for it, a dry run fails.
+
     Only one run of a group may reprocess at a time; another one fails. If a backfill has windows that are not adjacent,
     limit the pool to 1.
 
@@ -86,6 +93,7 @@ def build_reprocess_asset(
             name=name,
             description=f"Has the group process the messages of topic {topic!r} in a window of time again.",
             partitions_def=partitions_def,
+            output_required=False,
             backfill_policy=BackfillPolicy.single_run(),
             required_resource_keys={claimer_key},
             group_name=group_name,
@@ -93,7 +101,9 @@ def build_reprocess_asset(
             kinds={"kafka"},
         )
 
-    def reprocess_window(context: AssetExecutionContext, config: ReprocessWindowConfig) -> MaterializeResult[None]:
+    def reprocess_window(
+        context: AssetExecutionContext, config: ReprocessWindowConfig
+    ) -> Iterator[MaterializeResult[Any]]:
         claimer = claimer_of(context.resources, claimer_key)
         run = context.op_execution_context
         tag_run(run, {GROUP_TAG: claimer.group})
@@ -104,14 +114,23 @@ def build_reprocess_asset(
         with logs_to_run(run):
             action.require_allowed(config)
             table = reprocess(action, config, topic, lambda work: work.look_at_window(window, numbers))
-        return MaterializeResult(
-            metadata={
-                "group": claimer.group,
-                "dry_run": config.dry_run,
-                "from": start.isoformat(),
-                "to": end.isoformat(),
-                "before_and_after": table,
-            }
-        )
+        metadata = {
+            "group": claimer.group,
+            "dry_run": config.dry_run,
+            "from": start.isoformat(),
+            "to": end.isoformat(),
+            "before_and_after": table,
+        }
+        if not config.dry_run:
+            yield MaterializeResult(metadata=metadata)
+            return
+        if BACKFILL_TAG in context.run.tags:
+            raise Failure(
+                "nothing was processed again, because this is a dry run: launch the backfill without dry_run",
+                metadata=metadata,
+                allow_retries=False,
+            )
+        for key in context.partition_keys:
+            context.log_event(AssetObservation(context.asset_key, partition=key, metadata=metadata))
 
     return decorate(reprocess_window)

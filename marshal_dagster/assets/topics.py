@@ -33,7 +33,7 @@ from dagster import (
 )
 
 from marshal_dagster.assets.decorator import DagsterMarshalTranslator, kafka_partitions_def
-from marshal_dagster.errors import TopicNotFoundError
+from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.state import Key, OffsetBounds, Phase
 from marshal_dagster.protocol.unread_records import is_of_topic, unread_after
@@ -166,6 +166,11 @@ class _Topic:
         claimer = claimer_of(resources, self.claimer_key)
         progress = topic_progress(claimer, self.name)
         names = [str(partition.partition) for partition in progress.partitions]
+        if only is not None and only not in names:
+            raise ConfigurationError(
+                f"topic {self.name!r} has no partition {only!r}, but {len(names)} partitions, numbered from 0: delete "
+                f"the Dagster partition {only!r}"
+            )
         parts: dict[str | None, TopicProgress] = {None: progress}
         if self.per_partition:
             parts = {

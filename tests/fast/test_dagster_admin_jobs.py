@@ -637,6 +637,35 @@ def test_a_backfill_in_which_nothing_was_processed_succeeds(stand: Stand) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_backfill", [False, True])
+def test_a_dry_run_of_a_window_materializes_nothing(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, *, is_backfill: bool
+) -> None:
+    """Otherwise a backfill of the missing windows would pass over it. A backfill itself fails instead of waiting."""
+    monkeypatch.setattr(FakeTopics, "offsets_at", at_minutes)
+    before = stand.site.values()
+    again = build_reprocess_asset(TOPIC, partitions_def=MINUTES, name="again")
+    last = "1970-01-01-00:01"
+    tags = {"dagster/asset_partition_range_start": "1970-01-01-00:00", "dagster/asset_partition_range_end": last}
+    done = dg.materialize(
+        [again],
+        resources={"claimer": stand.claimer()},
+        instance=stand.instance,
+        tags={**tags, "dagster/backfill": "one"} if is_backfill else tags,
+        run_config=dg.RunConfig(ops={"again": ReprocessWindowConfig(dry_run=True)}),
+        raise_on_error=False,
+    )
+    assert done.success is not is_backfill
+    assert (done.get_asset_materialization_events(), stand.site.values()) == ([], before)
+    observed = [event.asset_observation_data.asset_observation for event in done.get_asset_observation_events()]
+    assert [one.partition for one in observed] == ([] if is_backfill else ["1970-01-01-00:00", last])
+    for one in observed:
+        assert [row["start"] for row in rows(one.metadata["before_and_after"])] == [20, 20]
+    if is_backfill:
+        assert "launch the backfill without dry_run" in error_of(done)
+
+
+@pytest.mark.slow
 def test_a_window_that_the_group_has_not_processed_yet_fails(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the job nor a backfill reports success, as if its messages had been processed again."""
     monkeypatch.setattr(FakeTopics, "offsets_at", at_minutes)

@@ -602,6 +602,18 @@ def test_a_run_of_one_partition_observes_that_one(stand: Stand, own_instance: dg
 
 
 @pytest.mark.slow
+def test_a_partition_that_the_topic_does_not_have_is_not_observed(
+    stand: Stand, own_instance: dg.DagsterInstance
+) -> None:
+    """A topic that was re-created may have fewer partitions. The run fails, because it observes nothing."""
+    own_instance.add_dynamic_partitions(f"kafka/{TOPIC}", ["3"])
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, per_partition=True)
+    with pytest.raises(ConfigurationError, match="delete the Dagster partition '3'"):
+        observe([shop.topic], instance=own_instance, resources=shop.resources(), partition_key="3")
+
+
+@pytest.mark.slow
 def test_a_tick_asks_dagster_once_for_each_partition(
     stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
