@@ -222,11 +222,29 @@ def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
+def ranges_to_write(verdicts: Mapping[ClaimedRange, Verdict]) -> tuple[ClaimedRange, ...]:
+    """Return the ranges that the output does not have yet, in the order of their verdicts."""
+    return tuple(range_ for range_, verdict in verdicts.items() if verdict is not Verdict.SKIP)
+
+
+def write_result(
+    ranges: Sequence[ClaimedRange],
+    taken: tuple[ClaimedRange, ...],
+    counts: Mapping[int, int] | Mapping[int | None, int],
+) -> WriteResult:
+    """Return the result of a batch of `ranges`, of which `taken` were written; `counts` has the rows by partition."""
+    return WriteResult(
+        taken=taken,
+        skipped=tuple(range_ for range_ in ranges if range_ not in taken),
+        rows={range_.partition: counts.get(range_.partition, 0) for range_ in taken},
+    )
+
+
 def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[ClaimedRange]) -> None:
     """Check that all rows belong to partitions that the batch has read.
 
     Args:
-        partitions: The partitions of the rows.
+        partitions: The partitions of the rows; None of rows without one.
         ranges: The ranges of the batch.
 
     Raises:
@@ -238,7 +256,8 @@ def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[Claimed
         refuse_foreign_rows(counts.keys(), ranges)
         ```
     """
-    foreign = sorted(map(str, set(partitions) - {range_.partition for range_ in ranges}))
+    unread = set(partitions) - {range_.partition for range_ in ranges}
+    foreign = sorted("null" if partition is None else str(partition) for partition in unread)
     if foreign:
         where = f"group {ranges[0].group!r}, topic {ranges[0].topic!r}: " if ranges else ""
         raise SinkRejectedError(

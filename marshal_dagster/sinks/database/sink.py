@@ -47,8 +47,10 @@ from marshal_dagster.sinks.sink import (
     check_columns,
     check_ranges,
     checked_after_read,
+    ranges_to_write,
     refuse_foreign_rows,
     unreplaceable,
+    write_result,
 )
 from marshal_dagster.sinks.upsert_keys import WriteMode, keys_of
 from marshal_dagster.spark.lazy_pyspark import types as t
@@ -101,7 +103,7 @@ class _RangeDecisions:
 
     @property
     def open(self) -> tuple[ClaimedRange, ...]:
-        return tuple(wanted for wanted, verdict in self.verdicts.items() if verdict is not Verdict.SKIP)
+        return ranges_to_write(self.verdicts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,7 @@ class DatabaseSink(Steps, Generic[Connection]):
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         done = [range_.partition for range_ in ranges if range_ not in judged.open]
         with self._evaluated(frame, done, checked.ids) as rows:
-            refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], judged.open)
+            refuse_foreign_rows(rows.counts, judged.open)
             if rows.rejected is not None:
                 raise rows.rejected.error(f"table {self._output}", judged.open)
             if self._keys is not None and not rows.all_have_offsets:
@@ -284,11 +286,7 @@ class DatabaseSink(Steps, Generic[Connection]):
             self._reached("evaluated")
             before_commit()
             taken = self._take(judged.open, columns, rows, checked_after_read(offsets_read, before_commit), checked)
-        return WriteResult(
-            taken=taken,
-            skipped=tuple(range_ for range_ in ranges if range_ not in taken),
-            rows={range_.partition: rows.counts.get(range_.partition, 0) for range_ in taken},
-        )
+        return write_result(ranges, taken, rows.counts)
 
     def describe(self) -> SinkReport:
         """Return what the table has, by the record of its ranges (`ReportingSink.describe`).
@@ -458,7 +456,7 @@ class DatabaseSink(Steps, Generic[Connection]):
         verdicts = {wanted: judge_ranges(stored.get(wanted.partition), wanted) for wanted in ranges}
         if hold is LockMode.SHARED and not may_share_lock(rows, ranges):
             raise LocksOutdatedError
-        wanted = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        wanted = ranges_to_write(verdicts)
         self._groups.check(*self._of_groups(connection, wanted))
         older = self._ranges.held(connection, wanted, only_older=True)
         reason = unreplaceable(older, f"table {self._output}")

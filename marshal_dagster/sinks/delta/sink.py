@@ -34,10 +34,12 @@ from marshal_dagster.sinks.sink import (
     check_ranges,
     checked_after_read,
     partition_key,
+    ranges_to_write,
     refuse_foreign_rows,
     session_of,
     unreplaceable,
     within,
+    write_result,
 )
 from marshal_dagster.sinks.upsert_keys import WriteMode, keys_of
 from marshal_dagster.spark.column_names import is_case_sensitive
@@ -144,7 +146,7 @@ class DeltaSink(Steps):
         table = self._table()
         newest = self._checked(table)
         verdicts = _judge(newest, ranges)
-        self._refuse_unreplaceable(table, _open(verdicts), newest)
+        self._refuse_unreplaceable(table, ranges_to_write(verdicts), newest)
         return verdicts
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
@@ -196,7 +198,7 @@ class DeltaSink(Steps):
         check_ranges(ranges)
         table = self._table()
         newest = self._checked(table)
-        wanted = _open(_judge(newest, ranges))
+        wanted = ranges_to_write(_judge(newest, ranges))
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         table.check_partitions(frame)
@@ -207,15 +209,15 @@ class DeltaSink(Steps):
         elif not over_older:
             counts = self._append(table, newest, wanted, partial(table.written, frame, done), before_commit)
             if counts is not None:
-                return _result(ranges, wanted, counts)
+                return write_result(ranges, wanted, counts)
         with table.evaluated(frame, done) as rows:
-            refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], wanted)
+            refuse_foreign_rows(rows.counts, wanted)
             if rows.rejected is not None:
                 raise rows.rejected.error(f"table {self._place}", wanted)
             self._reached("evaluated")
             before_commit()
             taken = self._take(table, newest, wanted, rows, checked_after_read(offsets_read, before_commit))
-        return _result(ranges, taken, rows.counts)
+        return write_result(ranges, taken, rows.counts)
 
     def describe(self) -> SinkReport:
         """Return the position of each partition, by the sink's newest commit.
@@ -324,7 +326,7 @@ class DeltaSink(Steps):
                 table.refresh()
                 self._refuse_other_table(table, newest)
                 known = newest
-            taken = _open(_judge(newest, wanted))
+            taken = ranges_to_write(_judge(newest, wanted))
             if not taken:
                 return ()
             self._refuse_other_mode(table, newest)
@@ -505,16 +507,6 @@ class DeltaSink(Steps):
         return DeltaTable(self._session(), self._place, self._options)
 
 
-def _result(
-    ranges: Sequence[ClaimedRange], taken: tuple[ClaimedRange, ...], counts: Mapping[int | None, int]
-) -> WriteResult:
-    return WriteResult(
-        taken=taken,
-        skipped=tuple(range_ for range_ in ranges if range_ not in taken),
-        rows={range_.partition: counts.get(range_.partition, 0) for range_ in taken},
-    )
-
-
 def _newest(table: DeltaTable) -> Commit:
     return next(table.commits(), Commit())
 
@@ -534,10 +526,6 @@ def _of_groups(
         return (range_ for range_, _, _ in table.held(_readable(ranges), only_older=False))
 
     return wanted, groups, held
-
-
-def _open(verdicts: Mapping[ClaimedRange, Verdict]) -> tuple[ClaimedRange, ...]:
-    return tuple(range_ for range_, verdict in verdicts.items() if verdict is not Verdict.SKIP)
 
 
 def _readable(ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:

@@ -65,6 +65,7 @@ from marshal_dagster.sinks.sink import (
     check_columns,
     check_ranges,
     checked_after_read,
+    ranges_to_write,
     refuse_foreign_rows,
     session_of,
     unreplaceable,
@@ -229,8 +230,7 @@ class FileSink(Steps):
         self._check_storage()
         with self._lock:
             self._sweep_quietly()
-            verdicts = self._judge(self._log.settled(), ranges)
-        wanted = tuple(range_ for range_ in ranges if verdicts[range_] is not Verdict.SKIP)
+            wanted = ranges_to_write(self._judge(self._log.settled(), ranges))
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         formats.check_writable(spark, self.format, frame.schema)
@@ -418,7 +418,7 @@ class FileSink(Steps):
                 "not possible here, so nothing was written. Begin a new output in another folder"
             )
         self._refuse_lossy(view, "written")
-        undone = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        undone = ranges_to_write(verdicts)
         self._groups.check(*_of_groups(view, undone))
         if reason := unreplaceable(_held(view, undone, only_older=True), str(self.path)):
             raise SinkRejectedError(reason)
@@ -521,8 +521,7 @@ class FileSink(Steps):
         while True:
             with self._lock:
                 view = self._log.settled()
-                verdicts = self._judge(view, attempt.ranges)
-                taken = tuple(range_ for range_ in attempt.ranges if verdicts[range_] is not Verdict.SKIP)
+                taken = ranges_to_write(self._judge(view, attempt.ranges))
                 if not taken:
                     return ()
                 over_older = {range_ for range_, _, _ in _held(view, taken, only_older=True)}

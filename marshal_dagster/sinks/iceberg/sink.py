@@ -47,9 +47,11 @@ from marshal_dagster.sinks.sink import (
     check_ranges,
     checked_after_read,
     partition_key,
+    ranges_to_write,
     refuse_foreign_rows,
     session_of,
     within,
+    write_result,
 )
 from marshal_dagster.spark.column_names import is_case_sensitive
 from marshal_dagster.spark.conversion_settings import QUOTED_NAMES, check_settings
@@ -216,7 +218,7 @@ class IcebergSink(Steps):
         table = self._table()
         check_spec(table.metadata.spec(), table.schema, self._output)
         sources = self._source_columns(table)
-        wanted = _open(self._judge(table.positions(), ranges, sources))
+        wanted = ranges_to_write(self._judge(table.positions(), ranges, sources))
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         filled = () if sources is None else (sources.source,)
@@ -241,11 +243,7 @@ class IcebergSink(Steps):
             table.remove(files)
             raise
         taken = self._take(table, plan, wanted, files, checked_after_read(offsets_read, before_commit))
-        return WriteResult(
-            taken=taken,
-            skipped=tuple(range_ for range_ in ranges if range_ not in taken),
-            rows={range_.partition: counts[range_.partition] for range_ in taken},
-        )
+        return write_result(ranges, taken, counts)
 
     def describe(self) -> SinkReport:
         """Return the position of each partition.
@@ -297,7 +295,7 @@ class IcebergSink(Steps):
         """Return the number of rows by partition. Raises `SinkRejectedError` for a row that cannot be written."""
         counts: Counter[int] = Counter()
         for result in results:
-            refuse_foreign_rows(["null" if partition is None else partition for partition in result.counts], wanted)
+            refuse_foreign_rows(result.counts, wanted)
             counts.update({partition: count for partition, count in result.counts.items() if partition is not None})
         rejected = [result.rejected for result in results if result.rejected is not None]
         if rejected:
@@ -320,7 +318,7 @@ class IcebergSink(Steps):
             self._check_same_table(written_for, table, plan)
             positions = table.positions()
             sources = self._source_columns(table)
-            taken = _open(self._judge(positions, wanted, sources))
+            taken = ranges_to_write(self._judge(positions, wanted, sources))
             partitions = {range_.partition for range_ in taken}
             unused = [file for file in removable if file.kafka_partition not in partitions]
             if not taken:
@@ -421,7 +419,7 @@ class IcebergSink(Steps):
                 continue
             if not _replaces(sources, kept):
                 raise SinkRejectedError(self._unreplaceable(range_))
-        wanted = _open(verdicts)
+        wanted = ranges_to_write(verdicts)
         self._groups.check(wanted, _groups_in(positions, wanted), partial(_covered, positions))
         return verdicts
 
@@ -473,7 +471,3 @@ def _covered(positions: TablePositions, ranges: Sequence[ClaimedRange]) -> list[
 
 def _groups_in(positions: TablePositions, wanted: Sequence[ClaimedRange]) -> Collection[str]:
     return {group for group, topic, _ in positions.kept if wanted and topic == wanted[0].topic}
-
-
-def _open(verdicts: Mapping[ClaimedRange, Verdict]) -> tuple[ClaimedRange, ...]:
-    return tuple(range_ for range_, verdict in verdicts.items() if verdict is not Verdict.SKIP)

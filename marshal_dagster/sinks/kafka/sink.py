@@ -50,6 +50,7 @@ from marshal_dagster.sinks.sink import (
     changed_result,
     check_columns,
     check_ranges,
+    ranges_to_write,
     refuse_foreign_rows,
     session_of,
 )
@@ -386,16 +387,13 @@ class KafkaSink(Steps):
             if TIMESTAMP in frame.columns:
                 self._require_create_time(place.topics)
             verdicts = self._judge_all(place, ranges)
-            undone = (range_ for range_ in ranges if verdicts[range_] is not Verdict.SKIP)
-            wanted = sorted(undone, key=attrgetter("partition"))
+            wanted = sorted(ranges_to_write(verdicts), key=attrgetter("partition"))
             if not wanted:
                 return WriteResult(taken=(), skipped=tuple(ranges), rows={})
             done = [range_.partition for range_ in ranges if range_ not in wanted]
             with self._evaluated(frame, done) as records:
                 counts = {range_: records.counts.get(range_.partition, 0) for range_ in wanted}
-                refuse_foreign_rows(
-                    ["null" if partition is None else partition for partition in records.counts], wanted
-                )
+                refuse_foreign_rows(records.counts, wanted)
                 if records.rejected is not None:
                     raise records.rejected.error(f"Kafka topic {self.topic}", wanted)
                 self._reached("evaluated")
@@ -625,7 +623,7 @@ class KafkaSink(Steps):
         self, place: Place, notes: Mapping[str, bytes], ranges: Sequence[ClaimedRange]
     ) -> dict[ClaimedRange, Verdict]:
         verdicts = {range_: self._judge(place, range_, self._found(notes, range_)) for range_ in ranges}
-        undone = [range_ for range_, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        undone = ranges_to_write(verdicts)
         self._groups.check(undone, self._groups_in(notes, undone), partial(self._covered, place, notes))
         return verdicts
 
