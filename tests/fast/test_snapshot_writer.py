@@ -17,7 +17,7 @@ from marshal_dagster.coordination.snapshot_writer import (
     renew_snapshots,
 )
 from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots
-from marshal_dagster.errors import AuthorizationError, TopicNotFoundError
+from marshal_dagster.errors import AuthorizationError, CoordinationLogChangedError, TopicNotFoundError
 from marshal_dagster.protocol.messages import Heartbeat
 from marshal_dagster.protocol.snapshots import Record
 from marshal_dagster.protocol.state import OffsetBounds
@@ -190,12 +190,23 @@ def test_a_run_renews_at_its_end_and_the_next_starts_there() -> None:
 
 def test_a_run_that_did_nothing_asks_nothing() -> None:
     """A session without a batch, or whose log failed, does not read the snapshot topic."""
+    asked: list[Collection[int]] = []
 
-    class Untouched(MemorySnapshotTopic):
+    class Noted(MemorySnapshotTopic):
         def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-            raise AssertionError(partitions)
+            asked.append(partitions)
+            return super().bounds(partitions)
 
-    Scene().delivery(snapshots=Snapshots(Untouched())).close()
+    scene = Scene()
+    scene.data.make(messages=5)
+    scene.delivery(snapshots=Snapshots(Noted())).close()
+    session = scene.delivery(snapshots=Snapshots(Noted()))
+    scene.work(session, max_records=1)
+    scene.broker.recreate()
+    with pytest.raises(CoordinationLogChangedError):
+        scene.work(session)
+    session.close()
+    assert asked == []
 
 
 def test_a_former_snapshot_keeps_no_member_from_writing_another() -> None:
