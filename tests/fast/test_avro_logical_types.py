@@ -1,10 +1,11 @@
 """Logical types of Avro: a writer's schema that gives a value another meaning than the reader's is found."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from marshal_dagster.spark.decoding.avro_codec import _if_of_reader
+from marshal_dagster.spark.decoding.avro_codec import _if_of_reader, _is_unbounded
 from marshal_dagster.spark.decoding.avro_logical_types import logical_type_conflict
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind
 
@@ -95,6 +96,62 @@ def test_types_that_are_used_by_name_are_compared() -> None:
     assert logical_type_conflict(tree({**amount, "scale": 4}), tree({**amount, "scale": 2})) == (
         "field first is decimal of scale 4, but decimal of scale 2 in the reader's schema"
     )
+
+
+def item(of: object, namespace: str) -> dict[str, Any]:
+    """Return a record `Item` of a namespace."""
+    return {"type": "record", "name": "Item", "namespace": namespace, "fields": [{"name": "at", "type": of}]}
+
+
+@pytest.mark.parametrize(
+    ("more", "path"),
+    [
+        ([lambda of: item(of, "invoices")], "second.at"),
+        ([lambda of: ["null", item(of, "invoices")]], "second.at"),
+        ([lambda of: item(of, "invoices"), lambda _: "orders.Item"], "second.at"),
+        (
+            [
+                lambda _: item("int", "invoices"),
+                lambda _: "orders.Item",
+                lambda of: {**item(of, "x"), "name": "y.Item"},
+            ],
+            "4.at",
+        ),
+    ],
+)
+def test_types_with_the_same_short_name_are_compared(more: list[Callable[[object], object]], path: str) -> None:
+    """They are those of different namespaces."""
+
+    def order(of: object) -> dict[str, Any]:
+        types = [item(MILLIS, "orders"), *(make(of) for make in more)]
+        names = ["first", "second", "3", "4"]
+        fields = [{"name": name, "type": kind} for name, kind in zip(names, types, strict=False)]
+        return {"type": "record", "name": "shop.Order", "fields": fields}
+
+    assert logical_type_conflict(order(MILLIS), order(MILLIS)) is None
+    assert logical_type_conflict(order(MILLIS), order(MICROS)) == (
+        f"field {path} is timestamp-millis, but timestamp-micros in the reader's schema"
+    )
+
+
+def test_a_branch_of_a_union_is_found_by_its_whole_name() -> None:
+    """Another branch has the same short name."""
+    union = [item(MICROS, "invoices"), item(MILLIS, "orders")]
+    assert logical_type_conflict(record(item(MILLIS, "orders")), record(union)) is None
+    assert logical_type_conflict(record(item(MILLIS, "x")), record(union)) is not None
+
+
+def test_arrays_without_bytes_are_found_beside_a_type_with_the_same_short_name() -> None:
+    """The items are looked up in their namespace."""
+    empty = {"type": "record", "name": "a.Item", "fields": []}
+    fields = [
+        {"name": "empty", "type": empty},
+        {"name": "full", "type": item("int", "b")},
+        {"name": "many", "type": {"type": "array", "items": "a.Item"}},
+    ]
+    assert _is_unbounded({"type": "record", "name": "shop.Order", "fields": fields})
+    fields[2] = {"name": "many", "type": {"type": "array", "items": "b.Item"}}
+    assert not _is_unbounded({"type": "record", "name": "shop.Order", "fields": fields})
 
 
 def test_records_of_such_a_schema_are_bad() -> None:

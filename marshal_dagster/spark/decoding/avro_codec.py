@@ -18,6 +18,7 @@ from marshal_dagster.spark.decoding.avro_logical_types import (
     named_types,
     nodes,
     short_name,
+    with_full_names,
     with_whole_decimals,
 )
 from marshal_dagster.spark.decoding.decoded_batch import NOT_UTF8, DecodedBatch, NullPolicy, missing_value, read_once
@@ -179,6 +180,7 @@ def _refusal(number: int, writer: object, reader: object) -> str | None:
 
 def _is_unbounded(schema: object) -> bool:
     """Return whether the schema has an array whose items take no bytes, so that their count is unlimited."""
+    schema = with_full_names(schema)
     named = named_types(schema)
     arrays = (node for node in nodes(schema) if isinstance(node, dict) and node.get("type") == "array")
     return any(_takes_no_bytes(array.get("items"), named, frozenset()) for array in arrays)
@@ -187,10 +189,10 @@ def _is_unbounded(schema: object) -> bool:
 def _takes_no_bytes(node: object, named: Mapping[str, Mapping[str, Any]], within: frozenset[str]) -> bool:
     match node:
         case str(name):
-            known = short_name(name) in named and short_name(name) not in within
-            return _takes_no_bytes(named[short_name(name)], named, within) if known else name == "null"
+            known = name in named and name not in within
+            return _takes_no_bytes(named[name], named, within) if known else name == "null"
         case {"type": "record" | "error", "name": name, "fields": fields}:
-            inside = within | {short_name(name)}
+            inside = within | {name}
             return all(_takes_no_bytes(field["type"], named, inside) for field in fields)
         case {"type": "fixed", "size": size}:
             return bool(size == 0)

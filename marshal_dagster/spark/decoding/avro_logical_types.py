@@ -35,6 +35,7 @@ def logical_type_conflict(writer: object, reader: object) -> str | None:
         writer: The writer's schema, parsed, with all types that it uses.
         reader: The reader's schema, likewise.
     """
+    writer, reader = with_full_names(writer), with_full_names(reader)
     pairs = _pairs(writer, reader, (named_types(writer), named_types(reader)), "", set())
     found = ((path, *_conflict(written, read)) for path, written, read in pairs)
     return next(
@@ -69,6 +70,40 @@ def _digits_of_bytes(count: int | None) -> int:
     return _MOST_DIGITS if count is None else min(_MOST_DIGITS, math.floor((8 * count - 1) * math.log10(2)))
 
 
+def with_full_names(schema: object) -> Any:  # noqa: ANN401 - a parsed schema
+    """Return a schema in which each type is defined and used by its name with the namespace.
+
+    Types of two namespaces may have the same short name.
+    """
+    return _with_full_names(schema, "", set())
+
+
+def _with_full_names(schema: Any, namespace: str, defined: set[str]) -> Any:  # noqa: ANN401 - a parsed schema
+    if isinstance(schema, list):
+        return [_with_full_names(part, namespace, defined) for part in schema]
+    if isinstance(schema, str):
+        name = _full_name(schema, namespace)
+        return name if name in defined else schema
+    if not isinstance(schema, dict):
+        return schema
+    if str(schema.get("type")) not in _NAMED:
+        inner = (key for key in ("type", "items", "values") if key in schema)
+        return {**schema, **{key: _with_full_names(schema[key], namespace, defined) for key in inner}}
+    name = _full_name(str(schema.get("name", "")), str(schema.get("namespace", namespace)))
+    defined.add(name)
+    changed: dict[str, Any] = {"name": name}
+    if "fields" in schema:
+        own = name.rpartition(".")[0]
+        changed["fields"] = [
+            {**field, "type": _with_full_names(field["type"], own, defined)} for field in schema["fields"]
+        ]
+    return {**schema, **changed}
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return f"{namespace}.{name}" if namespace and "." not in name else name
+
+
 def nodes(schema: object) -> Iterator[object]:
     """Yield a schema and all schemas inside it."""
     yield schema
@@ -81,8 +116,8 @@ def nodes(schema: object) -> Iterator[object]:
 
 
 def named_types(schema: object) -> dict[str, dict[str, Any]]:
-    """Return the records, enums and fixed types that a schema defines, by their names without namespace."""
-    return {short_name(node["name"]): node for node in nodes(schema) if isinstance(node, dict) and "name" in node}
+    """Return the records, enums and fixed types that a schema of `with_full_names` defines, by their names."""
+    return {node["name"]: node for node in nodes(schema) if isinstance(node, dict) and "name" in node}
 
 
 def short_name(name: object) -> str:
@@ -102,7 +137,7 @@ def _pairs(
         for key, suffix in (("items", "[]"), ("values", "{}")):
             if key in written and key in read:
                 yield from _pairs(written[key], read[key], types, f"{path}{suffix}", done)
-        names = short_name(written.get("name")), short_name(read.get("name"))
+        names = str(written.get("name")), str(read.get("name"))
         if "fields" not in written or "fields" not in read or names in done:
             continue
         done.add(names)
@@ -119,22 +154,26 @@ def _branches(node: object, types: _Types) -> list[Mapping[str, Any]]:
         case list():
             return [branch for part in node for branch in _branches(part, types)]
         case str():
-            return [types.get(short_name(node), {"type": node})]
+            return [types.get(node, {"type": node})]
         case {"type": (list() | dict()) as inner}:
             return _branches(inner, types)
-        case {"type": str(name)} if short_name(name) in types and name not in _NAMED:
-            return [types[short_name(name)]]
+        case {"type": str(name)} if name in types:
+            return [types[name]]
         case dict() if "type" in node:
             return [node]
     return []
 
 
 def _branch_for(written: Mapping[str, Any], branches: list[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the reader's type for a writer's type: the same kind and name, else the same kind, else a wider number."""
+    """Return the reader's type for a writer's type: the same kind and name, else the same kind, else a wider number.
+
+    A name without its namespace counts if no whole name is the same.
+    """
     same = [branch for branch in branches if branch["type"] == written["type"]]
+    exact = [branch for branch in same if branch.get("name") == written.get("name")]
     named = [branch for branch in same if short_name(branch.get("name")) == short_name(written.get("name"))]
     wider = [branch for branch in branches if branch["type"] in _PROMOTED.get(written["type"], ())]
-    return next(iter([*named, *same, *wider]), None)
+    return next(iter([*exact, *named, *same, *wider]), None)
 
 
 def _meaning(node: Mapping[str, Any]) -> str | None:
