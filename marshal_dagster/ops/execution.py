@@ -18,6 +18,7 @@ from dagster import (
     MetadataValue,
     OpExecutionContext,
     RetryRequested,
+    RunsFilter,
 )
 from dagster._core.storage.tags import RETRY_ON_ASSET_OR_OP_FAILURE_TAG  # has no public name
 
@@ -59,7 +60,7 @@ from marshal_dagster.runs.exhausted_plans import (
 )
 from marshal_dagster.runs.failed_batches import error_line
 from marshal_dagster.runs.linked_runs import link_repeated_runs
-from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, run_of, tag_run
+from marshal_dagster.runs.names import ASSET_KEY_TAG, GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, run_of, tag_run
 from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
 from marshal_dagster.sinks import Sink
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_RUNS_LOOKED_AT: Final = 20
+"""The number of newest runs of a group that are searched for other assets."""
 _SLACK_INTERVALS: Final = 0.1
 """How long a run waits after its own earlier claims are stale, in heartbeat intervals."""
 _LONGEST_WAIT_INTERVALS: Final = 3
@@ -160,7 +163,7 @@ class BatchExecution:
         Return whether this step completed any batch, including those of its earlier attempts. Raise `Failure` if only
         exhausted plans are left, or if the run's own retries have exhausted one.
         """
-        tag_run(self.context, {GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
+        self._warn_of_other_assets()
         if over := self._run_is_over():
             raise Failure(f"no batch was started: {over}", allow_retries=False)
         if self.spec.with_frame and self.spec.spark_key is None:
@@ -189,6 +192,25 @@ class BatchExecution:
             tag_run(self.context, {OUTCOME_TAG: ExecutionOutcome.GIVEN_UP.value})
             self._fail_for_good(self.exhausted or self.ended, self._metadata_of(ExecutionOutcome.GIVEN_UP, self.ended))
         return bool(self.all_done)
+
+    def _warn_of_other_assets(self) -> None:
+        """Tag the run, and log a warning if newer runs of the same group and topic were for another asset."""
+        group, topic, own = self.claimer.group, self.spec.topic, self.spec.asset_key.to_user_string()
+        tags = {GROUP_TAG: group, TOPIC_TAG: topic}
+        runs = self.context.instance.get_runs(RunsFilter(tags=tags), limit=_RUNS_LOOKED_AT)
+        others = {key: run.run_id for run in reversed(runs) if (key := run.tags.get(ASSET_KEY_TAG, own)) != own}
+        for key, run_id in others.items():
+            self.context.log.warning(
+                "group %r, topic %r: run %s was for asset %r. Assets of one group share its position, so each message "
+                "is processed for one of them only. If both need all messages, give %r a ClaimerResource with another "
+                "group",
+                group,
+                topic,
+                run_id,
+                key,
+                own,
+            )
+        tag_run(self.context, {**tags, ASSET_KEY_TAG: own})
 
     def _try_to_report_exhausted(self) -> None:
         try:

@@ -375,6 +375,22 @@ def test_the_run_is_tagged_with_group_and_topic(stand: Stand) -> None:
     assert {tags[f"marshal/{name}"] for name in ("group", "topic", "outcome")} == {GROUP, TOPIC, "done"}
 
 
+@pytest.mark.slow
+def test_two_assets_of_one_group_and_topic_are_a_warning(stand: Stand) -> None:
+    """They share the group's position, so the second one never gets what the first one has processed."""
+    first = stand.run(max_records=12, max_batches=1)
+    again = stand.run(max_records=12, max_batches=1)
+    other = stand.run(asset_key=dg.AssetKey(["sums", "orders"]))
+    warned = [
+        [line for line in stand.lines(result) if "share its position" in line] for result in (first, again, other)
+    ]
+    assert warned[:2] == [[], []]
+    (warning,) = warned[2]
+    assert f"run {again.run_id} was for asset 'work'" in warning
+    assert "give 'sums/orders' a ClaimerResource with another group" in warning
+    assert other.output_for_node("work").offsets == 6
+
+
 def test_run_config_limits_what_is_taken(stand: Stand) -> None:
     """Partitions and limits in the run config override those of the op."""
     config = ClaimedBatchConfig(partitions="1", max_records=3, max_batches=1)
