@@ -195,5 +195,6 @@ def test_what_a_group_that_loses_ranges_is_like_is_warned_of(site: Site, capsys:
 def test_a_group_without_ranges_has_nothing_to_switch_off(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON shows equal settings before and after."""
     site.begin(0, settings=SETTINGS)
-    answer = act(capsys, *OFF, "--dry-run", "--json")
-    assert all(each["before"] == each["after"] for each in answer.json["coordination_partitions"])
+    partitions = act(capsys, *OFF, "--dry-run", "--json").json["coordination_partitions"]
+    assert [partition["before"] for partition in partitions] == [partition["after"] for partition in partitions]
+    assert len(partitions) == site.partitions

@@ -20,7 +20,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.sensors import group_membership
 from marshal_dagster.sensors.group_membership import build_group_member_sensor, process_member
-from tests.conditions import wait_until
+from tests.conditions import WITHIN_S, wait_until
 
 CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
 SESSION_MS = 6_000
@@ -145,9 +145,11 @@ def test_a_group_whose_brokers_are_slow_keeps_no_other_waiting(joined: Joined, m
     slow.start()
     waits.wait()
     other.start()
-    other.join()
+    other.join(WITHIN_S)
+    is_held_up = other.is_alive()
     may_go_on.set()
     slow.join()
+    assert not is_held_up
 
 
 def test_schedules_alone_may_start_runs(joined: Joined) -> None:

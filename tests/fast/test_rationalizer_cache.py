@@ -10,7 +10,7 @@ from marshal_dagster.coordination.rationalizer_cache import MOST_KEPT, shared_ra
 from marshal_dagster.errors import CoordinationLogChangedError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.testing import MemoryBroker, MemoryLog
-from tests.conditions import WITHIN_S
+from tests.conditions import WITHIN_S, wait_until
 from tests.faulty_log import FaultyLog
 
 NUMBERS = count()
@@ -24,11 +24,13 @@ class OpenedLogs:
         self.brokers: dict[str, MemoryBroker] = {}
         self.opened: list[FaultyLog] = []
         self.hold: dict[str, threading.Event] = {}
+        self.held: list[str] = []
         self.is_down = False
 
     def __call__(self, _: KafkaConnection, topic: str, __: int) -> FaultyLog:
         """Open a log."""
         if topic in self.hold:
+            self.held.append(topic)
             assert self.hold[topic].wait(WITHIN_S)
         broker = self.brokers.setdefault(topic, MemoryBroker(2, topic=topic))
         log = FaultyLog(MemoryLog(broker), is_down=self.is_down)
@@ -104,8 +106,10 @@ def test_a_cluster_that_hangs_holds_up_no_other(openings: OpenedLogs) -> None:
     openings.hold["slow"] = threading.Event()
     thread = threading.Thread(target=lambda: shared_rationalizer(connection(), "slow"))
     thread.start()
+    wait_until(lambda: openings.held, "the log of the cluster that hangs is being opened")
 
     assert shared_rationalizer(connection(), "log") is shared_rationalizer(connection(), "log")
+    assert thread.is_alive()
     openings.hold["slow"].set()
     thread.join()
 
