@@ -13,8 +13,8 @@ def first_few(items: Sequence[object], most: int, separator: str = ", ") -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number with the name of what is counted, such as `1 row` or `2 rows`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    """Return a number with the name of what is counted, such as `1 row` or `5,632 rows`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def nearest_first(wanted: str, names: Iterable[str]) -> list[str]:

@@ -4,9 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Final
 
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.batches.request import Advice
 from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment, read_group
 from marshal_dagster.coordinator.transport import CoordinatorTopics
@@ -72,11 +72,8 @@ def _moved(share: MemberAssignment | None, topic: str) -> str:
     gained = [] if share is None else sorted(number for name, number in share.gained if name == topic)
     if share is None or not gained:
         return ""
-    try:
-        at = f"at {datetime.fromtimestamp(share.assigned_at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, OSError, ValueError):
-        at = f"at {share.assigned_at_ms} ms, a time beyond the calendar,"
-    return f"; {at} it added partitions {', '.join(map(str, gained))}"
+    at = utc_to_second(share.assigned_at_ms // 1_000)
+    return f"; at {at} it added partitions {', '.join(map(str, gained))}"
 
 
 @dataclass(slots=True)

@@ -4,10 +4,10 @@
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
 
 from dagster import TableMetadataValue
 
+from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.admin.group_settings import PartitionSettings
 from marshal_dagster.admin.pause import Pause, PauseChange
 from marshal_dagster.admin.reprocess import ReprocessPlan, ReprocessResult
@@ -55,14 +55,7 @@ def _changes_table(about_before: str, about_after: str, texts: Mapping[int, tupl
 def _pause_text(pause: Pause) -> str:
     if not pause.is_in_force or pause.until_s is None:
         return "not paused"
-    return paused_text(_utc(pause.until_s), pause.by)
-
-
-def _utc(at_s: int) -> str:
-    try:
-        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, OSError, ValueError):
-        return f"{at_s} s after 1970"  # later than any calendar date
+    return paused_text(utc_to_second(pause.until_s), pause.by)
 
 
 def _settings_text(there: PartitionSettings) -> str:

@@ -1,5 +1,6 @@
 """The texts that the page shows over bars, marks and pauses. The first line is the time, the second the sentence."""
 
+from marshal_dagster._internal.texts import counted
 from marshal_dagster.admin.texts import duration, short_instance, utc
 from marshal_dagster.timeline.model import Bar, Mark, Pause, Span, Timeline
 from marshal_dagster.timeline.palette import BARS, PAUSES
@@ -23,7 +24,7 @@ def _bar_text(bar: Bar, span: Span) -> str:
     how = "still held at the end of the picture" if bar.ended_by is None else str(bar.ended_by)
     heir = "" if bar.heir is None else f" Continued by {short_instance(bar.heir.owner.instance)}."
     offsets = "" if bar.range_start is None else f"\nOffsets {bar.range_start} to {bar.range_end}"
-    beats = f"{count_text(bar.heartbeats, 'heartbeat')}, the last at {utc(bar.last_beat_ms)}"
+    beats = f"{counted(bar.heartbeats, 'heartbeat')}, the last at {utc(bar.last_beat_ms)}"
     times = f"{utc(bar.start_ms)} to {utc(held.end_ms)} ({lasted})"
     stale = [f"Stale from {utc(each.start_ms)} for {duration(each.end_ms - each.start_ms)}" for each in bar.stale]
     return "\n".join([times, bar.sentence, f"Then: {how}.{heir}{offsets}", beats, *stale])
@@ -32,8 +33,3 @@ def _bar_text(bar: Bar, span: Span) -> str:
 def _pause_text(pause: Pause) -> str:
     span = pause.span
     return f"{utc(span.start_ms)} to {utc(span.end_ms)}\nGroup {pause.group} is paused."
-
-
-def count_text(number: int, what: str) -> str:
-    """Return a number with the name of what is counted, such as `1 claim` or `5,632 claims`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -12,11 +12,11 @@ from importlib.resources import files
 from typing import Any, Final
 
 from marshal_dagster._internal.extras import Extra, require_extra
-from marshal_dagster._internal.texts import first_few
+from marshal_dagster._internal.texts import counted, first_few
 from marshal_dagster.admin.texts import duration, utc, without_suffix
 from marshal_dagster.coordination.claims import is_operator
 from marshal_dagster.timeline.figure import MOST_LANES, draw, figure_json, library
-from marshal_dagster.timeline.hover_texts import count_text, hover_texts
+from marshal_dagster.timeline.hover_texts import hover_texts
 from marshal_dagster.timeline.lane_names import lane_names
 from marshal_dagster.timeline.members import Members
 from marshal_dagster.timeline.model import Lane, Timeline
@@ -84,9 +84,9 @@ def _subtitle(timeline: Timeline) -> str:
         return "No records"
     parts = [
         f"{_seconds(span.start_ms)} to {_seconds(span.end_ms)} UTC ({duration(span.end_ms - span.start_ms)})",
-        count_text(partitions, "partition"),
-        f"{count_text(len(timeline.bars), 'claim')} by {count_text(_runs(timeline), 'run')}",
-        count_text(timeline.records, "record") + " read",
+        counted(partitions, "partition"),
+        f"{counted(len(timeline.bars), 'claim')} by {counted(_runs(timeline), 'run')}",
+        counted(timeline.records, "record") + " read",
     ]
     return " · ".join(parts)
 

@@ -185,7 +185,7 @@ def test_a_group_is_paused_and_resumed_from_the_launchpad(stand: Stand) -> None:
     after_s = int(time.time()) + 1
     assert stand.is_paused() == {True}
     assert (row["before"], row["coordination_partitions"]) == ("not paused", "all")
-    found = re.fullmatch(r"paused until (\S+) by (.+)", row["after"])
+    found = re.fullmatch(r"paused until (.+) by (.+)", row["after"])
     assert found
     until, by = found.groups()
     assert before_s + 2 * HOUR_S <= datetime.fromisoformat(until).timestamp() <= after_s + 2 * HOUR_S
@@ -201,7 +201,7 @@ def test_a_pause_of_some_coordination_partitions_is_reported_as_such(stand: Stan
     site.log().append([Append(1, f"ReleaseGroup/0/1/x.1/x/{GROUP}//0/4102444800".encode())])
     first, second = shown(stand.run("resume_group", dry_run=True))
     assert (first["before"], first["coordination_partitions"]) == ("not paused", "0, 2, 3")
-    assert (second["before"], second["coordination_partitions"]) == ("paused until 2100-01-01T00:00:00Z by x", "1")
+    assert (second["before"], second["coordination_partitions"]) == ("paused until 2100-01-01 00:00:00Z by x", "1")
 
 
 @pytest.mark.parametrize("until_s", [10**12, 10**18])
@@ -302,7 +302,7 @@ def test_an_operators_run_is_tagged_with_the_group(stand: Stand) -> None:
 def test_a_pause_ends_at_a_time(stand: Stand) -> None:
     """The end of a pause may be given in any time zone."""
     (row,) = shown(stand.run("pause_group", until="2100-01-01T01:00:00+01:00"))
-    assert row["after"].startswith("paused until 2100-01-01T00:00:00Z by ")
+    assert row["after"].startswith("paused until 2100-01-01 00:00:00Z by ")
 
 
 @pytest.mark.parametrize(
