@@ -1,6 +1,5 @@
-"""Logs for the tests and screenshots of the timeline: an incident, and a long quiet night with some crashes."""
+"""A log for the tests and screenshots of the timeline: an incident."""
 
-import heapq
 from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Final
@@ -114,71 +113,6 @@ def incident() -> list[StoredRecord]:
     next_.each(172, "Heartbeat", all_, 3_000)
     next_.beats((182,), all_, 3_000)
     return stored(written)
-
-
-def long_log(records: int, partitions: int, *, members: int = 4, crash_part: float = 0.06) -> list[StoredRecord]:
-    """Return the first `records` of a log whose members claim, plan, commit and release, and sometimes crash.
-
-    Each of the members holds its share of the partitions for three batches, and then starts a new run.
-    """
-    written, random = [settings()], Random(1)
-    waiting = [
-        (1.0 + 3 * number, number, _Share(written, random, range(number, partitions, members)))
-        for number in range(members)
-    ]
-    while len(written) < records:
-        at_s, number, share = heapq.heappop(waiting)
-        at_s = share.run(at_s, crashes=random.random() < crash_part)
-        heapq.heappush(waiting, (at_s + random.uniform(1, 9), number, share))
-    return stored(written)[:records]
-
-
-class _Share:
-    """The partitions that one member processes, run after run."""
-
-    def __init__(self, written: list[Written], random: Random, partitions: range) -> None:
-        self._written = written
-        self._random = random
-        self._positions = dict.fromkeys(partitions, 0)
-
-    def run(self, at_s: float, *, crashes: bool) -> float:
-        """Write what one run does, and return when it ended."""
-        run = self._start(at_s)
-        at_s += 1
-        for _ in range(3):
-            count = self._random.randrange(500, 3_000)
-            self._each(run, at_s, "ClaimingMessages", count)
-            for _ in range(self._random.randrange(2, 6)):
-                at_s += INTERVAL_S
-                self._each(run, at_s, "Heartbeat")
-            if crashes:
-                return self._redo(at_s + 2 * INTERVAL_S + self._random.uniform(2, 60), count)
-            self._commit(run, at_s + 2, count)
-            at_s += 3
-        self._each(run, at_s, "ReleasingPartition")
-        return at_s
-
-    def _start(self, at_s: float) -> Member:
-        run = Member(self._written, self._random)
-        for partition, position in self._positions.items():
-            run.claim(at_s, (partition,), position, is_first=not position)
-        return run
-
-    def _redo(self, at_s: float, count: int) -> float:
-        """Take over a plan, commit it and release."""
-        heir = self._start(at_s)
-        self._commit(heir, at_s + 15, count)
-        self._each(heir, at_s + 16, "ReleasingPartition")
-        return at_s + 16
-
-    def _commit(self, run: Member, at_s: float, count: int) -> None:
-        for partition in self._positions:
-            self._positions[partition] += count
-        self._each(run, at_s, "Heartbeat")
-
-    def _each(self, run: Member, at_s: float, kind: str, more: int = 0) -> None:
-        for order, (partition, position) in enumerate(self._positions.items()):
-            run.write(at_s + order * 0.001, kind, partition, position + more)
 
 
 def lines(records: Iterable[StoredRecord]) -> Iterator[str]:

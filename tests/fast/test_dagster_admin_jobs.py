@@ -373,7 +373,7 @@ def test_a_sink_that_is_named_in_the_config_is_requested(
     stand: Stand, capfd: pytest.CaptureFixture[str], name: str, config: dict[str, Any]
 ) -> None:
     """The sink's objection is a warning of the run; a sink that cannot be imported fails the run."""
-    sink = f"{__name__}:{Unable.__name__.lower()}"
+    sink = f"{__name__}:unable"
     assert stand.run(name, **config, dry_run=True, sink=sink).success
     assert "the sink would reject the records that are read again: not 1" in capfd.readouterr().err
     said = failure(stand.run(name, **config, dry_run=True, sink=f"{__name__}:nothing")).step_failure_data.error

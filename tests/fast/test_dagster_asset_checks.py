@@ -39,8 +39,6 @@ from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, evaluations, insta
 
 __all__ = ["instance", "own_instance", "shop", "stand"]
 
-PASSED = dict.fromkeys(ClaimCheck, True)
-
 
 def evaluate(shop: Shop, **settings: Any) -> dict[str, dg.AssetCheckEvaluation]:  # noqa: ANN401 - settings of the checks
     """Run all checks and return their evaluations by name."""

@@ -36,8 +36,6 @@ from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 __all__ = ["instance", "stand"]
 
-TOPIC_KEY = dg.AssetKey(["kafka", TOPIC])
-
 
 class Eager(DagsterMarshalTranslator):
     """A translator whose assets are materialized when their topic has new messages."""

@@ -59,7 +59,6 @@ from tests.members import SETTINGS, settings_record
 
 OP = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
 JOB = build_reprocess_job(OP, name="redo")
-OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 UNDER_WAY = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 

@@ -73,7 +73,6 @@ KERBEROS: Settings = {
     "kerberos_keytab": "etl.keytab",
 }
 WITH_KEY: Settings = {**TLS, "ssl_certificate_location": "certificate.pem", "ssl_key_location": "key.pem"}
-EXPIRED_TEXT: Settings = {**TLS, "ssl_certificate_pem": EXPIRED, "ssl_key_location": "key.pem"}
 WITH_STORE: Settings = {**TLS, "ssl_keystore_location": "client.p12", "ssl_keystore_password": SECRET}
 
 
