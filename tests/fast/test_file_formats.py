@@ -71,6 +71,8 @@ SEEN = t.ArrayType(t.StructType().add("at", t.TimestampType()))
         ("json", SEEN, {}, None),
         ("json", t.IntegerType(), None, None),
         ("parquet", SEEN, None, None),
+        ("orc", SEEN, {}, "in which timestamps are other ones where a JVM has another time zone"),
+        ("orc", t.TimestampNTZType(), {}, None),
     ],
 )
 def test_files_that_may_have_lost_values_are_recognised(

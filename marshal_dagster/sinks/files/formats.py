@@ -10,8 +10,6 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
@@ -101,13 +99,8 @@ _OF_ALL_FILES: Final = frozenset(
 )
 _SEPARATORS: Final = frozenset({"sep", "delimiter"})
 _AVRO_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-# ORC's calendar lacks the days that were skipped between the Julian and the Gregorian calendar. ORC also loses the
-# sign of times in the last second before 1970.
+# ORC's calendar lacks the days that were skipped between the Julian and the Gregorian calendar.
 _NO_DAYS: Final = ("1582-10-05", "1582-10-14")
-_NO_TIMES: Final = (
-    ("1582-10-04T00:00:00Z", "1582-10-16T00:00:00Z"),  # covers every time zone of an executor's JVM
-    ("1969-12-31T23:59:59.000001Z", "1969-12-31T23:59:59.999999Z"),
-)
 # Matches the message of `raise_error`. It does not match query plans in other errors: there the parts are separate.
 _REFUSED: Final = re.compile(
     r"marshal-dagster refuses (column .+?, partition (-?\d+|null), offset (-?\d+|null|unknown)) ;"
@@ -246,6 +239,8 @@ def refusal_in(error: Exception, format_name: str, ranges: Sequence[ClaimedRange
 
 def lost_in(format_name: str, schema: str, options: Mapping[str, str] | None) -> str | None:
     """Return what files of a commit may have lost, or None. `options` is None in commits of older versions."""
+    if format_name == "orc" and holds(t.StructType.fromJson(json.loads(schema)), (t.TimestampType,)):
+        return "in which timestamps are other ones where a JVM has another time zone"
     if options is not None or format_name not in TEXT_FORMATS:
         return None
     if format_name == "csv":
@@ -296,15 +291,19 @@ def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]
 
 
 def _leaves(format_name: str) -> tuple[type[Any], ...]:
+    """Return the types without parts that a format stores unchanged.
+
+    ORC stores a timestamp as the local time of the JVM that writes it. A JVM in another time zone reads another one.
+    """
     common: tuple[type[Any], ...] = (
         t.BooleanType,
         t.NumericType,
         t.StringType,
         t.DateType,
-        t.TimestampType,
         t.TimestampNTZType,
         t.DayTimeIntervalType,
         t.YearMonthIntervalType,
+        *(() if format_name == "orc" else (t.TimestampType,)),
     )
     if format_name == "csv":
         return common
@@ -351,12 +350,6 @@ def _wrong_values(format_name: str, *, is_first: bool) -> Iterator[tuple[str, Ki
     if format_name == "orc":
         first, last = (f.lit(day).cast(t.DateType()) for day in _NO_DAYS)
         yield f"a date from {_NO_DAYS[0]} to {_NO_DAYS[1]}", (t.DateType,), lambda day: day.between(first, last)
-        yield "a time in October 1582 or in the last second before 1970", (t.TimestampType,), _is_no_time
-
-
-def _is_no_time(time: "Column") -> "Column":
-    spans = [[f.lit(bound).cast(t.TimestampType()) for bound in bounds] for bounds in _NO_TIMES]
-    return reduce(or_, (time.between(start, end) for start, end in spans))
 
 
 def _begins_with_bom(text: "Column") -> "Column":

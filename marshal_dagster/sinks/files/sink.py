@@ -425,7 +425,7 @@ class FileSink(Steps):
         return verdicts
 
     def _refuse_lossy(self, view: CommitView, done: str) -> None:
-        """Refuse text files that an older version wrote with Spark's default options, which lose values."""
+        """Refuse files of an older version that lose values: text by Spark's default options, and timestamps in ORC."""
         for commit in view.commits:
             if reason := formats.lost_in(commit.format, commit.schema, commit.options):
                 raise SinkRejectedError(
