@@ -65,6 +65,7 @@ from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
 from marshal_dagster.sinks import Sink
 from marshal_dagster.spark import reader
+from marshal_dagster.spark.job_control import is_stopped
 from marshal_dagster.spark.session import SINGLE_EXECUTION, session_of_resource, spark_settings, start_session
 
 if TYPE_CHECKING:
@@ -557,6 +558,11 @@ class BatchExecution:
             took_s = time.monotonic() - began_s
             batch.phases.starting_spark_s = took_s
             self.context.log.info("the Spark session was ready after %.1f s", took_s)
+        if is_stopped(self.spark):
+            raise ConfigurationError(
+                f"the Spark session of op {self.context.op.name!r} was stopped in an earlier batch or step, so this "
+                f"batch cannot be read, and nothing of it is committed: {self.spec.function} must not call stop()"
+            )
         return self.spark
 
     def _own_session(self, mode: DeliveryMode) -> "SparkSession":

@@ -76,7 +76,7 @@ def _tagged(spark: "SparkSession", tag: str, batch_id: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if not _is_stopped(spark):
+        if not is_stopped(spark):
             context.removeJobTag(tag)
             context.setLocalProperty(_DESCRIPTION, description)  # type: ignore[arg-type] # None unsets it
             context.setLocalProperty(_INTERRUPT, interrupt)  # type: ignore[arg-type]
@@ -171,12 +171,20 @@ def _progress_of(stages: Sequence[tuple[int, int, bool]]) -> Progress:
 def session_ended(spark: "SparkSession", error: Exception) -> str | None:
     """Return one line if `error` was caused by a dead session, server or JVM; None if the session still answers."""
     from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     if connect.is_connect(spark):
         return None if connect.is_alive(spark) else connect.ENDED
-    if not isinstance(error, Py4JError | OSError) or _is_alive(spark):
+    # PySpark raises an AttributeError for its missing connection if the session was stopped.
+    if not isinstance(error, Py4JError | PySparkException | OSError | AttributeError) or _is_alive(spark):
         return None
-    return "the Spark session has ended: its JVM died, or it was stopped"
+    return "the Spark session has ended: its JVM died, or the function has stopped it"
+
+
+def is_stopped(spark: "SparkSession") -> bool:
+    """Return whether this process has stopped the session; False for a session on a Connect server."""
+    context = None if connect.is_connect(spark) else getattr(spark, "sparkContext", None)
+    return context is not None and context._jsc is None  # noqa: SLF001 - there is no public name
 
 
 def _keep_cancelling(spark: "SparkSession", tag: str, reason: str, left: threading.Event) -> None:
@@ -211,7 +219,7 @@ def _answered(spark: "SparkSession", call: Callable[[], T]) -> T | None:
     """Return the result of a call to the JVM; None if the session or its JVM is gone."""
     from py4j.protocol import Py4JError
 
-    if _is_stopped(spark):
+    if is_stopped(spark):
         return None
     try:
         return call()
@@ -219,10 +227,6 @@ def _answered(spark: "SparkSession", call: Callable[[], T]) -> T | None:
         if _is_alive(spark):
             raise
         return None
-
-
-def _is_stopped(spark: "SparkSession") -> bool:
-    return spark.sparkContext._jsc is None  # noqa: SLF001 - there is no public name
 
 
 def _is_alive(spark: "SparkSession") -> bool:

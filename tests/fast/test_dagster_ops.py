@@ -1249,6 +1249,26 @@ _MISTAKES = {
 }
 
 
+@pytest.mark.parametrize("mode", DeliveryMode)
+def test_a_function_that_stops_the_session_is_named_before_the_next_batch_is_read(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, mode: DeliveryMode
+) -> None:
+    """The first batch is committed. Nothing of the second is, in at most once either."""
+    stopped: list[Any] = []
+
+    def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        stopped.append(True)
+        return frame if mode is EFFECTIVELY_ONCE else None
+
+    stand.mode, stand.process = mode, process
+    monkeypatch.setattr(execution, "is_stopped", lambda _: bool(stopped))
+    result = stand.run(max_records=3)
+    assert "must not call stop()" in _error(result)
+    assert "test_dagster_ops.py:" in _error(result)
+    assert [stand.scene.key(n).offset for n in range(3)] == [1, 1, 1]
+    assert len(stand.seen) == 1
+
+
 def test_a_resource_without_a_spark_session_is_refused_by_name(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the resource and its type. Nothing is planned, so the failure is not an attempt."""
     monkeypatch.setattr(Stand, "spark", lambda _: dg.ResourceDefinition.hardcoded_resource({}))

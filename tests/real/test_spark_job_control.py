@@ -204,7 +204,7 @@ WITHOUT_CONNECTOR = """
 from pyspark.sql import SparkSession
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.spark.job_control import batch_jobs, cancel, progress
+from marshal_dagster.spark.job_control import batch_jobs, cancel, is_stopped, progress, session_ended
 from marshal_dagster.spark.session import check_session, check_single_execution
 spark = SparkSession.builder.master("local[1, 2]").config("spark.ui.enabled", "false").getOrCreate()
 for check in (check_session, check_single_execution):
@@ -212,11 +212,18 @@ for check in (check_session, check_single_execution):
         check(spark)
     except ConfigurationError as error:
         print(f"refused: {error}")
+frame = spark.range(1).select("id")
 with batch_jobs(spark, "b"):
     spark.stop()
     cancel(spark, "b")
     print(progress(spark, "b"))
-print("left")
+print("left", is_stopped(spark))
+set_property = spark.sparkContext.setLocalProperty
+for action in (lambda: frame.select(frame.id + 1).count(), lambda: set_property("a", "b")):
+    try:
+        action()
+    except Exception as error:
+        print(session_ended(spark, error))
 """
 
 
@@ -230,10 +237,11 @@ def test_an_unfit_session_is_one_line_and_a_stopped_one_is_left_alone() -> None:
         timeout=WITHIN_S,
     )
     lines = done.stdout.splitlines()
-    assert len(lines) == 4, done.stdout + done.stderr[-2000:]
+    assert len(lines) == 6, done.stdout + done.stderr[-2000:]
     assert lines[0].startswith(
         "refused: this session has no working Kafka connector (Failed to find data source: kafka"
     )
     assert "spark.jars.packages=org.apache.spark:spark-sql-kafka" in lines[0]
     assert "spark.master is local[1, 2], must not set a number of allowed failures" in lines[1]
-    assert lines[2:] == ["None", "left"]
+    ended = "the Spark session has ended: its JVM died, or the function has stopped it"
+    assert lines[2:] == ["None", "left True", ended, ended]
