@@ -74,7 +74,7 @@ def read_secret_file(path: str, name: str) -> str:
     Raises:
         ConfigurationError: The file cannot be read, or is not one line of text.
     """
-    text = _file_text(path, f"{name}: {path!r} cannot be read")
+    text = _file_text(path, f"{name}: {path!r} cannot be read").rstrip("\r\n")
     if not text or not text.isprintable():
         raise ConfigurationError(f"{name}: {path!r} must contain the secret as one line of text")
     return text
@@ -93,12 +93,7 @@ def read_pem_file(path: str, name: str) -> str:
     Raises:
         ConfigurationError: The file cannot be read.
     """
-    from pathlib import Path
-
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{name}: {path!r} cannot be read as a PEM file: {error}") from None
+    return _file_text(path, f"{name}: {path!r} cannot be read as a PEM file")
 
 
 def is_reference(value: str) -> bool:
@@ -128,7 +123,7 @@ def _value(value: str, place: str) -> str:
         return value
     if reference["variable"] is None:
         path = reference["path"]
-        return _file_text(path, f"{place} names the file {path!r}, which cannot be read")
+        return _file_text(path, f"{place} names the file {path!r}, which cannot be read").rstrip("\r\n")
     text = os.environ.get(reference["variable"])
     if not text:
         raise ConfigurationError(f"{place} names the environment variable {reference['variable']}, which is not set")
@@ -136,11 +131,11 @@ def _value(value: str, place: str) -> str:
 
 
 def _file_text(path: str, problem: str) -> str:
-    """Return the text of a file without line breaks at its end; `problem` begins the error if it cannot be read."""
+    """Return the text of a file; `problem` begins the error if it cannot be read."""
     from pathlib import Path
 
     try:
-        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(f"{problem}: {reason}") from None
