@@ -32,7 +32,7 @@ def seen_by_cli(key: Key, at: OffsetBounds, *, is_go: bool = False) -> UnreadRec
 
 def shown_position(key: Key, at: OffsetBounds, *, is_go: bool = False) -> position.Position:
     """Return what `position get` shows."""
-    return position.Position("orders", 0, key, position.DataTopic(TOPIC_ID, {0: at}), is_go)
+    return position.Position("orders", 0, key, position.TopicOffsets(TOPIC_ID, {0: at}), is_go)
 
 
 @pytest.mark.parametrize(("key", "at", "expected"), CASES)
