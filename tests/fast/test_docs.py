@@ -9,15 +9,30 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import marshal_dagster
-from marshal_dagster.cli.main import load_command
+from marshal_dagster.cli.main import COMMANDS, app, load_command
 from tests.pages import commands_of, python_blocks
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHORT = 4
 """Sentences of so few parts may be in several pages."""
 TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
+METRIC = r"`(marshal_[a-z_]+)`"
+UNIT = r"(_seconds)?(_total|_bucket)?$"
+OTHER_OPTIONS = frozenset(
+    {
+        "--additional-python-modules",
+        "--command-config",
+        "--extra-jars",
+        "--help",
+        "--no-deps",
+        "--packages",
+        "--python-modules-installer-option",
+    }
+)
+"""Options of AWS Glue, Kafka's tools, pip and spark-submit, and the one that Typer adds to each command."""
 
 
 def commands() -> list[str]:
@@ -49,6 +64,33 @@ def test_a_command_that_is_none_is_found() -> None:
         parse(["stop"])
     with pytest.raises(Exception, match="No such option"):
         parse(["pause", "shops", "--since", "2h"])
+
+
+def options_of(command: Any) -> set[str]:  # noqa: ANN401 - typer names no type for them
+    """Return the options of a command, or of all commands of a group."""
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return options.union(*map(options_of, getattr(command, "commands", {}).values()))
+
+
+def test_an_option_in_the_docs_is_one() -> None:
+    """Each option that a page names without its command belongs to a command, or to another program."""
+    known = OTHER_OPTIONS.union(options_of(get_command(app)), *(options_of(load_command(name)) for name in COMMANDS))
+    named = {
+        (path.name, option)
+        for folder in ("concepts", "how-to", "operate", "reference", "tutorials")
+        for path in (DOCS / folder).rglob("*.md")
+        for option in re.findall(r"`(--[a-z][a-z-]+)[^`]*`", path.read_text())
+    }
+    assert [(page, option) for page, option in sorted(named) if option not in known] == []
+
+
+def test_a_metric_in_the_docs_is_one() -> None:
+    """Each name of a metric in a page is in the code, with dots or underscores, or in the rules of alerts."""
+    sources = [*(DOCS.parent / "marshal_dagster").rglob("*.py"), *(DOCS.parent / "observability").glob("*.yml")]
+    known = "\n".join(path.read_text() for path in sources)
+    known += known.replace(".", "_")
+    named = {(path.name, name) for path in DOCS.rglob("*.md") for name in re.findall(METRIC, path.read_text())}
+    assert [(page, name) for page, name in sorted(named) if re.sub(UNIT, "", name) not in known] == []
 
 
 def test_the_tutorial_shows_the_files_that_are_run() -> None:
