@@ -141,6 +141,13 @@ def test_a_branch_of_a_union_is_found_by_its_whole_name() -> None:
     assert logical_type_conflict(record(item(MILLIS, "x")), record(union)) is not None
 
 
+def test_a_branch_of_a_union_is_found_by_its_alias() -> None:
+    """Avro takes the branch that has the writer's name as an alias, and not the first record."""
+    other = {**item(MILLIS, "orders"), "name": "Other"}
+    renamed = {**item(MICROS, "orders"), "name": "Line", "aliases": ["Item"]}
+    assert logical_type_conflict(record(item(MILLIS, "orders")), record([other, renamed])) is not None
+
+
 def test_arrays_without_bytes_are_found_beside_a_type_with_the_same_short_name() -> None:
     """The items are looked up in their namespace."""
     empty = {"type": "record", "name": "a.Item", "fields": []}

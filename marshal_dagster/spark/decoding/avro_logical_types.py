@@ -167,11 +167,12 @@ def _branches(node: object, types: _Types) -> list[Mapping[str, Any]]:
 def _branch_for(written: Mapping[str, Any], branches: list[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the reader's type for a writer's type: the same kind and name, else the same kind, else a wider number.
 
-    A name without its namespace counts if no whole name is the same.
+    A name without its namespace, or an alias of the reader's type, counts if no whole name is the same.
     """
     same = [branch for branch in branches if branch["type"] == written["type"]]
     exact = [branch for branch in same if branch.get("name") == written.get("name")]
-    named = [branch for branch in same if short_name(branch.get("name")) == short_name(written.get("name"))]
+    own = short_name(written.get("name"))
+    named = [branch for branch in same if own in map(short_name, (branch.get("name"), *branch.get("aliases", ())))]
     wider = [branch for branch in branches if branch["type"] in _PROMOTED.get(written["type"], ())]
     return next(iter([*exact, *named, *same, *wider]), None)
 
