@@ -210,6 +210,12 @@ def topic_names(world: World, group: str | None = None) -> set[str]:
     return {topic for name, (topic, _), _, _ in world.keys() if group in {None, name}}  # noqa: SIM118 - no mapping
 
 
+def missing_group(world: World, group: str) -> str | None:
+    """Return the message of `unknown_group` if the log has groups, but not this one. Its name is probably misspelt."""
+    names = group_names(world)
+    return unknown_group(world, group) if names and group not in names else None
+
+
 def unknown_group(world: World, group: str, log: str = "the log") -> str:
     """Return the message that the log has no record of this group, with those that it has, the most similar first.
 

@@ -27,6 +27,7 @@ from marshal_dagster.kafka.record_times import hidden_by_future
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Ranges
+from marshal_dagster.protocol.unread_records import is_of_topic
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
@@ -130,7 +131,8 @@ class PositionResetter(LogUser):
         extents = self.topics.offsets(self.topic, numbers)
         at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, ToDatetime) else {}
         self._hidden = hidden_by_future(self.topics, self.topic, at_time)
-        others = {n for n, key in keys.items() if key.data_topic_id not in {None, described.topic_id}}
+        is_go = world.group_of(self.group, self.topic).is_go
+        others = {n for n, key in keys.items() if not is_of_topic(key, described.topic_id, is_go=is_go)}
         positions = {n: PartitionPosition(keys[n].offset, extents[n], n in others, at_time.get(n)) for n in numbers}
         wanted = resolve(self.topic, target, positions)
         held = self._with_open_transactions(wanted, extents)

@@ -142,8 +142,7 @@ def _others(view: WorldView, max_attempts: int) -> Iterator[Need]:
 
 def _unknown_group(view: WorldView) -> Iterator[Need]:
     if view.unknown_group is not None:
-        problem, _, advice = view.unknown_group.partition("; ")
-        yield Need(f"unknown group: {problem}", advice or "start a run of the group, or correct the name")
+        yield Need(f"unknown group: {view.unknown_group}", "start a run of the group, or correct the name")
 
 
 def _incomplete_log(view: WorldView) -> Iterator[Need]:
@@ -157,8 +156,7 @@ def _incomplete_log(view: WorldView) -> Iterator[Need]:
 def _half_written(view: WorldView) -> Iterator[Need]:
     for group in view.groups:
         for difference in group.differences:
-            problem, _, advice = difference.rpartition("; ")
-            yield Need(f"half written: group {group.name!r}: {problem}", advice)
+            yield Need(f"half written: group {group.name!r}: {difference.problem}", difference.advice)
 
 
 def _recreated_topics(view: WorldView) -> Iterator[Need]:

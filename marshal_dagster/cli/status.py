@@ -30,7 +30,8 @@ app = command_group("Show the world state.")
     "open plan that no member holds, a claim that is stale for more than two minutes, a "
     "pause that ends in more than a day, a pause or settings in only some coordination partitions, coordination "
     "partitions that are only observed, a re-created data topic, positions after the end of one, data topics whose "
-    "cluster does not answer, or a group that the log does not have.",
+    "cluster does not answer, or a group that the log does not have. A group that the log does not have makes the exit "
+    "code 1 also without --check.",
     "status",
     "status --group flights --topic flights --json",
     "status --check --group flights",
@@ -76,7 +77,8 @@ def status(
         output.show(*page(view))
     if options.as_json and not check and view.unknown_group is not None:
         output.write_note(view.unknown_group)
-    return ExitCode.PROBLEMS if check and needed else ExitCode.OK
+    is_problem = view.unknown_group is not None or (check and needed)
+    return ExitCode.PROBLEMS if is_problem else ExitCode.OK
 
 
 def _log_line(log: LogIdentity, view: WorldView) -> str:

@@ -15,6 +15,7 @@ from marshal_dagster.admin.texts import settings_text
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, connection_of, hint_how_to_create, open_log, require_rights
+from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import LogOptions
 from marshal_dagster.cli.record_filter import EVERYTHING, FilterOptions, RecordFilter
 from marshal_dagster.coordination.clock import SystemClock
@@ -62,7 +63,7 @@ app = command_group("Show the records of the coordination log.")
     "Show the records of the coordination log. Each is parsed and shown with its verdict. By default these are the "
     "last 10; with --json they are all records, in the form that `replay` reads. Records of one coordination partition "
     "are in order; those of several partitions are merged by log time. With --explain each record is a sentence. "
-    "With --since all records since then are shown.",
+    "With --since all records since then are shown. The exit code is 1 if no record names the group or topic.",
     "tail --follow --explain --no-heartbeats",
     "tail --group flights --topic flights --partition 0,2-4 --since 2h --explain",
     "tail --json > log.jsonl",
@@ -80,7 +81,7 @@ def tail(
     ] = False,
     chosen: FilterOptions,
     options: LogOptions,
-) -> None:
+) -> ExitCode:
     """Show the last records, then with `follow` new ones. Raises `MarshalError`."""
     wanted, (since_ms, until_ms) = chosen.record_filter(), chosen.times(SystemClock().wall_ms())
     if follow and until_ms is not None:
@@ -109,6 +110,7 @@ def tail(
             else:
                 output.show(*(explained_lines(records) if explain else map(record_line, records)))
             output.flush()
+    return ExitCode.PROBLEMS if reader.has_unknown_name else ExitCode.OK
 
 
 def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list[JudgedRecord]]:
@@ -163,6 +165,8 @@ class Reader:
         self._since_ms: int | None = None
         self.has_shown = False
         """Whether there was a record to show."""
+        self.has_unknown_name = False
+        """Whether a note was written for a group or topic that no record names."""
         self._has_names = False
         """Whether a record to show names the group and the topic of the filter."""
         count = self._identity.partitions
@@ -250,16 +254,26 @@ class Reader:
         The world state has only what accepted records name. If records after `--until` are left unread, they may name
         it.
         """
-        if self._world is None or self._has_names or self._shown_until:
-            return
         group, topic = self._wanted.group, self._wanted.topic
-        if topic is None:
-            if group is not None and group not in group_names(self._world):
-                output.write_note(unknown_group(self._world, group))
-        elif topic not in topic_names(self._world, group):
-            # Only the topic's own coordination partition is read, so the group's other topics are not known here.
-            whose = "" if group is None else f" of group {group!r}"
-            output.write_note(f"no record{whose} is about topic {topic!r}; `marshal-dagster lag` lists the topics")
+        if (group is None and topic is None) or self._has_names or self._shown_until:
+            return
+        note = None if (world := self._named_world()) is None else _unknown_name(world, group, topic)
+        if note is not None:
+            self.has_unknown_name = True
+            output.write_note(note)
+
+    def _named_world(self) -> World | None:
+        """Return the world state with all names of the log, which is read again if nothing was judged.
+
+        None if something was shown without a verdict, so that the names exist.
+        """
+        if self._world is not None or self.has_shown:
+            return self._world
+        judging = Reader(self._log, judge=True, timeout_s=self._timeout_s)
+        for _ in judging.read():
+            pass
+        self._log.follow(dict(self._positions))
+        return judging._world
 
     def _begin(self, partition: int, start: int) -> None:
         self._positions[partition] = self._shown_from[partition] = start
@@ -327,6 +341,17 @@ class Reader:
             f"coordination partition {partition} of {self._identity.topic!r} ends at {end}, but was read up to "
             f"{self._positions[partition]}: the log was truncated; see `marshal-dagster doctor`"
         )
+
+
+def _unknown_name(world: World, group: str | None, topic: str | None) -> str | None:
+    """Return the note for a group or topic that the world state lacks; None if it has both."""
+    if topic is None:
+        return None if group is None or group in group_names(world) else unknown_group(world, group)
+    if topic in topic_names(world, group):
+        return None
+    # Only the topic's own coordination partition may have been read, so other topics may be missing here.
+    whose = "" if group is None else f" of group {group!r}"
+    return f"no record{whose} is about topic {topic!r}; `marshal-dagster lag` lists the topics"
 
 
 def _judge_after(

@@ -11,6 +11,7 @@ from marshal_dagster._internal.texts import utc_to_second
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.attention import exhausted_json, urgent_lines
 from marshal_dagster.cli.command import command, command_group
+from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import DataLogOptions, MaxAttempts, OnlyGroup, OnlyTopic
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.position_rates import PositionRates
@@ -53,7 +54,8 @@ app = command_group("Watch the owners, lag and progress of partitions.")
     "Watch the owners, lag and progress of partitions. It also shows the last heartbeat of each owner, how fast "
     "positions move, and paused groups. If a coordinator leads a group, the member that each partition is assigned to "
     "is shown too. It only reads. `q` or Ctrl-C ends it. With --once or --json, or if stdout is not a terminal, it "
-    "reads the state twice, an interval apart, shows the second state, and ends.",
+    "reads the state twice, an interval apart, shows the second state, and ends. The exit code is then 1 if the log "
+    "does not have the group.",
     "top --group flights",
     "top --json --interval 10",
 )
@@ -65,7 +67,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Show the state once, and exit.")] = False,
     max_attempts: MaxAttempts = DEFAULT_MAX_ATTEMPTS,
     options: DataLogOptions,
-) -> None:
+) -> ExitCode:
     """Show the state until the user ends it, or once. Raises `MarshalError`."""
     with open_world_reader(options, ViewFilter(group, topic), "marshal-dagster-top") as reader:
         watched = TopReader(reader)
@@ -80,18 +82,17 @@ def top(
                 output.show(*page(view, watched.rates, max_attempts=max_attempts))
             if options.as_json and view.unknown_group is not None:
                 output.write_note(view.unknown_group)
-        else:
-            title = f"{options.coordination_topic}, every {interval:g} s, q ends"
-            first = watched.look()  # an error is reported before the screen is taken
-            reader.require_topic(first)
-            watch_on_screen(
-                first,
-                watched.look,
-                lambda view, problem, lines: page(
-                    view, watched.rates, title, problem, lines, max_attempts=max_attempts
-                ),
-                interval,
-            )
+            return ExitCode.OK if view.unknown_group is None else ExitCode.PROBLEMS
+        title = f"{options.coordination_topic}, every {interval:g} s, q ends"
+        first = watched.look()  # an error is reported before the screen is taken
+        reader.require_topic(first)
+        watch_on_screen(
+            first,
+            watched.look,
+            lambda view, problem, lines: page(view, watched.rates, title, problem, lines, max_attempts=max_attempts),
+            interval,
+        )
+        return ExitCode.OK
 
 
 @dataclass(frozen=True, slots=True)

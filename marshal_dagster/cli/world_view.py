@@ -104,6 +104,18 @@ class KeyOverview:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """A pause or settings that only some coordination partitions have, and what to do about it."""
+
+    problem: str
+    advice: str = "write it again to complete it"
+
+    def __str__(self) -> str:
+        """Return it as one line."""
+        return f"{self.problem}; {self.advice}"
+
+
+@dataclass(frozen=True, slots=True)
 class GroupOverview:
     """One group over all coordination partitions that were read; `differences` lists what was only partly written."""
 
@@ -113,7 +125,7 @@ class GroupOverview:
     paused_until_s: int | None
     pause_origin: PauseOrigin | None
     is_paused: bool
-    differences: tuple[str, ...]
+    differences: tuple[Difference, ...]
     keys: tuple[KeyOverview, ...]
 
 
@@ -252,7 +264,7 @@ def to_json(view: WorldView) -> dict[str, Any]:
             "paused": group.is_paused,
             **origin_json(group.pause_origin),
             "settings": settings_json(group.settings) | {"accepted": group.settings_accepted},
-            "differences": list(group.differences),
+            "differences": list(map(str, group.differences)),
             "partitions": [rows[key.place] | _added(key) for key in group.keys],
         }
     return {
@@ -372,8 +384,8 @@ def _group(name: str, parts: Collection[_GroupPart], certain: set[int], keys: It
 
 def _differing(
     what: str, parts: Iterable[_GroupPart], certain: set[int], value_of: Callable[[_GroupPart], str | None]
-) -> Iterator[str]:
-    """Yield a text for each value that is in force in some of the `certain` coordination partitions, but not in all."""
+) -> Iterator[Difference]:
+    """Yield each value that is in force in some of the `certain` coordination partitions, but not in all."""
     where: dict[str, set[int]] = {}
     for part in parts:
         value = value_of(part)
@@ -381,7 +393,7 @@ def _differing(
             where.setdefault(value, set()).add(part.partition.number)
     for value, numbers in where.items():
         if numbers != certain:
-            yield f"{what} {value}: in coordination partitions {runs_text(numbers)} only; write it again to complete it"
+            yield Difference(f"{what} {value}: in coordination partitions {runs_text(numbers)} only")
 
 
 def unread_in(topic: DataTopicEnds, partition: int, key: Key, *, is_go: bool) -> UnreadRecords | LagUnknownReason:

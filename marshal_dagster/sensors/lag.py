@@ -23,7 +23,7 @@ from dagster import (
 )
 
 from marshal_dagster.admin.log_access import require_certain
-from marshal_dagster.admin.pause import group_names, unknown_group
+from marshal_dagster.admin.pause import missing_group
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError, TopicNotFoundError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
@@ -200,8 +200,8 @@ class _Tick:
             paused = why_paused(world, self.group, self.topic, wall_ms)
             positions = positions_of(world, self.group, self.topic, max_attempts=self.max_attempts, wall_ms=wall_ms)
             plans = exhausted(open_plans(world, wall_ms, group=self.group, topic=self.topic), self.max_attempts)
-            names = group_names(world)
-            misspelt = f"; {unknown_group(world, self.group)}" if names and self.group not in names else ""
+            missing = missing_group(world, self.group)
+            misspelt = f"; {missing}" if missing else ""
         if paused is not None:
             return self._skip(cursor, paused)
         limits = _Limits(*(None if limit is None else limit.active(cursor) for limit in (self.records, self.age_s)))

@@ -29,7 +29,7 @@ from pydantic import Field
 
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.admin.log_access import require_certain
-from marshal_dagster.admin.pause import group_names, unknown_group
+from marshal_dagster.admin.pause import missing_group
 from marshal_dagster.admin.position_spec import partitions_text
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
@@ -309,10 +309,8 @@ class _Tick:
         )
 
     def _check_group(self, world: World) -> None:
-        """Warn if the log has other groups, but not this one, whose name is then probably misspelt."""
-        names = group_names(world)
-        if names and self.group not in names:
-            self._add_reason(unknown_group(world, self.group), logging.WARNING)
+        if (missing := missing_group(world, self.group)) is not None:
+            self._add_reason(missing, logging.WARNING)
 
     def _why_barred(self, world: World, topic: str, wall_ms: int) -> str | None:
         """Return why no member can claim the topic now, or None. Remember the error of an incomplete log."""

@@ -25,7 +25,7 @@ from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFou
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.inspection import KafkaInspector, Replicas, TopicInfo
 from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, Heartbeat, coordination_partition, render
-from marshal_dagster.protocol.state import OffsetBounds, Owner, Phase, Range
+from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Phase, Range
 from marshal_dagster.protocol.world import World
 
 ID = "7tPg1PQ3SOOgBg6Ha5P9nw"
@@ -51,9 +51,16 @@ def topic(
     return CheckedTopic(topic_info, {**DELETES, **(settings or {})}, {0: OffsetBounds(*bounds)}, ends, young_from or {})
 
 
+def position(
+    group: str, partition: int, offset: int | None, topic_id: str | None, *ranges: Range, is_go: bool = False
+) -> Position:
+    """Return a group's position, with ranges after it."""
+    return Position(group, partition, Key(offset, data_topic_id=topic_id, ranges=ranges), is_go)
+
+
 def judged(data: CheckedTopic, *at: Position) -> list[Finding]:
     """Return the findings, after a check that each has a description, a reason and a fix."""
-    findings = list(judge(data, at or [Position("g", 0, 50, ID)], "broker:9092"))
+    findings = list(judge(data, at or [position("g", 0, 50, ID)], "broker:9092"))
     assert all((finding.found, finding.why, finding.fix) for finding in findings)
     assert all(each.name == "data topic orders" for each in findings)
     return findings
@@ -61,7 +68,7 @@ def judged(data: CheckedTopic, *at: Position) -> list[Finding]:
 
 def test_a_topic_in_order_has_no_finding() -> None:
     """Positions within the topic, at its ends, or missing are fine."""
-    at = [Position("g", 0, offset, topic_id) for offset in (0, 50, 100, None) for topic_id in (ID, None)]
+    at = [position("g", 0, offset, topic_id) for offset in (0, 50, 100, None) for topic_id in (ID, None)]
     assert judged(topic(), *at) == []
 
 
@@ -69,36 +76,52 @@ def test_a_topic_without_an_id_is_a_warning() -> None:
     """Nothing shows that it was deleted and re-created."""
     data = topic()
     (finding,) = judged(
-        replace(data, topic_info=replace(data.topic_info, topic_id=NO_TOPIC_ID)), Position("g", 0, 50, NO_TOPIC_ID)
+        replace(data, topic_info=replace(data.topic_info, topic_id=NO_TOPIC_ID)), position("g", 0, 50, NO_TOPIC_ID)
     )
     assert (finding.state, finding.found) == (CheckState.WARNING, "it has no id")
 
 
 def test_a_topic_re_created_is_a_problem() -> None:
     """An offset of a topic with another id is reported as such and not checked further."""
-    (finding,) = judged(topic(), Position("g", 0, 5_000, OTHER_ID), Position("h", 0, 50, ID))
+    (finding,) = judged(topic(), position("g", 0, 5_000, OTHER_ID), position("h", 0, 50, ID))
     assert finding.state is CheckState.PROBLEM
     assert "group g: partitions 0 have positions in a deleted topic of that name" in finding.found
     assert "group h" not in finding.found
 
 
+def test_a_group_of_go_consumers_has_no_topic_ids() -> None:
+    """An id that is left from another time of the group is not compared, as members do not compare it."""
+    assert judged(topic(), position("g", 0, 50, OTHER_ID, is_go=True)) == []
+
+
+def test_ranges_that_are_done_were_read() -> None:
+    """Retention that deletes them loses nothing, and they will not be lost."""
+    done = Range(12, 70, Phase.DONE)
+    lost, soon = judged(
+        topic({"retention.ms": str(WEEK_MS)}, (40, 100), young_from={0: 80}), position("g", 0, 10, ID, done)
+    )
+    assert ("2 offsets were deleted unread" in lost.found, "have 10 unread records" in soon.found) == (True, True)
+    at_end = position("g", 0, 10, ID, Range(10, 90, Phase.DONE), Range(95, 96, Phase.PLANNED))
+    assert judged(topic({"retention.bytes": "1000"}, (40, 100)), at_end) == []
+
+
 def test_a_partition_that_is_not_there_is_a_problem() -> None:
     """A topic never loses partitions, so it was re-created."""
-    (finding,) = judged(topic(), Position("g", 0, 50, ID), Position("g", 3, 50, ID))
+    (finding,) = judged(topic(), position("g", 0, 50, ID), position("g", 3, 50, ID))
     assert (finding.state, "group g: partitions 3 are in the log" in finding.found) == (CheckState.PROBLEM, True)
 
 
 @pytest.mark.parametrize(("offset", "is_wrong"), [(100, False), (110, False), (111, True)])
 def test_a_position_beyond_the_end_is_a_problem(offset: int, *, is_wrong: bool) -> None:
     """The end includes the records of open transactions."""
-    findings = judged(topic(end=110), Position("g", 0, offset, ID))
+    findings = judged(topic(end=110), position("g", 0, offset, ID))
     assert [finding.state for finding in findings] == [CheckState.PROBLEM] * is_wrong
 
 
 @pytest.mark.parametrize(("offset", "is_wrong"), [(40, False), (39, True)])
 def test_records_that_were_deleted_unread_are_a_problem(offset: int, *, is_wrong: bool) -> None:
     """A position before the first offset that is left has lost the records in between."""
-    findings = judged(topic(bounds=(40, 100)), Position("g", 0, offset, ID))
+    findings = judged(topic(bounds=(40, 100)), position("g", 0, offset, ID))
     assert [finding.state for finding in findings] == [CheckState.PROBLEM] * is_wrong
     assert all("1 offsets were deleted unread" in each.found for each in findings)
 
@@ -112,7 +135,7 @@ def test_unread_records_that_will_soon_be_deleted_are_reported(
 ) -> None:
     """Unread records older than half of the retention are counted; without a younger record all of them are."""
     data = topic({"retention.ms": str(WEEK_MS)}, young_from={0: young_from})
-    findings = judged(data, Position("g", 0, offset, ID))
+    findings = judged(data, position("g", 0, offset, ID))
     assert [finding.state for finding in findings] == [CheckState.WARNING] * bool(records)
     assert all(f"have {records} unread records" in each.found for each in findings)
     assert all(f"--add-config retention.ms={2 * WEEK_MS}" in each.fix for each in findings)
@@ -121,7 +144,7 @@ def test_unread_records_that_will_soon_be_deleted_are_reported(
 def test_what_is_lost_is_not_counted_as_what_will_be() -> None:
     """If retention has overtaken a position, the old records that are left are reported in addition to the loss."""
     data = topic({"retention.ms": str(WEEK_MS)}, (40, 100), young_from={0: 60})
-    lost, old = judged(data, Position("g", 0, 10, ID))
+    lost, old = judged(data, position("g", 0, 10, ID))
     assert ("30 offsets were deleted" in lost.found, "have 20 unread records" in old.found) == (True, True)
 
 
@@ -132,7 +155,7 @@ def test_a_position_in_the_older_half_of_a_topic_of_limited_size_is_reported(
     offset: int | None, start: int, *, is_reported: bool
 ) -> None:
     """If size limits retention and records were deleted already, the older half is next."""
-    findings = judged(topic({"retention.bytes": "1000"}, (start, 100)), Position("g", 0, offset, ID))
+    findings = judged(topic({"retention.bytes": "1000"}, (start, 100)), position("g", 0, offset, ID))
     assert [finding.state for finding in findings] == [CheckState.WARNING] * is_reported
     assert all("retention.bytes=2000" in each.fix for each in findings)
 
@@ -273,7 +296,8 @@ def test_a_held_range_is_a_sign_of_life() -> None:
 
 def test_positions_are_those_of_the_log() -> None:
     """Group, partition, offset and data topic id come from the log."""
-    assert positions(world_of(["orders"])) == {"orders": [Position("g", 0, 50, ID)]}
+    (found,) = positions(world_of(["orders"]))["orders"]
+    assert (found.group, found.partition, found.key.offset, found.key.data_topic_id) == ("g", 0, 50, ID)
 
 
 def test_a_topic_is_looked_up_where_the_log_names_it() -> None:
@@ -283,7 +307,7 @@ def test_a_topic_is_looked_up_where_the_log_names_it() -> None:
     """
     cluster = Cluster({**DELETES, "retention.ms": "1000"})
     topic_info = cluster.topic_info("orders")
-    at = [Position("g", 1, 50, ID), Position("g", 9, 50, ID)]
+    at = [position("g", 1, 50, ID), position("g", 9, 50, ID)]
     found = read_data_topic(cast("KafkaInspector", cluster), topic_info, cluster.kept, at, 10_000)
     assert (found.bounds, found.ends, found.young_from) == ({1: OffsetBounds(0, 93)}, {1: 100}, {1: 60})
     assert cluster.requested_since_ms == 10_000 - 500
@@ -317,7 +341,7 @@ class BusyCluster(Cluster):
 def test_what_is_written_meanwhile_is_no_transaction() -> None:
     """The end of all records is requested first, so records written later do not count as held back."""
     cluster = BusyCluster(DELETES)
-    at = [Position("g", 0, 5, ID)]
+    at = [position("g", 0, 5, ID)]
     found = read_data_topic(cast("KafkaInspector", cluster), cluster.topic_info("orders"), DELETES, at, 0)
     assert held_back(found) == 0
 

@@ -9,7 +9,7 @@ import pytest
 
 from marshal_dagster.admin.record_sentences import JudgedRecord
 from marshal_dagster.admin.texts import settings_text
-from marshal_dagster.cli import output
+from marshal_dagster.cli import output, tail
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.record_filter import EVERYTHING, RecordFilter
 from marshal_dagster.cli.tail import Reader, explained_line, explained_lines, record_line, shown
@@ -30,6 +30,7 @@ from marshal_dagster.protocol.messages import (
 from marshal_dagster.protocol.replay import StoredRecord, parse_lines, render_record
 from marshal_dagster.protocol.world import ACCEPTED, Verdict, VerdictKind, World
 from marshal_dagster.testing import MemoryBroker, MemoryLog
+from tests.admin_fixtures import act
 from tests.cli import call
 from tests.log_generator import generate
 from tests.members import raiser
@@ -165,6 +166,35 @@ def test_a_name_that_a_record_has_is_not_reported(
     opened.limit(None, until_ms)
     list(shown(opened, lines=None, follow=False))
     assert capsys.readouterr().err == ("no record to show\n" if until_ms is not None else "")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("wanted", "note", "code"),
+    [
+        (["--group", "shop"], "the log has no group 'shop'; it has 'shops'", ExitCode.PROBLEMS),
+        (["--topic", "order"], "no record is about topic 'order'", ExitCode.PROBLEMS),
+        (["--group", "shops", "--partition", "7"], "no record to show", ExitCode.OK),
+        (["--group", "shops"], "", ExitCode.OK),
+    ],
+)
+def test_a_misspelt_name_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wanted: list[str],
+    note: str,
+    *,
+    code: ExitCode,
+    as_json: bool,
+) -> None:
+    """A script would otherwise take an empty output for a quiet group."""
+    broker = MemoryBroker(1)
+    broker.append(0, b"ClaimingPartition/1/1/run.1/c/shops/orders/0", 1)
+    monkeypatch.setattr(tail, "open_log", lambda *_: MemoryLog(broker))
+    monkeypatch.setattr(tail, "require_rights", lambda *_: None)
+    answer = act(capsys, "tail", *wanted, *(["--json"] if as_json else []))
+    assert (answer.code, bool(answer.out)) == (code, not note)
+    assert answer.err.startswith(note)
 
 
 def test_a_group_that_has_other_topics_is_not_reported_as_unknown(capsys: pytest.CaptureFixture[str]) -> None:

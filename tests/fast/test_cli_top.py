@@ -144,7 +144,7 @@ def test_an_unknown_group_is_reported(
     site.owner_of(0)
     monkeypatch.setattr(output, "wait", lambda _: None)
     answer = act(capsys, "top", "--once", "--group", "elt")
-    assert (answer.code, f"The log has no group 'elt'; it has '{GROUP}'." in answer.out, answer.err) == (0, True, "")
+    assert (answer.code, f"The log has no group 'elt'; it has '{GROUP}'." in answer.out, answer.err) == (1, True, "")
 
 
 def test_a_log_without_groups_is_watched(site: Site) -> None:

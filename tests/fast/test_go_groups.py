@@ -31,9 +31,11 @@ from marshal_dagster.protocol.messages import (
     WITHOUT_SETTINGS,
     ClaimingMessages,
     ClaimingPartition,
+    DataTopic,
     DeliveryMode,
     GroupSettings,
     Heartbeat,
+    ReleasingPartition,
     parse,
     render,
 )
@@ -170,6 +172,16 @@ def test_a_group_with_native_settings_keeps_its_way(site: Site, capsys: pytest.C
     assert act(capsys, *SET, "--to-offset", "0=30", "--yes", *STOPPED).code == 0
     assert "ReleaseGroup" in types(site)
     assert (site.key(0).offset, site.key(0).generation > 0) == (30, True)
+
+
+def test_a_data_topic_id_means_nothing_in_a_go_group(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its consumers read on after a topic was re-created, so their offset is one of the present topic."""
+    instance = go_owner(site, 0)
+    site.say(about(DataTopic, instance, topic_id="7tPg1PQ3SOOgBg6Ha5P9nw"))
+    site.say(about(ReleasingPartition, instance, offset=50))
+    assert site.key(0).data_topic_id == "7tPg1PQ3SOOgBg6Ha5P9nw"
+    answer = act(capsys, *SET, "--shift-by", "-20", "--partitions", "0", "--dry-run", *STOPPED)
+    assert (answer.code, "-20" in answer.out, "re-created" in answer.out + answer.err) == (0, True, False)
 
 
 def test_settings_by_which_a_group_is_shared_with_go_are_no_settings_to_pause_by(

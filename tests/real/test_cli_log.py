@@ -125,7 +125,7 @@ def test_status_shows_owner_plan_and_lag(
     assert re.search(rf"{data}/0 +i \(c\) +fresh, [0-9.]+ s +3 +8 +7 ", text)
     assert "has no settings" not in text
     unknown = call("status", "--group", "nobody")
-    assert unknown.code == 0
+    assert unknown.code == 1
     assert ("\nThe log has no group 'nobody'; it has '" in unknown.out, unknown.err) == (True, "")
 
 

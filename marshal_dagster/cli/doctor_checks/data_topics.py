@@ -16,7 +16,8 @@ from marshal_dagster.coordination.log import NO_TOPIC_ID
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError
 from marshal_dagster.kafka.inspection import KafkaInspector, TopicInfo
 from marshal_dagster.kafka.record_times import hidden_by_future
-from marshal_dagster.protocol.state import OffsetBounds
+from marshal_dagster.protocol.state import Key, OffsetBounds, Phase
+from marshal_dagster.protocol.unread_records import UnreadRecords, is_of_topic, unread_after
 from marshal_dagster.protocol.world import World
 
 RETIRED_MS: Final = 32 * 86_400_000
@@ -27,12 +28,17 @@ _SET_POSITION: Final = "check what was processed, then set the position: marshal
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A group's position in a data partition, and the id of its topic, both from the log."""
+    """A group's position in a data partition, from the log."""
 
     group: str
     partition: int
-    offset: int | None = None
-    topic_id: str | None = None
+    key: Key = field(hash=False)
+    is_go: bool = False
+
+    def unread(self, at: OffsetBounds) -> UnreadRecords:
+        """Return the part between the position and the end of `at`, without ranges that are done."""
+        done = (range_ for range_ in self.key.ranges if range_.phase is Phase.DONE)
+        return unread_after(at.start if self.key.offset is None else self.key.offset, done, at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +82,8 @@ class CheckedTopic:
 def positions(world: World) -> dict[str, list[Position]]:
     """Return the positions that are in the log, by data topic."""
     found: dict[str, list[Position]] = {}
-    for group, (topic, partition), _, key in world.keys():  # noqa: SIM118 - no mapping
-        found.setdefault(topic, []).append(Position(group, partition, key.offset, key.data_topic_id))
+    for name, (topic, partition), group, key in world.keys():  # noqa: SIM118 - no mapping
+        found.setdefault(topic, []).append(Position(name, partition, key, group.is_go))
     return found
 
 
@@ -194,8 +200,8 @@ def judge(topic: CheckedTopic, at: Collection[Position], servers: str) -> Iterat
             "messages; only at_least_once reads it without allow_topic_without_id",
             "use brokers of Kafka 2.8 or newer; until then, set the groups' positions after you re-create the topic",
         )
-    own = [position for position in at if position.topic_id in {None, topic_id}]
-    read = [(position, position.offset) for position in own if position.partition in topic.bounds]
+    own = [position for position in at if is_of_topic(position.key, topic_id, is_go=position.is_go)]
+    read = [(position, position.key.offset) for position in own if position.partition in topic.bounds]
     known = [(position, offset) for position, offset in read if offset is not None]
     for wrong, found, why in (
         (
@@ -216,7 +222,7 @@ def judge(topic: CheckedTopic, at: Collection[Position], servers: str) -> Iterat
     ):
         if wrong:
             yield problem(topic.title, f"{_where(wrong)} {found}", why, _SET_POSITION)
-    deleted = {position: topic.bounds[position.partition].start - offset for position, offset in known}
+    deleted = {position: position.unread(topic.bounds[position.partition]).deleted for position, _ in known}
     lost = {position: count for position, count in deleted.items() if count > 0}
     if lost:
         yield problem(
@@ -244,7 +250,7 @@ def judge(topic: CheckedTopic, at: Collection[Position], servers: str) -> Iterat
 def _soon_lost(topic: CheckedTopic, known: Collection[tuple[Position, int]], servers: str) -> Iterator[Finding]:
     """Yield a warning for unread records in the older half of what the retention keeps."""
     why = "retention also deletes unread records; it does not wait for the reader"
-    old = {position: count for position, offset in known if (count := _old_records(topic, position, offset)) > 0}
+    old = {position: count for position, _ in known if (count := _old_records(topic, position)) > 0}
     kept_ms = topic.limit("retention.ms")
     if old and kept_ms is not None:
         fix = alter_topic(topic.name, f"retention.ms={2 * kept_ms}", servers)
@@ -256,7 +262,7 @@ def _soon_lost(topic: CheckedTopic, known: Collection[tuple[Position, int]], ser
             f"{fix}; then run the job more often, or longer",
         )
     kept_bytes = topic.limit("retention.bytes")
-    large = [position for position, offset in known if _is_in_older_half(topic.bounds[position.partition], offset)]
+    large = [position for position, _ in known if _is_in_older_half(topic.bounds[position.partition], position)]
     if large and kept_bytes is not None:
         fix = alter_topic(topic.name, f"retention.bytes={2 * kept_bytes}", servers)
         yield warning(
@@ -267,17 +273,18 @@ def _soon_lost(topic: CheckedTopic, known: Collection[tuple[Position, int]], ser
         )
 
 
-def _old_records(topic: CheckedTopic, position: Position, offset: int) -> int:
+def _old_records(topic: CheckedTopic, position: Position) -> int:
     """Return the number of unread records before `young_from`."""
     if position.partition not in topic.young_from:
         return 0
     bounds, young_from = topic.bounds[position.partition], topic.young_from[position.partition]
-    return (bounds.end if young_from is None else min(young_from, bounds.end)) - max(offset, bounds.start)
+    end = bounds.end if young_from is None else min(young_from, bounds.end)
+    return position.unread(OffsetBounds(bounds.start, end)).records
 
 
-def _is_in_older_half(bounds: OffsetBounds, offset: int) -> bool:
+def _is_in_older_half(bounds: OffsetBounds, position: Position) -> bool:
     """Judge by offsets, because brokers report no bytes. A partition without deleted records still has room."""
-    return bounds.start > 0 and offset - bounds.start < (bounds.end - bounds.start) / 2
+    return bounds.start > 0 and position.unread(bounds).margin < (bounds.end - bounds.start) / 2
 
 
 def _unsafe_settings(topic: CheckedTopic, servers: str) -> Iterator[Finding]:
