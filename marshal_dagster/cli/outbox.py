@@ -115,7 +115,8 @@ class BatchOptions(OutboxOptions):
     "init",
     "Create the outbox's tables and topics. Tables of an earlier version are upgraded. The two topics are created only "
     "if a Kafka cluster is specified. What exists already is not changed, except that each call switches notifications "
-    "on or off.",
+    "on or off. The first harvester records its Kafka cluster and its partitioner. Harvesters with others refuse to "
+    "start. Before you change one of the two, drain the outbox, stop its harvesters, and use --forget-target.",
     "outbox init --bootstrap-servers localhost:9092",
     "outbox init --name billing --schema events --no-notify",
 )
@@ -137,13 +138,17 @@ def init(
             help="Replicas of the topics (default: 3, or the number of brokers if there are fewer).",
         ),
     ] = None,
+    forget_target: Annotated[
+        bool,
+        typer.Option("--forget-target", help="Let the next harvester have another Kafka cluster or partitioner."),
+    ] = False,
     options: OutboxOptions,
     kafka: ConnectionOptions,
 ) -> None:
     """Create the tables, and the topics if a Kafka cluster is specified. Raises `MarshalError`."""
     tables = _tables(options)
     connection = connection_of(kafka) if is_kafka_named(kafka) else None
-    registration = tables.create(notifies=notify)
+    registration = tables.create(notifies=notify, forgets_target=forget_target)
     topics = OutboxTopics.of(registration.uid)
     if connection is not None:
         with warnings_to_stderr(_LOGGED_PARTS):
@@ -275,10 +280,11 @@ def drain(options: BatchOptions, kafka: ConnectionOptions) -> ExitCode:
     "status",
     "Show the outbox's rows and last harvester. The command shows how many rows wait, the age of the oldest, how many "
     "are set aside, and the process that harvested last. If an open transaction of the database blocks the harvester, "
-    "it shows the statement that ends it. It reads only the database.",
+    "it shows the statement that ends it. It reads only the database. The exit code is 1 if a transaction blocks the "
+    "harvester, or if rows wait for more than a minute.",
     "outbox status --json",
 )
-def status(options: OutboxOptions) -> None:
+def status(options: OutboxOptions) -> ExitCode:
     """Show the number of waiting rows and of rows set aside. Raises `ConfigurationError`, `UnavailableError`."""
     with closing(_inspector(options)) as inspector:
         blocking = inspector.blocking()
@@ -291,9 +297,11 @@ def status(options: OutboxOptions) -> None:
             else:
                 output.show(*_blocking_lines(blocking))
             raise
+    is_late = (found.oldest_age_s or 0.0) > _LONG_WAIT_S
+    code = ExitCode.PROBLEMS if blocking or is_late else ExitCode.OK
     if options.as_json:
         output.write_json(_status_to_json(options, found, blocking))
-        return
+        return code
     registration = found.registration
     oldest = "" if found.oldest_age_s is None else f", the oldest for {output.duration(found.oldest_age_s * 1_000)}"
     advice = f"; `{parked_command(options.name, options.schema)}` shows why" if found.parked else ""
@@ -305,12 +313,13 @@ def status(options: OutboxOptions) -> None:
         f"  harvested  {'never' if found.led_since is None else f'{led} at {_utc(found.led_since)}'}",
         *_blocking_lines(blocking),
     )
-    if (found.oldest_age_s or 0.0) > _LONG_WAIT_S and not blocking:
+    if is_late and not blocking:
         output.show(
             output.styled(
                 f"  Rows wait for long. GET {PATH} of the harvester has its failure, as its log has.", "yellow"
             )
         )
+    return code
 
 
 def _blocking_lines(blocking: Sequence[BlockingTransaction]) -> Iterator[output.Line]:
@@ -541,6 +550,8 @@ def _status_to_json(
         "parked": found.parked,
         "session": registration.session,
         "leader": registration.leader,
+        "cluster_id": registration.target.cluster_id,
+        "partitioner": registration.target.partitioner,
         "led_since": None if found.led_since is None else found.led_since.isoformat(),
         "blocked_by": [asdict(transaction) for transaction in blocking],
     }

@@ -4,10 +4,11 @@ The result is advice. The claims in the coordination log decide which member pro
 """
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -83,10 +84,11 @@ Strategy = Callable[[AssignmentInput], Assignment]
 def range_assignment(board: AssignmentInput) -> Assignment:
     """Assign consecutive partitions of each topic to each of its subscribers, as Kafka's range assignor does.
 
-    Members are sorted by id. If the partitions of a topic cannot be divided evenly, the first members get one more.
+    Members are sorted by id, and get a number of partitions in proportion to their capacity. If the partitions of a
+    topic cannot be divided evenly, the first members get one more.
 
     Args:
-        board: The partitions and members. Weights, capacities and the previous assignment have no effect.
+        board: The partitions and members. Weights and the previous assignment have no effect.
 
     Returns:
         The member of each partition.
@@ -103,7 +105,8 @@ def range_assignment(board: AssignmentInput) -> Assignment:
         numbers[topic].append(number)
     found: Assignment = {}
     for topic, members in board.subscribers().items():
-        for member, part in zip(members, _parts(numbers[topic], len(members)), strict=True):
+        capacities = [member.capacity for member in members]
+        for member, part in zip(members, _parts(numbers[topic], capacities), strict=True):
             found |= {(topic, number): member.id for number in part}
     return found
 
@@ -111,10 +114,11 @@ def range_assignment(board: AssignmentInput) -> Assignment:
 def round_robin_assignment(board: AssignmentInput) -> Assignment:
     """Assign the partitions of all topics to the members in turn, as Kafka's round-robin assignor does.
 
-    A member that does not subscribe to the topic of a partition is skipped.
+    A member with capacity 2 has two turns for each turn of one with 1. A member that does not subscribe to the topic of
+    a partition is skipped.
 
     Args:
-        board: The partitions and members. Weights, capacities and the previous assignment have no effect.
+        board: The partitions and members. Weights and the previous assignment have no effect.
 
     Returns:
         The member of each partition.
@@ -126,17 +130,30 @@ def round_robin_assignment(board: AssignmentInput) -> Assignment:
         round_robin_assignment(AssignmentInput(places, [east, west]))  # east: 0 and 2, west: 1
         ```
     """
-    members = sorted(board.members, key=lambda member: member.id)
+    by_id = {member.id: member for member in board.members}
+    subscribers = board.subscribers()
+    turns = [(1 / member.capacity, member.id) for member in board.members]
+    heapq.heapify(turns)
     found: Assignment = {}
-    turn = 0
     for place in sorted(board.places):
-        for skipped in range(len(members)):
-            member = members[(turn + skipped) % len(members)]
-            if place[0] in member.topics:
-                found[place] = member.id
-                turn += skipped + 1
-                break
+        if not subscribers[place[0]]:
+            continue
+        passed = [heapq.heappop(turns)]
+        while place[0] not in by_id[passed[-1][1]].topics:
+            passed.append(heapq.heappop(turns))
+        now = passed[-1]
+        found[place] = now[1]
+        for _, name in passed:
+            heapq.heappush(turns, _next_turn(by_id[name], now))
     return found
+
+
+def _next_turn(member: Subscriber, now: tuple[float, str]) -> tuple[float, str]:
+    """Return the time of the first turn of a member after `now`, and its id. It has `capacity` turns in a time of 1."""
+    turn = math.floor(now[0] * member.capacity)
+    while (turn / member.capacity, member.id) <= now:
+        turn += 1
+    return turn / member.capacity, member.id
 
 
 def sticky_assignment(board: AssignmentInput) -> Assignment:
@@ -355,10 +372,14 @@ def _kind(member: Subscriber) -> _Kind:
     return member.topics, member.capacity
 
 
-def _parts(numbers: Sequence[int], count: int) -> list[Sequence[int]]:
-    """Cut a sequence into `count` consecutive parts; if they cannot be equal, the first ones have one more."""
-    if count == 0:
-        return []
-    width, more = divmod(len(numbers), count)
-    starts = [part * width + min(part, more) for part in range(count + 1)]
-    return [numbers[start:end] for start, end in pairwise(starts)]
+def _parts(numbers: Sequence[int], shares: Sequence[int]) -> list[Sequence[int]]:
+    """Cut a sequence into consecutive parts in proportion to `shares`.
+
+    What is left over after rounding down goes to the parts that lack most, the first ones if these are equal.
+    """
+    total = sum(shares)
+    sizes = [len(numbers) * share // total for share in shares]
+    by_lack = sorted(range(len(shares)), key=lambda part: -(len(numbers) * shares[part] % total))
+    for part in by_lack[: len(numbers) - sum(sizes)]:
+        sizes[part] += 1
+    return [numbers[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]

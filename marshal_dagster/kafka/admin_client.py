@@ -154,6 +154,12 @@ class Topics:
         listed = self._ask(request, lambda client, left_s: client.list_topics(timeout=left_s))
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if not name.startswith("__")}
 
+    def cluster_id(self) -> str | None:
+        """Return the id of the cluster, or None if its brokers have none. Raises `UnavailableError`."""
+        request = Request("look up the cluster", Needed((Right.DESCRIBE,)))
+        listed = self._ask(request, lambda client, left_s: client.list_topics(timeout=left_s))
+        return listed.cluster_id or None
+
     def _nearest_names(self, topic: str) -> str:
         """Return the end of an error message with existing names; empty for one of the library's own topics.
 

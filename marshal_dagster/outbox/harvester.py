@@ -21,7 +21,7 @@ from marshal_dagster.outbox.harvest import Harvest, HarvestCounts, LeadershipLos
 from marshal_dagster.outbox.interfaces import BatchUnsettledError, PublisherFencedError, SessionSupersededError
 from marshal_dagster.outbox.metrics import metrics_recorded
 from marshal_dagster.outbox.options import DEFAULT_OPTIONS, HarvesterOptions
-from marshal_dagster.outbox.schema import OutboxRegistration, OutboxTables
+from marshal_dagster.outbox.schema import OutboxRegistration, OutboxTables, OutboxTarget
 from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.store import PostgresStore
 
@@ -159,6 +159,7 @@ class Harvester:
         self._connection = connection
         self._options = options or DEFAULT_OPTIONS
         self._clock = SystemClock()
+        self._cluster_id: str | None = None
         self._is_stopped = False
         self._has_started = False
         """Whether the database and Kafka have answered once."""
@@ -234,7 +235,7 @@ class Harvester:
         """
         self._alive_at_s = time.monotonic()
         registration = self._look_up()
-        self._require_partitioner(registration)
+        self._require_target(registration)
         self._take_part(registration, lambda: False)
 
     def drain(self, patience_s: float = _DRAIN_PATIENCE_S) -> int:
@@ -256,7 +257,7 @@ class Harvester:
         """
         self._alive_at_s = time.monotonic()
         registration, before = self._look_up(), self.counts.published
-        self._require_partitioner(registration)
+        self._require_target(registration)
         with closing(OutboxInspector(self._tables)) as backlog:
             last = backlog.last_id()
             progress = _Progress(patience_s + self._options.limits.topic_patience_s)
@@ -279,6 +280,7 @@ class Harvester:
     def _take_part(self, registration: OutboxRegistration, is_over: Callable[[], bool]) -> None:
         try:
             elector = self._elector(registration)
+            self._require_target(registration)
             self._elector_idle_s = lambda: elector.idle_s
             with metrics_recorded(self._tables, self.counts, lambda: self.term is not None), elector:
                 self._has_started = True
@@ -307,7 +309,7 @@ class Harvester:
         from marshal_dagster.kafka.admin_client import Topics
 
         try:
-            self._look_up()
+            self._require_target(self._look_up())
             with Topics(self._connection) as topics:
                 topics.require(on_topic(elector.topic, Right.READ, Right.WRITE))
         except MarshalError as error:
@@ -317,18 +319,34 @@ class Harvester:
                 self._note(elector.failure)
         self._looked_at_s = time.monotonic()
 
-    def _look_up(self) -> OutboxRegistration:
+    def _look_up(self, *, is_recorded: bool = False) -> OutboxRegistration:
+        """Return the outbox's entry in the registry, after this harvester's target `is_recorded` if none was."""
         with self._tables.translated_errors(), self._tables.database.connect(is_one_transaction=True) as connection:
+            if is_recorded:
+                self._tables.record_target(connection, self._target())
             return self._tables.registration(connection)
 
-    def _require_partitioner(self, registration: OutboxRegistration) -> None:
-        """Raise `ConfigurationError` if a migration stored another partitioner than that of this harvester."""
-        needed = registration.partitioner
-        if needed not in {None, str(self._options.partitioner)}:
+    def _target(self) -> OutboxTarget:
+        return OutboxTarget(self._cluster_id, str(self._options.partitioner))
+
+    def _require_target(self, registration: OutboxRegistration) -> None:
+        """Raise `ConfigurationError` if another harvester or a migration recorded another cluster or partitioner."""
+        needed, own = registration.target, self._target()
+        change = (
+            "To change that, drain the outbox, stop its harvesters, then run `marshal-dagster outbox init "
+            "--forget-target`"
+        )
+        if needed.partitioner not in {None, own.partitioner}:
             raise ConfigurationError(
-                f"outbox {self.name!r}: its keys are placed by the partitioner {needed!r}, but this harvester has "
-                f"{str(self._options.partitioner)!r}, so keys would lose their order. Start each harvester with "
-                f"--partitioner {needed} (`partitioner` of the resource)"
+                f"outbox {self.name!r}: its keys are placed by the partitioner {needed.partitioner!r}, but this "
+                f"harvester has {own.partitioner!r}, so keys would lose their order. Start each harvester with "
+                f"--partitioner {needed.partitioner} (`partitioner` of the resource). {change}"
+            )
+        if own.cluster_id is not None and needed.cluster_id not in {None, own.cluster_id}:
+            raise ConfigurationError(
+                f"outbox {self.name!r}: its harvesters publish to the Kafka cluster with the id "
+                f"{needed.cluster_id!r}, but {self._connection.bootstrap_servers} has the id {own.cluster_id!r}, so "
+                f"rows would be in one cluster or in the other. Correct the cluster of this harvester. {change}"
             )
 
     def _elector(self, registration: OutboxRegistration) -> "Elector":
@@ -339,6 +357,7 @@ class Harvester:
         topics = OutboxTopics.of(registration.uid)
         with Topics(self._connection) as topics_client:
             check_notes_are_kept(topics_client, topics.notes)
+            self._cluster_id = topics_client.cluster_id()
         return Elector(
             self._connection,
             topics.leader,
@@ -382,7 +401,7 @@ class Harvester:
             return elector.leads(term) and not self._is_stopped
 
         try:
-            self._require_partitioner(self._look_up())
+            self._require_target(self._look_up(is_recorded=True))
             while leads():
                 harvest = self._harvest(store, publisher, leads)
                 try:

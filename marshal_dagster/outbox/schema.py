@@ -1,7 +1,8 @@
 """The outbox's tables in PostgreSQL: code that creates, upgrades and checks them, and connections to them."""
 
+import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, LiteralString
@@ -15,6 +16,7 @@ from marshal_dagster._internal.postgres import (
     check_tables_keep_rows,
     identifier,
 )
+from marshal_dagster._internal.texts import first_few, nearest_first
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 
 if TYPE_CHECKING:
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
 
     from marshal_dagster._internal.postgres import Connection
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_NAME: Final = "outbox"
 DEFAULT_MAX_BYTES: Final = 1_000_000
 """The default limit of key, value and headers of a row together, below the brokers' default limit of 1,048,588."""
 LARGEST_MAX_BYTES: Final = 100_000_000
+_MOST_NAMED: Final = 5
 _LONGEST_NAME_BYTES: Final = 48
 """PostgreSQL allows 63 bytes. The rest is for suffixes of objects that belong to the table."""
 
@@ -41,9 +46,15 @@ _REGISTRY: Final[LiteralString] = """
         session bigint NOT NULL DEFAULT 0,
         leader text,
         led_since timestamptz,
-        created_at timestamptz NOT NULL DEFAULT now()
+        created_at timestamptz NOT NULL DEFAULT now(),
+        cluster_id text,
+        partitioner text
     )
     """
+_HAS_TARGET: Final[LiteralString] = (
+    "SELECT to_jsonb(r) ?& array['cluster_id', 'partitioner'] FROM {registry} AS r WHERE name = %s"
+)
+"""Whether the registry has the columns of `OutboxTarget`, which `outbox init` adds to a registry of version 0.1."""
 
 _TRIGGER: Final[LiteralString] = "marshal_wake"
 _TRIGGER_STATE: Final[LiteralString] = """
@@ -118,6 +129,16 @@ VERSION: Final = len(MIGRATIONS)
 
 
 @dataclass(frozen=True, slots=True)
+class OutboxTarget:
+    """Where the harvesters of an outbox publish, and how. The first one that leads records it, for all others."""
+
+    cluster_id: str | None = None
+    """The id of the Kafka cluster; None if it is not known."""
+    partitioner: str | None = None
+    """The partitioner that places the keys; None if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxRegistration:
     """The entry of an outbox in the registry."""
 
@@ -130,8 +151,8 @@ class OutboxRegistration:
     """The number of the last harvesting session; 0 if there was none."""
     leader: str | None
     """The name of the last harvester, `HOST:PID` by default; None if there was none."""
-    partitioner: str | None = None
-    """The partitioner that all harvesters need, because the outbox was migrated; None if it was not."""
+    target: OutboxTarget = OutboxTarget()
+    """What all harvesters must have in common."""
 
 
 def tables_to_write(name: str, schema: str, max_bytes: int) -> "OutboxTables":
@@ -193,11 +214,13 @@ class OutboxTables:
             **names,
         )
 
-    def create(self, *, notifies: bool = True) -> OutboxRegistration:
+    def create(self, *, notifies: bool = True, forgets_target: bool = False) -> OutboxRegistration:
         """Create the tables that are missing, and upgrade older ones to this version.
 
         Args:
             notifies: Whether new rows notify the harvester. Without that, it polls.
+            forgets_target: Whether the next harvester may have another Kafka cluster or partitioner. Drain the outbox
+                and stop its harvesters first.
 
         Returns:
             The outbox's entry in the registry.
@@ -220,6 +243,7 @@ class OutboxTables:
                 for statement in statements:
                     connection.execute(self.named(statement), ())
             self._add_check_of_names(connection)
+            self._prepare_target(connection, is_forgotten=forgets_target)
             self._switch_trigger(connection, notifies=notifies)
             connection.execute(self.named("UPDATE {registry} SET version = %s WHERE name = %s"), (VERSION, self.name))
             self.check_tables(connection)
@@ -229,6 +253,39 @@ class OutboxTables:
         """Add the check that the tables of version 0.1 lack; their rows are not read, so it takes no time."""
         if connection.execute(_HAS_CHECK_OF_NAMES, (self.schema, self.name)).fetchone() is None:
             connection.execute(self.named("ALTER TABLE {rows} ADD " + _NAMES_ARE_UTF8 + " NOT VALID"), ())
+
+    def _prepare_target(self, connection: "Connection", *, is_forgotten: bool) -> None:
+        if not self._has_target(connection):
+            add: LiteralString = "ADD COLUMN IF NOT EXISTS"
+            statement = "ALTER TABLE {registry} " + add + " cluster_id text, " + add + " partitioner text"
+            connection.execute(self.named(statement), ())
+        if is_forgotten:
+            statement = "UPDATE {registry} SET cluster_id = NULL, partitioner = NULL WHERE name = %s"
+            connection.execute(self.named(statement), (self.name,))
+
+    def _has_target(self, connection: "Connection") -> bool:
+        found = connection.execute(self.named(_HAS_TARGET), (self.name,)).fetchone()
+        return found is None or found[0]
+
+    def record_target(self, connection: "Connection", target: OutboxTarget) -> None:
+        """Record the cluster and the partitioner of a harvester, as far as none is recorded.
+
+        Nothing happens if the registry has no columns for them.
+        """
+        if not self._has_target(connection):
+            logger.warning(
+                "outbox %r: harvesters with another Kafka cluster or partitioner are not detected, because its "
+                "registry is of version 0.1: `marshal-dagster outbox init` upgrades it",
+                self.name,
+            )
+            return
+        connection.execute(
+            self.named(
+                "UPDATE {registry} SET cluster_id = coalesce(cluster_id, %s), partitioner = coalesce(partitioner, %s) "
+                "WHERE name = %s AND (cluster_id IS NULL OR partitioner IS NULL)"
+            ),
+            (target.cluster_id, target.partitioner, self.name),
+        )
 
     def _switch_trigger(self, connection: "Connection", *, notifies: bool) -> None:
         """Enable or disable the trigger, unless it is in that state: the change waits for all open writers."""
@@ -252,15 +309,17 @@ class OutboxTables:
         """
         found = connection.execute(
             self.named(
-                # Only a migration adds the column.
-                "SELECT name, uid, version, session, leader, to_jsonb(r) ->> 'partitioner' "
-                "FROM {registry} AS r WHERE name = %s"
+                # A registry of version 0.1 may lack the last two.
+                "SELECT name, uid, version, session, leader, to_jsonb(r) ->> 'cluster_id', "
+                "to_jsonb(r) ->> 'partitioner' FROM {registry} AS r WHERE name = %s"
             ),
             (self.name,),
         ).fetchone()
         if found is None:
-            raise self.missing()
-        registration = OutboxRegistration(*found)
+            others = connection.execute(self.named("SELECT name FROM {registry}"), ()).fetchall()
+            raise self.missing([name for (name,) in others])
+        name, uid, version, session, leader, *target = found
+        registration = OutboxRegistration(name, uid, version, session, leader, OutboxTarget(*target))
         if registration.version > VERSION:
             raise ConfigurationError(
                 f"outbox {self.name!r} has version {registration.version}, but this marshal-dagster supports only "
@@ -348,10 +407,12 @@ class OutboxTables:
             "remove the trigger or rule"
         )
 
-    def missing(self) -> ConfigurationError:
-        """Build the error that the outbox does not exist, with the command that creates it."""
+    def missing(self, others: Collection[str] = ()) -> ConfigurationError:
+        """Build the error that the outbox does not exist, with the command that creates it and those that exist."""
+        shown = first_few(list(map(repr, nearest_first(self.name, others))), _MOST_NAMED)
         return ConfigurationError(
-            f"outbox {self.name!r} does not exist in schema {self.schema!r}: `marshal-dagster outbox init` creates it"
+            f"outbox {self.name!r} does not exist in schema {self.schema!r}{f', which has {shown}' if shown else ''}: "
+            "`marshal-dagster outbox init` creates it"
         )
 
 

@@ -122,9 +122,10 @@ class OutboxInspector(OutboxConnection):
     """
 
     def status(self) -> OutboxStatus:
-        """Count the rows of the outbox."""
+        """Count the rows of the outbox. Tables that a harvester refuses are refused here too."""
         with self._connected() as connection:
             registration = self._tables.registration(connection)
+            self._tables.check_tables(connection)
             found = connection.execute(
                 self._tables.named(
                     "SELECT (SELECT count(*) FROM {rows}), "

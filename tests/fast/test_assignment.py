@@ -1,6 +1,8 @@
 """Assignment strategies: each partition is assigned, evenly, with few moves, and deterministically."""
 
+import itertools
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -111,11 +113,38 @@ def test_sticky_moves_no_more_than_it_must(partitions: int, members: int, gone: 
     assert sticky_assignment(AssignmentInput(now.places, now.members, after)) == after
 
 
-def test_capacity_is_a_share() -> None:
-    """A member with twice the capacity gets twice as many partitions."""
-    members = [Subscriber("small", frozenset({"orders"})), Subscriber("large", frozenset({"orders"}), 2)]
-    found = sticky_assignment(AssignmentInput({("orders", number): 1.0 for number in range(9)}, members))
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.parametrize("scale", [1, 1_000_000])
+def test_capacity_is_a_share(strategy: Callable[[AssignmentInput], Assignment], scale: int) -> None:
+    """A member with twice the capacity gets twice as many partitions, whatever the strategy."""
+    topic = frozenset({"orders"})
+    members = [Subscriber("small", topic, scale), Subscriber("large", topic, 2 * scale)]
+    found = strategy(AssignmentInput({("orders", number): 1.0 for number in range(9)}, members))
     assert Counter(found.values()) == {"small": 3, "large": 6}
+
+
+@given(of=boards())
+def test_round_robin_with_equal_capacities_is_that_of_kafka(of: AssignmentInput) -> None:
+    """Members take turns, and one that does not subscribe to the topic loses its turn."""
+    members = sorted((Subscriber(member.id, member.topics) for member in of.members), key=lambda member: member.id)
+    turns, expected = itertools.cycle(members), {}
+    for place in sorted(of.places):
+        if any(place[0] in member.topics for member in members):
+            expected[place] = next(member.id for member in turns if place[0] in member.topics)
+    assert round_robin_assignment(AssignmentInput(of.places, members)) == expected
+
+
+@given(st.integers(0, 200), st.lists(st.integers(1, 1_000_000), min_size=1, max_size=9))
+def test_range_and_round_robin_honour_capacities(partitions: int, capacities: list[int]) -> None:
+    """Range rounds each share up or down. In turn, no member waits for more than its share of the turns."""
+    members = [Subscriber(f"m{number}", frozenset({"orders"}), each) for number, each in enumerate(capacities)]
+    of = AssignmentInput({("orders", number): 1.0 for number in range(partitions)}, members)
+    shares = {member.id: Fraction(partitions * member.capacity, sum(capacities)) for member in members}
+    counts = Counter(range_assignment(of).values())
+    assert all(abs(counts[name] - share) < 1 for name, share in shares.items())
+    counts = Counter(round_robin_assignment(of).values())
+    turns = Fraction(partitions + len(members), sum(capacities))
+    assert all(shares[each.id] - 1 <= counts[each.id] <= turns * each.capacity for each in members)
 
 
 def test_weights_are_levelled() -> None:

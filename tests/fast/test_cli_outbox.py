@@ -166,7 +166,8 @@ def made(box: Box, monkeypatch: pytest.MonkeyPatch) -> Made:
     del box
     made = Made()
 
-    def create_tables(tables: OutboxTables, *, notifies: bool) -> OutboxRegistration:
+    def create_tables(tables: OutboxTables, *, notifies: bool, forgets_target: bool) -> OutboxRegistration:
+        assert not forgets_target
         made.notifies.append(notifies)
         return OutboxRegistration(tables.name, UID, 1, 0, None)
 
@@ -207,7 +208,7 @@ def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixtu
     """The status shows waiting rows, the oldest's age, rows set aside and the last harvester."""
     box.rows = 2
     answer = act(capsys, "status", "--schema", "s", "--name", "b")
-    assert (answer.code, answer.err) == (0, "")
+    assert (answer.code, answer.err) == (1, ""), "a row waits for long"
     assert [line.split(maxsplit=1)[1].strip() for line in answer.out.splitlines()[1:4]] == [
         "2 rows, the oldest for 1 min 30 s",
         "aside  2 rows; `marshal-dagster outbox parked list --name b --schema s` shows why",
@@ -225,6 +226,8 @@ def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixtu
         "parked": 2,
         "session": 3,
         "leader": "host",
+        "cluster_id": None,
+        "partitioner": None,
         "led_since": "2026-01-31T18:00:00.250000+00:00",
         "blocked_by": [],
     }
@@ -243,7 +246,8 @@ def test_a_transaction_that_blocks_the_harvester_is_shown(box: Box, capsys: pyte
         "blocked by process 4712 of the database",
         "this ends it, and undoes its changes: SELECT pg_terminate_backend(4712);",
     ]
-    assert [line.strip() for line in act(capsys, "status").out.splitlines()[4:]] == lines
+    blocked = act(capsys, "status")
+    assert (blocked.code, [line.strip() for line in blocked.out.splitlines()[4:]]) == (1, lines)
     assert [found["pid"] for found in act(capsys, "status", "--json").json["blocked_by"]] == [4711, 4712]
     box.failure = UnavailableError("locked")
     answer = act(capsys, "status")

@@ -19,7 +19,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester
 from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.interfaces import BatchTransaction, PublishedBatch, TransactionResult
-from marshal_dagster.outbox.schema import VERSION, OutboxRegistration, OutboxTables
+from marshal_dagster.outbox.schema import VERSION, OutboxRegistration, OutboxTables, OutboxTarget
 
 TERM = Term(1, "id")
 
@@ -111,7 +111,7 @@ class ScenePublisher:
 class SceneHarvester(Harvester):
     """The harvester of a scene."""
 
-    partitioner: str | None = None
+    recorded = OutboxTarget()
 
     def __init__(self, scene: Scene) -> None:
         tables = OutboxTables(Database("host=nowhere"))
@@ -121,8 +121,9 @@ class SceneHarvester(Harvester):
     def _pause(self, seconds: float) -> None:
         self._scene.wait(seconds)
 
-    def _look_up(self) -> OutboxRegistration:
-        return OutboxRegistration("outbox", "uid", VERSION, 0, None, self.partitioner)
+    def _look_up(self, *, is_recorded: bool = False) -> OutboxRegistration:
+        del is_recorded
+        return OutboxRegistration("outbox", "uid", VERSION, 0, None, self.recorded)
 
     def _elector(self, registration: OutboxRegistration) -> Any:  # noqa: ANN401
         del registration
@@ -186,15 +187,29 @@ def test_who_fails_for_long_leaves_it_to_another(monkeypatch: pytest.MonkeyPatch
 def test_another_partitioner_than_that_of_the_migration_is_refused() -> None:
     """A harvester that places keys in another way would end their order."""
     scene = Scene()
-    scene.harvester.partitioner = "consistent_random"
+    scene.harvester.recorded = OutboxTarget(partitioner="consistent_random")
     with pytest.raises(ConfigurationError, match="--partitioner consistent_random"):
         scene.harvester.run()
     with pytest.raises(ConfigurationError, match="keys would lose their order"):
         scene.harvester.drain()
     scene = Scene(ConfigurationError("it has started"))
-    scene.harvester.partitioner = "murmur2_random"
+    scene.harvester.recorded = OutboxTarget(partitioner="murmur2_random")
     with pytest.raises(ConfigurationError, match="it has started"):
         scene.harvester.run()
+
+
+def test_another_cluster_than_that_of_the_other_harvesters_is_refused() -> None:
+    """Each would lead in its own cluster, and the rows would be divided between them."""
+    scene = Scene()
+    scene.harvester.recorded = OutboxTarget("the-one")
+    scene.harvester._cluster_id = "another"
+    with pytest.raises(ConfigurationError, match="cluster with the id 'the-one', but nowhere:1 has the id 'another'"):
+        scene.harvester.run()
+    for own, recorded in (("the-one", "the-one"), (None, "the-one"), ("the-one", None)):
+        scene = Scene(ConfigurationError("it has started"))
+        scene.harvester._cluster_id, scene.harvester.recorded = own, OutboxTarget(recorded)
+        with pytest.raises(ConfigurationError, match="it has started"):
+            scene.harvester.run()
 
 
 def test_what_a_person_must_mend_ends_the_harvester() -> None:

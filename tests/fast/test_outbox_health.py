@@ -21,7 +21,7 @@ from marshal_dagster.errors import AuthorizationError, ConfigurationError, Marsh
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester as harvester_module
 from marshal_dagster.outbox.harvester import Harvester
-from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.schema import VERSION, OutboxRegistration, OutboxTables, OutboxTarget
 from tests.conditions import WITHIN_S
 
 KAFKA = KafkaConnection(bootstrap_servers="127.0.0.1:1")
@@ -196,12 +196,14 @@ class Ends:
         self.database: MarshalError | None = None
         self.kafka: MarshalError | None = None
         self.requested = 0
+        self.recorded = OutboxTarget()
 
-    def look_up(self) -> None:
+    def look_up(self) -> OutboxRegistration:
         """Check the tables."""
         self.requested += 1
         if self.database is not None:
             raise self.database
+        return OutboxRegistration("outbox", "uid", VERSION, 0, None, self.recorded)
 
     def topics(self, _: KafkaConnection) -> Self:
         """Replace the class `Topics`."""
@@ -242,6 +244,10 @@ def test_a_standby_knows_whether_it_could_take_over(harvester: Harvester, ends: 
     harvester._look_at_ends(elector)
     assert harvester.health()["failure"] == "may not stand"
     elector.failure = None
+    ends.recorded = OutboxTarget(partitioner="consistent")
+    harvester._look_at_ends(elector)
+    assert "the partitioner 'consistent'" in harvester.health()["failure"]
+    ends.recorded = OutboxTarget()
     harvester._look_at_ends(elector)
     assert harvester.failure is None
 

@@ -93,7 +93,8 @@ class SimulatedHarvester(Harvester):
         self._world = world
         self._process = process
 
-    def _look_up(self) -> OutboxRegistration:
+    def _look_up(self, *, is_recorded: bool = False) -> OutboxRegistration:
+        del is_recorded
         return _STANDING
 
     def _elector(self, registration: OutboxRegistration) -> Elector:

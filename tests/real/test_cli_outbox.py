@@ -227,6 +227,35 @@ def _distinguished(first: Harvesting, second: Harvesting, addresses: Sequence[st
     return (first, second) if is_first else (second, first)
 
 
+def test_harvesters_with_another_cluster_or_partitioner_are_refused(stand: Stand) -> None:
+    """The first one that leads records its own. Keys would lose their order, or rows be divided between clusters."""
+    with psycopg.connect(stand.dsn, autocommit=True) as connection:
+        registry = f"{stand.schema}.marshal_outboxes"
+        # As `outbox init` of version 0.1 created it.
+        connection.execute(f"ALTER TABLE {registry} DROP COLUMN cluster_id, DROP COLUMN partitioner".encode())
+        stand.stash(OutboxRecord(stand.topic, "first", key="k"))
+        first = stand.call("drain")
+        assert (first.code, "`marshal-dagster outbox init` upgrades it" in first.err) == (0, True)
+        assert stand.call("init").code == 0
+        stand.stash(OutboxRecord(stand.topic, "second", key="k"))
+        assert stand.call("drain").code == 0
+        recorded = stand.ask("status", "--json").json
+        assert (recorded["partitioner"], bool(recorded["cluster_id"])) == ("murmur2_random", True)
+
+        other = stand.call("drain", "--partitioner", "consistent")
+        assert (other.code, "--partitioner murmur2_random" in other.err) == (2, True)
+        connection.execute(f"SET search_path = {stand.schema}".encode())
+        connection.execute("UPDATE marshal_outboxes SET cluster_id = 'elsewhere'")
+        stand.stash(OutboxRecord(stand.topic, "third", key="k"))
+        for command in ("drain", "harvest"):
+            moved = stand.call(command)
+            assert (moved.code, "cluster with the id 'elsewhere'" in moved.err) == (2, True)
+        assert stand.call("init", "--forget-target").code == 0
+        assert stand.call("drain", "--partitioner", "consistent").code == 0
+    now = stand.ask("status", "--json").json
+    assert (now["rows"], now["partitioner"], now["cluster_id"]) == (0, "consistent", recorded["cluster_id"])
+
+
 def test_what_is_missing_is_one_line(stand: Stand) -> None:
     """Missing topics, a missing outbox and an unreachable database each have their own exit code."""
     without = start(
@@ -236,8 +265,12 @@ def test_what_is_missing_is_one_line(stand: Stand) -> None:
     harvested = stand.call("harvest", "--name", "two")
     assert harvested.code == 5
     assert "`marshal-dagster outbox init` creates the topics" in harvested.err.splitlines()[-1]
-    none = stand.ask("status", "--name", "three")
-    assert (none.code, "`marshal-dagster outbox init` creates it" in none.error) == (2, True)
+    none = stand.ask("status", "--name", "tow")
+    assert (none.code, "which has 'two', 'outbox': `marshal-dagster outbox init` creates it" in none.error) == (2, True)
+    with psycopg.connect(stand.dsn, autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE {stand.schema}.two SET UNLOGGED".encode())
+    unsafe = stand.ask("status", "--name", "two", "--json")
+    assert (unsafe.code, unsafe.out, "two is unlogged" in unsafe.error) == (2, "", True)
     secret = "canary-77aa"
     away = start("outbox", "status", environment={"MARSHAL_OUTBOX_DSN": f"postgresql://u:{secret}@127.0.0.1:1/d"})
     assert (away.code, secret in away.err) == (3, False)
