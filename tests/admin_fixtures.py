@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
+from unittest.mock import patch
 
 import pytest
 
@@ -145,4 +146,5 @@ def at_work_on(site: Site, monkeypatch: pytest.MonkeyPatch, *modules: object, to
 
 def act(capsys: pytest.CaptureFixture[str], *arguments: Any) -> Answer:  # noqa: ANN401 - arguments of any type
     """Run a command line against a server that is not contacted."""
-    return call(capsys, *map(str, arguments), "-b", "somewhere:1")
+    with patch.dict("os.environ", MARSHAL_BOOTSTRAP_SERVERS="somewhere:1"):
+        return call(capsys, *map(str, arguments))

@@ -15,16 +15,21 @@ from typer.core import TyperCommand
 
 from marshal_dagster.cli import output
 from marshal_dagster.cli.exit_codes import HELP
+from marshal_dagster.cli.printed_commands import PrintedCommands
 
 PROGRAM: Final = "marshal-dagster"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(TyperCommand):
-    """A command that raises `PipeClosedError` if its reader closes the pipe. Typer itself would report a failure."""
+    """A command of this program: the commands that it prints are complete.
+
+    It raises `PipeClosedError` if its reader closes the pipe. Typer itself would report a failure.
+    """
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401 - what the command returns
         """Run the command. Raises `PipeClosedError`."""
+        output.complete_commands(PrintedCommands.of(ctx))
         try:
             return super().invoke(ctx)
         except BrokenPipeError:

@@ -119,6 +119,8 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - every error is reported in one line
         return _report(error, debug=debug)
+    finally:
+        output.complete_commands(None)
 
 
 def main() -> None:

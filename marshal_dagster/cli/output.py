@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    from marshal_dagster.cli.printed_commands import PrintedCommands
+
 JSON_VERSION: Final = 1
 """The version of the form of all JSON objects, which docs/reference/command-line.schema.json describes.
 
@@ -30,6 +32,7 @@ It grows when a field is removed or changes its meaning, not when one is added.
 _LEAST_WIDTH: Final = 100
 _BETWEEN_COLUMNS: Final = 2
 NOTHING: Final = texts.NOTHING
+_commands: "PrintedCommands | None" = None
 DRY_RUN: Final = "A dry run: nothing was written."
 utc = texts.utc
 duration = texts.duration
@@ -37,6 +40,24 @@ duration = texts.duration
 
 class PipeClosedError(Exception):
     """The reader of our output has closed the pipe."""
+
+
+def complete_commands(commands: "PrintedCommands | None") -> None:
+    """Complete all commands in what is written from now on."""
+    global _commands  # noqa: PLW0603 - a process runs one command line, and threads of it write too
+    _commands = commands
+
+
+def _complete(text: str) -> str:
+    return text if _commands is None else _commands.complete(text)
+
+
+def _complete_json(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, str):
+        return _complete(value)
+    if isinstance(value, dict):
+        return {name: _complete_json(each) for name, each in value.items()}
+    return list(map(_complete_json, value)) if isinstance(value, list | tuple) else value
 
 
 def clean(text: str) -> str:
@@ -48,7 +69,7 @@ def clean(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Return a message as one line, without characters that control a terminal."""
-    return clean(" ".join(text.split()))
+    return clean(_complete(" ".join(text.split())))
 
 
 def write_error(message: str) -> None:
@@ -83,6 +104,7 @@ def write_note(message: str) -> None:
 
 def write_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
     """Write a JSON value to stdout as one line of ASCII. An object gets the version of its form."""
+    value = value if _commands is None else _complete_json(value)
     write_line(json.dumps({"format_version": JSON_VERSION, **value} if isinstance(value, dict) else value))
 
 
@@ -132,7 +154,7 @@ class Line:
 
     def __str__(self) -> str:
         """Return the text without styles."""
-        return clean("".join(text for text, _ in self.parts))
+        return clean(_complete("".join(text for text, _ in self.parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +237,7 @@ def show(*parts: str | Line | Table) -> None:
         _show_on_terminal(parts)
         return
     for part in parts:
-        write_line(clean(part) if isinstance(part, str) else str(part))
+        write_line(clean(_complete(part)) if isinstance(part, str) else str(part))
 
 
 def _show_on_terminal(parts: Iterable[str | Line | Table]) -> None:
@@ -235,7 +257,7 @@ def _rich_text(part: str | Line) -> "Text":
     from rich.text import Text
 
     parts = part.parts if isinstance(part, Line) else ((part, ""),)
-    return Text.assemble(*((clean(text), style) for text, style in parts))
+    return Text.assemble(*((clean(_complete(text)), style) for text, style in parts))
 
 
 def _rich_table(table: Table, width: int) -> "RichTable":

@@ -158,7 +158,8 @@ class Topics:
         """Return the id of the cluster, or None if its brokers have none. Raises `UnavailableError`."""
         request = Request("look up the cluster", Needed((Right.DESCRIBE,)))
         listed = self._ask(request, lambda client, left_s: client.list_topics(timeout=left_s))
-        return listed.cluster_id or None
+        found: str | None = getattr(listed, "cluster_id", None)  # the client library's type hints lack it
+        return found or None
 
     def _nearest_names(self, topic: str) -> str:
         """Return the end of an error message with existing names; empty for one of the library's own topics.

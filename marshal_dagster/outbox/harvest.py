@@ -6,9 +6,10 @@ A session starts in three steps:
 2. It starts in Kafka, which aborts the open transactions of earlier sessions.
 3. It reads from Kafka which batch was published last, and deletes the rows of that batch from the database.
 
-After a refusal a session initialises its Kafka transaction again. Before it publishes after that, it checks in the
-database that it is still current. A newer session has therefore aborted each transaction that an older one could still
-commit, so no row is published twice.
+After a refusal a session initialises its Kafka transaction again. Before it commits a batch after that, and after a
+hundred refusals, it checks in the database that it is still current. A newer session has therefore aborted each
+transaction that an older one could still commit, so no row is published twice. A single refusal costs no transaction of
+the database.
 
 Each batch is deleted before the next one is published. So at most one batch is in doubt at any time, and the newest
 note in Kafka shows whether it was published.
@@ -17,6 +18,7 @@ note in Kafka shows whether it was published.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from marshal_dagster.outbox.backoff import HarvestLimits, RefusalBackoff
 from marshal_dagster.outbox.interfaces import (
@@ -29,6 +31,9 @@ from marshal_dagster.outbox.interfaces import (
     Store,
     TopicRejectedError,
 )
+
+_MOST_RESTARTS: Final = 100
+"""Each restart fences a newer session, so one that was superseded must notice it soon."""
 
 
 @dataclass(slots=True)
@@ -81,8 +86,8 @@ class Harvest:
         self._session = 0
         self._done = PublishedBatch()
         self._parked: list[Parked] = []
-        self._is_checking = False
-        """Whether the publisher was started again since the database last confirmed that this session is current."""
+        self._restarts = 0
+        """How often the publisher was started again since the database last confirmed that this session is current."""
 
     def begin(self) -> None:
         """Start the session. Raises `PublisherFencedError`, `UnavailableError`."""
@@ -125,7 +130,7 @@ class Harvest:
         self._counts.parked += turned.parked
         if turned.parked < len(self._parked):
             self._holds.reset_topic_waits()
-        self._done, self._parked, self._is_checking = PublishedBatch(), [], False
+        self._done, self._parked, self._restarts = PublishedBatch(), [], 0
         return turned.rows
 
     def _check_topics(self, rows: Sequence[Row]) -> None:
@@ -152,22 +157,27 @@ class Harvest:
                 continue
             if not self._leads():
                 raise LeadershipLostError
-            if self._done.ranges or self._parked or self._is_checking:
-                # A row is set aside before later rows of its key are published.
+            if self._restarts >= _MOST_RESTARTS:
                 self._turn(0)
             try:
-                self._publisher.publish(batch)
+                self._publisher.publish(batch, self._settle)
             except RowRejectedError as refused:
-                self._is_checking = True
+                self._restarts += 1
                 batches.extendleft(reversed(self._without(batch, refused)))
             except TopicRejectedError as refused:
-                self._is_checking = True
+                self._restarts += 1
                 self._counts.refused += 1
                 self._holds.refuse_topic(refused.topic, refused.reason)
                 batches.appendleft(batch)
             else:
                 self._done = PublishedBatch.of(batch)
                 self._holds.accept(batch)
+
+    def _settle(self) -> None:
+        """Delete what was published before, and check the session, before the next batch is committed."""
+        if self._done.ranges or self._parked or self._restarts:
+            # A row is set aside before later rows of its key are published.
+            self._turn(0)
 
     def _without(self, batch: Sequence[Row], refused: RowRejectedError) -> list[Sequence[Row]]:
         """Return the batches to try next after a batch was refused."""

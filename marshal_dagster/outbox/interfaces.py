@@ -3,7 +3,7 @@
 `store` and `publisher` implement them; tests and the simulator have their own implementations.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
@@ -202,11 +202,14 @@ class Publisher(Protocol):
         """Return the topics that cannot be written to, each with the reason. Raises `UnavailableError`."""
         ...
 
-    def publish(self, rows: Sequence[Row]) -> None:
+    def publish(self, rows: Sequence[Row], settle: Callable[[], None]) -> None:
         """Publish rows in this order, together with a note about them, all or nothing.
 
+        `settle` is called when the brokers have accepted all rows, before they are committed. If it raises, nothing is
+        published.
+
         Raises `RowRejectedError` or `TopicRejectedError` if nothing was published. The publisher has then initialised
-        the session again, so check by `Store.turn` that the session is still current before the next call.
+        the session again, so the next `settle` must check by `Store.turn` that the session is still current.
 
         Raises `PublisherFencedError` or `BatchUnsettledError` if a new session must start.
         """

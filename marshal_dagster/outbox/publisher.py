@@ -5,7 +5,7 @@ The newest note shows a later session which batch was published last. The notes 
 
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeGuard
 
 from marshal_dagster._internal.number_runs import merged
@@ -134,7 +134,7 @@ class KafkaPublisher:
                 found[topic] = reason
         return found
 
-    def publish(self, rows: Sequence[Row]) -> None:
+    def publish(self, rows: Sequence[Row], settle: Callable[[], None]) -> None:
         """Publish rows in one transaction (`Publisher.publish`)."""
         transaction = self._transaction
         if transaction is None:
@@ -168,6 +168,11 @@ class KafkaPublisher:
             self._known.clear()
             self._raise_for_topic(rows, error)
             raise BatchUnsettledError(f"a batch of outbox rows was not published; it is retried: {error}") from None
+        except BaseException:
+            self._end()
+            raise
+        try:
+            settle()
         except BaseException:
             self._end()
             raise

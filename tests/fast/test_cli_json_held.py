@@ -164,7 +164,7 @@ def test_coordinator(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert (unknown.code, unknown.json) == (1, None)
     assert unknown.error == (
         "no coordinator has led group 'lad'; groups with a coordinator: 'led', 'new'. Correct the name, or start "
-        "`marshal-dagster coordinator run` and a member of the group"
+        "`marshal-dagster coordinator run --bootstrap-servers somewhere:1` and a member of the group"
     )
 
 

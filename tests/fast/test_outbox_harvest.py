@@ -33,6 +33,7 @@ from marshal_dagster.outbox.interfaces import (
     TransactionResult,
 )
 from marshal_dagster.outbox.publisher import is_note, read_note, render_note
+from tests.members import raiser
 
 
 def row(number: int, key: bytes | None = None, topic: str = "t", created_us: int = 0) -> Row:
@@ -144,7 +145,7 @@ class Publisher:
         self._ports.called("refused", sorted(topics))
         return {topic: self._ports.missing[topic] for topic in topics if topic in self._ports.missing}
 
-    def publish(self, rows: Sequence[Row]) -> None:
+    def publish(self, rows: Sequence[Row], settle: Callable[[], None]) -> None:
         """Publish a batch unless it is refused."""
         ports, ids = self._ports, [each.id for each in rows]
         ports.called("publish", ids)
@@ -153,6 +154,7 @@ class Publisher:
         except (RowRejectedError, TopicRejectedError):
             self.begin()
             raise
+        settle()
         if ports.epoch != ports.outbox.epoch:
             raise PublisherFencedError("fenced")
         ports.outbox.log += ids
@@ -395,10 +397,10 @@ def test_no_row_is_set_aside_because_its_note_is_refused(monkeypatch: pytest.Mon
     kafka = publisher.KafkaPublisher(KafkaConnection(bootstrap_servers="x:1"), "uid", "notes")
     kafka.begin()
     with pytest.raises(RowRejectedError) as refused:
-        kafka.publish([row(1), row(2)])
+        kafka.publish([row(1), row(2)], lambda: None)
     assert refused.value.row is None
     with pytest.raises(BatchUnsettledError, match=r"topic 'notes' refuses the note of row 1: too large"):
-        kafka.publish([row(1)])
+        kafka.publish([row(1)], lambda: None)
 
 
 def test_no_row_is_published_to_a_topic_of_harvesters() -> None:
@@ -525,7 +527,7 @@ def test_a_row_that_is_refused_too_often_is_set_aside_before_its_successors_go()
         harvest.turn()
     assert ports.outbox.parked == {1: "too large (tried 3 times)"}
     assert ports.outbox.log == [2]
-    assert ports.calls[-3:] == [("publisher begins",), ("turn", [], [1], 0), ("publish", [2])]
+    assert ports.calls[-3:] == [("publisher begins",), ("publish", [2]), ("turn", [], [1], 0)]
     assert counts.refused == 3
     assert counts.parked == 1
 
@@ -547,7 +549,7 @@ def test_a_row_that_is_published_at_last_is_not_counted_against_its_successors()
 
 
 def test_a_batch_is_halved_until_the_row_is_found_that_it_is_refused_for() -> None:
-    """The batch is tried in halves, in order. Each part is deleted before the next one is published."""
+    """The batch is tried in halves, in order. Each part is deleted before the next one is committed."""
     ports = Ports(None, *map(row, range(1, 5)))
     harvest = begun(ports, max_attempts=1)
     ports.refuse = refusing(3, is_named=False)
@@ -557,16 +559,14 @@ def test_a_batch_is_halved_until_the_row_is_found_that_it_is_refused_for() -> No
         ("refused", ["t"]),
         ("publish", [1, 2, 3, 4]),
         ("publisher begins",),
-        ("turn", [], [], 0),
         ("publish", [1, 2]),
-        ("turn", [1, 2], [], 0),
+        ("turn", [], [], 0),
         ("publish", [3, 4]),
         ("publisher begins",),
-        ("turn", [], [], 0),
         ("publish", [3]),
         ("publisher begins",),
-        ("turn", [], [3], 0),
         ("publish", [4]),
+        ("turn", [1, 2], [3], 0),
     ]
 
 
@@ -592,14 +592,51 @@ def test_after_a_refusal_the_database_is_queried_for_the_session() -> None:
     ports = Ports(None, row(1), row(2))
     harvest = begun(ports)
 
-    def refuse(_: Sequence[Row]) -> None:
+    def refuse(rows: Sequence[Row]) -> None:
         ports.outbox.session += 1
-        raise RowRejectedError("too large", 1)
+        refusing(1)(rows)
 
     ports.refuse = refuse
     with pytest.raises(SessionSupersededError):
         harvest.turn()
-    assert ports.batches() == [[1, 2]]
+    assert (ports.batches(), ports.outbox.log) == ([[1, 2], [2]], [])
+
+
+def test_refused_rows_cost_no_transaction_of_the_database_each() -> None:
+    """The database is asked before a commit, and once for many refusals, which also sets their rows aside.
+
+    A crash before that only repeats the attempts.
+    """
+    ports = Ports(None, *map(row, range(1_000)))
+    before = begun(ports, max_attempts=1)
+    ports.refuse = refusing(*range(999), is_named=False)
+    attempts: list[int] = []
+    crash = RuntimeError("crash")
+    ports.before = lambda: attempts.append(1) if len(attempts) < 700 else raiser(crash)()
+    with pytest.raises(RuntimeError):
+        before.turn()
+    parked = len(ports.outbox.parked)
+    assert 100 < parked < 400
+    assert (len(ports.outbox.rows), ports.outbox.log) == (1_000 - parked, [])
+    ports.before = lambda: None
+    ports.turns.clear()
+    after = begun(ports, max_attempts=1)
+    while after.turn():
+        pass
+    assert (sorted(ports.outbox.parked), ports.outbox.rows, ports.outbox.log) == ([*range(999)], [], [999])
+    assert len(ports.turns) < 25
+
+
+def test_a_superseded_session_notices_it_although_every_row_is_refused() -> None:
+    """Each of its attempts fences the newer session."""
+    ports = Ports(None, *map(row, range(1_000)))
+    harvest = begun(ports)
+    ports.refuse = refusing(*range(1_000), is_named=False)
+    ports.outbox.session += 1
+    harvest._holds.begin_turn()
+    with pytest.raises(SessionSupersededError):
+        harvest._publish(sorted(ports.outbox.rows))
+    assert len(ports.batches()) == 100
 
 
 def test_within_a_turn_no_row_gets_ahead_of_one_of_its_key_that_was_left_out() -> None:
@@ -727,7 +764,7 @@ def test_a_topic_that_goes_while_a_batch_is_published_is_left_out_of_it() -> Non
 
     ports.refuse = refuse
     harvest.turn()
-    assert ports.calls[2:] == [("publish", [1, 2]), ("publisher begins",), ("turn", [], [], 0), ("publish", [2])]
+    assert ports.calls[2:] == [("publish", [1, 2]), ("publisher begins",), ("publish", [2]), ("turn", [], [], 0)]
 
 
 @pytest.mark.slow

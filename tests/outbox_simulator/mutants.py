@@ -53,8 +53,8 @@ MUTANTS: Final = (
     Mutant(
         "a batch is published before the last is struck",
         HARVEST,
-        "if self._done.ranges or self._parked or self._is_checking:",
-        "if self._parked or self._is_checking:",
+        "if self._done.ranges or self._parked or self._restarts:",
+        "if self._parked or self._restarts:",
         (
             (
                 HARVEST,
@@ -66,8 +66,8 @@ MUTANTS: Final = (
     Mutant(
         "only the last batch of a turn is struck",
         HARVEST,
-        "if self._done.ranges or self._parked or self._is_checking:",
-        "if self._parked or self._is_checking:",
+        "if self._done.ranges or self._parked or self._restarts:",
+        "if self._parked or self._restarts:",
     ),
     Mutant(
         "a row is set aside after its successors go",
@@ -77,15 +77,15 @@ MUTANTS: Final = (
         (
             (
                 HARVEST,
-                "self._done, self._parked, self._is_checking = PublishedBatch(), [], False",
-                "self._done, self._parked, self._is_checking = PublishedBatch(), [] if limit else self._parked, False",
+                "self._done, self._parked, self._restarts = PublishedBatch(), [], 0",
+                "self._done, self._parked, self._restarts = PublishedBatch(), [] if limit else self._parked, 0",
             ),
         ),
     ),
     Mutant(
         "after a refusal the session is not checked again",
         HARVEST,
-        "if self._done.ranges or self._parked or self._is_checking:",
+        "if self._done.ranges or self._parked or self._restarts:",
         "if self._done.ranges or self._parked:",
     ),
     Mutant(

@@ -235,7 +235,10 @@ def test_harvesters_with_another_cluster_or_partitioner_are_refused(stand: Stand
         connection.execute(f"ALTER TABLE {registry} DROP COLUMN cluster_id, DROP COLUMN partitioner".encode())
         stand.stash(OutboxRecord(stand.topic, "first", key="k"))
         first = stand.call("drain")
-        assert (first.code, "`marshal-dagster outbox init` upgrades it" in first.err) == (0, True)
+        assert (first.code, f"`marshal-dagster outbox init --schema {stand.schema}` upgrades it" in first.err) == (
+            0,
+            True,
+        )
         assert stand.call("init").code == 0
         stand.stash(OutboxRecord(stand.topic, "second", key="k"))
         assert stand.call("drain").code == 0
@@ -264,9 +267,9 @@ def test_what_is_missing_is_one_line(stand: Stand) -> None:
     assert (without.code, "no Kafka cluster is specified, so the topics were not created" in without.error) == (0, True)
     harvested = stand.call("harvest", "--name", "two")
     assert harvested.code == 5
-    assert "`marshal-dagster outbox init` creates the topics" in harvested.err.splitlines()[-1]
+    assert f"outbox init --name two --schema {stand.schema}` creates the topics" in harvested.err.splitlines()[-1]
     none = stand.ask("status", "--name", "tow")
-    assert (none.code, "which has 'two', 'outbox': `marshal-dagster outbox init` creates it" in none.error) == (2, True)
+    assert (none.code, "which has 'two', 'outbox': `marshal-dagster outbox init --name tow" in none.error) == (2, True)
     with psycopg.connect(stand.dsn, autocommit=True) as connection:
         connection.execute(f"ALTER TABLE {stand.schema}.two SET UNLOGGED".encode())
     unsafe = stand.ask("status", "--name", "two", "--json")

@@ -789,7 +789,7 @@ def test_a_zombie_can_do_nothing(site: Site, topic: MakeTopic) -> None:
             with pytest.raises(SessionSupersededError):
                 old.store.turn(1, turn)
         with pytest.raises(PublisherFencedError):
-            old.publisher.publish(taken)
+            old.publisher.publish(taken, lambda: None)
         with pytest.raises(SessionSupersededError):
             old.harvest.turn()
         assert len(site.rows()) == 2
@@ -807,7 +807,7 @@ def test_a_fenced_publisher_says_so_whatever_it_has_sent(site: Site, topic: Make
         old.harvest.begin()
         new.harvest.begin()
         with pytest.raises(PublisherFencedError):
-            old.publisher.publish(site.rows())
+            old.publisher.publish(site.rows(), lambda: None)
     assert site.read(goal) == []
 
 
@@ -862,7 +862,7 @@ def test_a_zombie_that_begins_anew_at_kafka_is_stopped_by_the_database(
             old.harvest.turn()
         assert site.read(goal) == []
         with pytest.raises(PublisherFencedError):
-            new.publisher.publish(site.rows()[1:])
+            new.publisher.publish(site.rows()[1:], lambda: None)
         new.turns()
     assert values(site.read(goal)) == ["good"]
     assert len(site.parked()) == 1
