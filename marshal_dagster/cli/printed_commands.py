@@ -62,7 +62,7 @@ class PrintedCommands:
         return name + (f" {options}" if options else "") + found[0][len(name) :]
 
     def _resolve(self, words: list[str]) -> tuple[Any, list[str]]:
-        """Return the command that the words begin with, and those that name it; None if they name no command."""
+        """Return the command that a text begins with, and the part that names it; None if it names no command."""
         if words[0] not in self.root.command.commands:
             return None, []
         _, command, _ = self.root.command.resolve_command(self.root, words[:1])

@@ -41,7 +41,7 @@ def given(memory_log: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def leaf(words: list[str]) -> list[str]:
-    """Return the words that name a command; an empty list if they name none."""
+    """Return the part that names a command; an empty list if there is none."""
     if words[0] not in COMMANDS:
         return []
     command, count = load_command(words[0]), 1
