@@ -219,7 +219,8 @@ class OutboxInspector(OutboxConnection):
 
             if connection.info.transaction_status == TransactionStatus.IDLE:
                 set_for_transaction(connection)
-                connection.execute("SELECT set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,))
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,))
+            self._tables.registration(connection)
             yield connection
             connection.commit()
 

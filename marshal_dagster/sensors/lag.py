@@ -200,8 +200,8 @@ class _Tick:
             paused = why_paused(world, self.group, self.topic, wall_ms)
             positions = positions_of(world, self.group, self.topic, max_attempts=self.max_attempts, wall_ms=wall_ms)
             plans = exhausted(open_plans(world, wall_ms, group=self.group, topic=self.topic), self.max_attempts)
-            missing = missing_group(world, self.group)
-            misspelt = f"; {missing}" if missing else ""
+            unknown = missing_group(world, self.group)
+            misspelt = f"; {unknown}" if unknown else ""
         if paused is not None:
             return self._skip(cursor, paused)
         limits = _Limits(*(None if limit is None else limit.active(cursor) for limit in (self.records, self.age_s)))

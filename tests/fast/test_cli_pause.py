@@ -140,7 +140,8 @@ def test_a_group_that_the_log_does_not_name_is_refused(
     assert site.values() == before
     if command[0] == "pause":
         refused = act(capsys, *command, "--new-group")
-        assert (refused.code, "settings set --bootstrap-servers somewhere:1 fligths --new-group`" in refused.error) == (1, True)
+        assert refused.code == 1
+        assert "settings set --bootstrap-servers somewhere:1 fligths --new-group`" in refused.error
         assert site.values() == before
         assert act(capsys, *command, "--new-group", "--go-consumers-stopped", "fligths").code == 0
         assert site.world().group_of("fligths", TOPIC).paused_until_s is not None

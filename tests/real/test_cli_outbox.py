@@ -19,6 +19,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from marshal_dagster import Outbox, OutboxRecord
+from marshal_dagster.outbox import status as outbox_status
 from tests.cli import COMMAND, REPOSITORY, Answer, call, environ, start
 from tests.conditions import WITHIN_S, wait_until
 from tests.real.conftest import MakeTopic
@@ -259,6 +260,16 @@ def test_harvesters_with_another_cluster_or_partitioner_are_refused(stand: Stand
     assert (now["rows"], now["partitioner"], now["cluster_id"]) == (0, "consistent", recorded["cluster_id"])
 
 
+def test_no_command_waits_for_a_locked_table_without_end(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first statement of each has the limit too. The error shows where to look."""
+    monkeypatch.setattr(outbox_status, "_LOCK_TIMEOUT", "10ms")
+    with psycopg.connect(stand.dsn) as connection:
+        connection.execute(f"LOCK TABLE {stand.schema}.outbox_parked IN ACCESS EXCLUSIVE MODE".encode())
+        for command in (("status",), ("parked", "list"), ("parked", "retry", "1"), ("parked", "delete", "1", "--yes")):
+            locked = stand.ask(*command)
+            assert (locked.code, "an open transaction has locked its tables" in locked.err) == (3, True)
+
+
 def test_what_is_missing_is_one_line(stand: Stand) -> None:
     """Missing topics, a missing outbox and an unreachable database each have their own exit code."""
     without = start(
@@ -270,6 +281,9 @@ def test_what_is_missing_is_one_line(stand: Stand) -> None:
     assert f"outbox init --name two --schema {stand.schema}` creates the topics" in harvested.err.splitlines()[-1]
     none = stand.ask("status", "--name", "tow")
     assert (none.code, "which has 'two', 'outbox': `marshal-dagster outbox init --name tow" in none.error) == (2, True)
+    for command in (("list",), ("retry", "1"), ("delete", "1", "--yes")):
+        nothing = stand.ask("parked", *command, "--name", "tow")
+        assert (nothing.code, "which has 'two', 'outbox'" in nothing.error) == (2, True)
     with psycopg.connect(stand.dsn, autocommit=True) as connection:
         connection.execute(f"ALTER TABLE {stand.schema}.two SET UNLOGGED".encode())
     unsafe = stand.ask("status", "--name", "two", "--json")
