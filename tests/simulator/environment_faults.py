@@ -497,7 +497,7 @@ class Nature:
         if self._stopped_range is not None:
             # Then other members may end the same range, in the new generation, before its owner reads the log again.
             partition, start = self._stopped_range
-            offsets[partition] = start
+            offsets[partition] = min(start, world.offset(partition))
         world.hesitates = chance.random() < 0.5
         since = world.cluster.broker.bounds(world.home).end
         if chance.random() < 0.4:
