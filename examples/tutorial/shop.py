@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
@@ -13,19 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 KAFKA = marshal.KafkaConnectionConfig.from_environment()
-
-
-class SlowSink(marshal.FileSink):
-    """Waits before it writes, which leaves time to kill the run."""
-
-    def write(self, *args: Any, **kwargs: Any) -> marshal.WriteResult:
-        """Write the rows as `FileSink` does."""
-        dg.get_dagster_logger().info("the plan is recorded, writing begins in 10 s")
-        time.sleep(10)
-        return super().write(*args, **kwargs)
-
-
-sink = SlowSink(Path(__file__).with_name("output"))
+sink = marshal.FileSink(Path(__file__).with_name("output"))
 
 
 @marshal.marshal_asset(
@@ -35,7 +23,9 @@ def orders_per_shop(
     context: dg.AssetExecutionContext, batch: marshal.ClaimedBatch, frame: "DataFrame"
 ) -> "DataFrame":
     """Number of orders of each shop."""
-    context.log.info("batch %s", batch.batch_id)
+    batch.plan()  # the sink would do this just before it writes
+    context.log.info("the plan of batch %s is recorded", batch.batch_id)
+    time.sleep(10)  # leaves time to kill the run
     return (
         frame.selectExpr("partition", "CAST(value AS STRING) AS shop")
         .groupBy("partition", "shop")

@@ -24,7 +24,7 @@ TIMELINE_TAG: Final = "marshal/timeline"
 
 
 ASSET_KEY_TAG: Final = "marshal/asset_key"
-"""Tag of a run: the asset that its batches materialize. Tag of an op: the same, if it has another name than the op."""
+"""Tag of an op: the asset that its batches materialize, if it has another name than the op."""
 
 
 def run_of(instance_id: str) -> str:
