@@ -13,7 +13,7 @@ from marshal_dagster.cli import output
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.telemetry.prometheus import prometheus_metrics
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_S: Final = 0.1
 _END_WITHIN_S: Final = 25.0
 """Less than the 30 s after which Kubernetes kills a process that does not end."""
@@ -109,9 +109,13 @@ def report_event(event: str, text: str, *, as_json: bool, **fields: Any) -> None
 
 @contextmanager
 def _recorded_signals() -> Iterator[list[int]]:
-    """Record the signals that would end this process in a list while the block runs; then restore the handlers."""
+    """Record the signals that would end this process in a list while the block runs; then restore the handlers.
+
+    A hang-up that the process was started to ignore, as by `nohup`, is still ignored.
+    """
     came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _SIGNALS}
+    ending = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ending}
     try:
         yield came
     finally:

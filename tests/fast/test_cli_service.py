@@ -39,3 +39,22 @@ def test_work_that_does_not_end_holds_up_no_process(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UnavailableError, match="did not end within"):
         run_until_signal(lambda: signalled(hung.wait), lambda: None)
     hung.set()
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_lost_terminal_is_a_signal_to_stop(is_ignored: bool) -> None:
+    """The service hands over. A process that `nohup` started continues."""
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        if is_ignored:
+            os.kill(os.getpid(), signal.SIGTERM)
+        stopped.wait()
+
+    try:
+        assert run_until_signal(work, stopped.set)
+        assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
