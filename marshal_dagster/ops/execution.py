@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from dagster import (
@@ -39,6 +39,7 @@ from marshal_dagster.errors import (
 )
 from marshal_dagster.ops.batch_events import BatchEvents
 from marshal_dagster.ops.config import BatchSpec, ClaimedBatchConfig
+from marshal_dagster.ops.dropped_ranges import dropped_by_earlier_attempts
 from marshal_dagster.ops.metadata import (
     BatchesResult,
     CompletedBatch,
@@ -51,6 +52,7 @@ from marshal_dagster.ops.spark_monitor import full_disk_as_abort, progress_lines
 from marshal_dagster.ops.user_function import check_rows, function_text, require_no_rows
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.open_plans import exhausted, parts_to_retry
+from marshal_dagster.protocol.state import DataPartitionId, Key
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.exhausted_plans import (
     exhausted_plans_evaluation,
@@ -171,6 +173,7 @@ class BatchExecution:
             require_extra(Extra.SPARK, f"op {self.context.op.name!r}")
         try:
             self._recall()
+            self._fail_if_earlier_attempts_dropped()
             idle = self._drain()
             outcome = ExecutionOutcome.DONE if self.all_done or idle is None else idle.outcome
             tag_run(self.context, {OUTCOME_TAG: outcome.value})
@@ -250,6 +253,27 @@ class BatchExecution:
                 len(self.before),
                 ", ".join(batch.batch_id for batch in self.before),
             )
+
+    def _fail_if_earlier_attempts_dropped(self) -> None:
+        """Raise `Failure` if an earlier attempt of this step, whose process was killed, possibly dropped messages."""
+        if DeliveryMode(self.claimer.delivery) is not DeliveryMode.AT_MOST_ONCE:
+            return
+        dropped = dropped_by_earlier_attempts(self.context, self.claimer.group, self.spec.topic, self._keys)
+        if dropped is not None:
+            raise Failure(
+                f"group {self.claimer.group!r}: an earlier attempt of this step was stopped. {dropped.describe()}. "
+                "They are not processed again (at most once); the next run continues after them",
+                allow_retries=False,
+            )
+
+    def _keys(self) -> dict[DataPartitionId, Key]:
+        """Read the log to its end, and return copies of the group's keys."""
+        session = self.claimer.open_delivery(self.context)
+        reader = session._rationalizer(self.spec.topic)  # noqa: SLF001 - there is no public way to its reader
+        with reader.lock:
+            reader.catch_up()
+            keys = list(reader.world.keys())
+            return {place: replace(key) for group, place, _, key in keys if group == self.claimer.group}
 
     def _forbid_retries(self, error: BaseException) -> None:
         """Raise a `Failure` without retries instead of `error`, if the run is over or messages were dropped.

@@ -22,6 +22,7 @@ from dagster import (
 
 from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError, UnavailableError
 from marshal_dagster.jobs.batch import AnyJob
+from marshal_dagster.ops.dropped_ranges import possibly_dropped
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
 from marshal_dagster.protocol.staleness import GO_ALLOWANCE_MS, stale_after_ms
 from marshal_dagster.protocol.state import DataPartitionId, Key
@@ -29,7 +30,6 @@ from marshal_dagster.resources.claimer import ClaimerResource, Revocation, claim
 from marshal_dagster.runs.abandoned_work import abandoned_partition, listed
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, run_of, sensor_name
 from marshal_dagster.runs.status import FINISHED
-from marshal_dagster.sensors._dropped_ranges import possibly_dropped
 
 _GO_STALE_S: Final = (stale_after_ms(GO_HEARTBEAT_INTERVAL_MS) + GO_ALLOWANCE_MS) / 1_000
 

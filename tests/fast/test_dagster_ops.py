@@ -33,6 +33,7 @@ from marshal_dagster.kafka import record_size
 from marshal_dagster.ops import execution
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.ops.config import ClaimedBatchConfig
+from marshal_dagster.ops.dropped_ranges import possibly_dropped
 from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.ops.metadata import BatchesResult, ExecutionOutcome
 from marshal_dagster.protocol.batch_planning import ClaimedRange
@@ -277,6 +278,7 @@ def test_metadata_that_dagster_cannot_store_becomes_text(stand: Stand) -> None:
     assert own == {"price": "1.50", "shops": "{'north': {1}}", "own/ended": 3, "5": "five", "count": 2}
 
 
+@pytest.mark.slow
 def test_records_are_distinguished_from_offsets_where_they_are_counted(stand: Stand) -> None:
     """Offsets without a record (compacted, aborted, markers) count in a range's width, not in its records."""
     stand.scene.data._topics[TOPIC].partitions[1].messages = [0, 3, 4, 6, 7, 8, 9]
@@ -908,6 +910,34 @@ def test_a_step_that_dropped_messages_is_not_retried(stand: Stand, error: Any) -
     assert len(stand.seen) == 1
     assert "messages are dropped (at most once), so the step is not retried" in _error(result)
     assert type(error() if isinstance(error, type) else error).__name__ in _error(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_reported", [False, True], ids=["unreported", "reported"])
+def test_a_step_that_is_repeated_after_a_kill_fails_if_it_dropped_messages(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, is_reported: bool
+) -> None:
+    """A killed process records nothing. The retry finds the announced ranges, also if a sensor has reported them."""
+    stand.mode = AT_MOST_ONCE
+    _fail_at(stand, 1, error=RuntimeError)
+    forbid = BatchExecution._forbid_retries
+
+    def killed(work: BatchExecution, error: BaseException) -> None:
+        if not isinstance(error, RuntimeError):
+            forbid(work, error)
+        elif is_reported:
+            found = possibly_dropped(
+                work.context.instance, work.claimer.group, work.context.run, work.claimer.group_keys
+            )
+            for observation in found.observations():
+                work.context.log_event(observation)
+
+    monkeypatch.setattr(BatchExecution, "_forbid_retries", killed)
+    result = stand.run(retry_policy=RETRIES)
+    assert not result.success
+    assert len(stand.seen) == 1
+    assert "an earlier attempt of this step was stopped" in _error(result)
+    assert "possibly dropped [0, 10)" in _error(result)
 
 
 def test_a_step_that_fails_before_its_at_most_once_commit_is_retried(stand: Stand) -> None:
