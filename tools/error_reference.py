@@ -90,6 +90,7 @@ INTERNAL: Final = {
 
 SHOWN: Final = {
     "dagster.Failure": "a run that found nothing it may process, or did not process everything; the message states why",
+    "dagster.RetryRequested": "the function of an op or asset raised it, and an error of the library had replaced it",
     "OSError": "a file system that cannot be read or written, Hadoop's file systems included",
     "RuntimeError": "a call of an object that is closed or not ready yet",
     "ValueError": "an argument that is never right, such as a range that ends before its start",
