@@ -7,7 +7,6 @@ needs into the suite's services, under the names that the data has. Kafka gives 
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -52,8 +51,6 @@ EVENTS, COORDINATOR = "former.events", "former.coordinator"
 TOPIC_IDS: Final[dict[str, str]] = json.loads((FOLDER / "topic_ids.json").read_text(encoding="utf-8"))
 PARTITIONS: Final = 2
 HEARTBEAT_INTERVAL_MS: Final = 60_000
-STALE_MS: Final = 3_600_000
-"""The age of the newest record when a topic is loaded: all claims in it are stale, whatever the machine's clock is."""
 INPUT: Final = sorted(f"message {number}" for number in range(16))
 WRITTEN: Final = sorted(f"message {number}" for number in range(12))
 """What version 0.1 left in each output; four of these messages are in a plan that was not committed."""
@@ -64,9 +61,6 @@ def records_of(topic: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (FOLDER / f"{topic}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-LATEST_MS: Final = max(record["timestamp"] for record in records_of(COORDINATION))
-
-
 class Cluster:
     """The suite's broker with topics of version 0.1."""
 
@@ -74,9 +68,11 @@ class Cluster:
         self.connection, self.topics, self._stack = connection, topics, stack
 
     def load(self, *names: str, settings: Mapping[str, str] = {"retention.ms": "-1"}) -> None:
-        """Create topics with the records that version 0.1 left in them; they are deleted at the end."""
+        """Create topics with the records that version 0.1 left in them; they are deleted at the end.
+
+        The records keep their timestamps, because pauses in them end at a fixed time.
+        """
         producer = Producer({"bootstrap.servers": self.connection.bootstrap_servers})
-        moved_by_ms = time.time_ns() // 1_000_000 - STALE_MS - LATEST_MS
         for name in names:
             self._stack.enter_context(reserved(self.topics, name))
             assert self.topics.create(name, PARTITIONS, 1, settings)
@@ -86,7 +82,7 @@ class Cluster:
                     record["value"],
                     record.get("key"),
                     record["partition"],
-                    timestamp=record["timestamp"] + moved_by_ms,
+                    timestamp=record["timestamp"],
                     headers=[(name, value) for name, value in record.get("headers", ())],
                 )
         assert producer.flush(WITHIN_S) == 0
