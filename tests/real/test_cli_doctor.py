@@ -21,6 +21,8 @@ from marshal_dagster.kafka.inspection import FROM_4, KafkaInspector, Replicas
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     DataTopic,
+    GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     Message,
     coordination_partition,
@@ -43,8 +45,10 @@ def about(kind: type[Message], topic: str, **fields: int | str) -> Message:
 
 
 def stand_at(connection: KafkaConnection, coordination_topic: str, offsets: dict[str, tuple[str, int]]) -> None:
-    """Have group g claim partition 0 of each topic, with the given topic id and position."""
+    """Have group g, a native one, claim partition 0 of each topic, with the given topic id and position."""
     log = KafkaLog(connection, coordination_topic)
+    settings = GroupSettingsRecord(instance="i", client="c", group="g", time_s=1, settings=GroupSettings())
+    first = [Append(number, render(settings)) for number in range(PARTITIONS)]
     messages = [
         message
         for topic, (topic_id, offset) in offsets.items()
@@ -54,7 +58,8 @@ def stand_at(connection: KafkaConnection, coordination_topic: str, offsets: dict
             about(Heartbeat, topic, offset=offset),
         )
     ]
-    acks = log.append([Append(coordination_partition(each.topic, PARTITIONS), render(each)) for each in messages])
+    records = [Append(coordination_partition(each.topic, PARTITIONS), render(each)) for each in messages]
+    acks = log.append([*first, *records])
     assert all(ack.offset is not None for ack in acks)
     log.close()
 

@@ -501,9 +501,11 @@ def test_the_command_shows_its_sql_before_it_changes_anything(
     assert "was moved before" in ask(site, capsys, *table, "--yes").out
 
     back = ask(site, capsys, *table, "--undo", "--yes")
-    assert (back.code, "outbox drain --name events --partitioner consistent_random" in back.out) == (0, True)
+    command = f"outbox drain --schema {site.schema} --name events --partitioner consistent_random"
+    assert (back.code, command in back.out) == (0, True)
     done = ask(site, capsys, *table, "--yes")
-    assert (done.code, "outbox harvest --name events --partitioner consistent_random" in done.out) == (0, True)
+    command = f"outbox harvest --schema {site.schema} --name events --partitioner consistent_random"
+    assert (done.code, command in done.out) == (0, True)
     tables = OutboxTables(Database(site.dsn), "events", site.schema)
     with pytest.raises(ConfigurationError, match="--partitioner consistent_random"):
         Harvester(tables, KafkaConnection(bootstrap_servers="127.0.0.1:1")).drain()
@@ -513,7 +515,8 @@ def test_the_command_moves_debezium_by_its_options(site: Site, capsys: pytest.Ca
     """The output has the position in the database's log and the next command."""
     options = ("--columns", "aggregateid=type", "--header", "type", "--topic-template", "shop")
     done = ask(site, capsys, "--from", "debezium", "--table", f"{site.schema}.outboxevent", *options, "--yes")
-    assert (done.code, "in the database's log" in done.out, "harvest --name events`" in done.out) == (0, True, True)
+    command = f"harvest --schema {site.schema} --name events`"
+    assert (done.code, "in the database's log" in done.out, command in done.out) == (0, True, True)
     event = uuid.uuid4()
     site.connection.execute(EVENT, (event, "17", "{}"))
     assert site.moved() == [("shop", b"OrderPaid", b"{}", [("id", str(event).encode()), ("type", b"OrderPaid")])]
