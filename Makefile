@@ -101,7 +101,7 @@ tests_in = $(if $(PART),$(or $(shell $(BIN)/python -m tests.parts $(PART) $(1)),
 in_part = $(or $(if $(PART),,all),$(filter $(1),$(PART)))
 
 # Each mutant is caught within these seeds (docs/verification/proof.md). `make soak` and `make fuzz-soak` run for hours.
-TESTED_SEEDS := 5000
+TESTED_SEEDS := 6100
 TESTED_OUTBOX_SEEDS := 2500
 TESTED_FUZZ_SECONDS := 20
 
