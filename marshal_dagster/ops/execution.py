@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from dagster import (
@@ -53,7 +53,7 @@ from marshal_dagster.ops.user_function import check_rows, function_text, require
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.open_plans import exhausted, parts_to_retry
 from marshal_dagster.protocol.state import DataPartitionId, Key
-from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
+from marshal_dagster.resources.claimer import ClaimerResource, claimer_of, copied_keys
 from marshal_dagster.runs.exhausted_plans import (
     exhausted_plans_evaluation,
     exhausted_plans_text,
@@ -272,8 +272,7 @@ class BatchExecution:
         reader = session._rationalizer(self.spec.topic)  # noqa: SLF001 - there is no public way to its reader
         with reader.lock:
             reader.catch_up()
-            keys = list(reader.world.keys())
-            return {place: replace(key) for group, place, _, key in keys if group == self.claimer.group}
+            return copied_keys(reader.world, self.claimer.group)
 
     def _forbid_retries(self, error: BaseException) -> None:
         """Raise a `Failure` without retries instead of `error`, if the run is over or messages were dropped.

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from marshal_dagster.coordination.rationalizer import Rationalizer
     from marshal_dagster.protocol.batch_planning import StartPolicy
     from marshal_dagster.protocol.state import DataPartitionId, Key, Owner
+    from marshal_dagster.protocol.world import World
     from marshal_dagster.runs.names import RunContext
     from marshal_dagster.sinks import Sink
 
@@ -433,7 +434,7 @@ class ClaimerResource(CoordinationResource):
             UnavailableError: Kafka cannot be reached.
         """
         with self.world() as world:
-            return {place: replace(key) for name, place, _, key in world.keys() if name == self.group}  # noqa: SIM118 - no dict
+            return copied_keys(world, self.group)
 
     def _revoke_held(self, log: CoordinationLog, revocation: Revocation) -> None:
         """Append revocations for the current claims of the runs, and read back the results."""
@@ -560,6 +561,11 @@ class ClaimerResource(CoordinationResource):
         topics = CoordinatorTopics(self.coordinator_topic)
         reader = AssignmentReader(self.coordination(), topics, self.group, self.member, self.member_session_ms)
         return reader.assigned_partitions
+
+
+def copied_keys(world: "World", group: str) -> "dict[DataPartitionId, Key]":
+    """Return copies of a group's keys, for use without the lock on the world state."""
+    return {place: replace(key) for name, place, _, key in world.keys() if name == group}  # noqa: SIM118 - no dict
 
 
 def claimer_of(resources: object, key: str) -> ClaimerResource:

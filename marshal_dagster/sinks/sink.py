@@ -231,12 +231,14 @@ def write_result(
     ranges: Sequence[ClaimedRange],
     taken: tuple[ClaimedRange, ...],
     counts: Mapping[int, int] | Mapping[int | None, int],
+    note: str | None = None,
 ) -> WriteResult:
     """Return the result of a batch of `ranges`, of which `taken` were written; `counts` has the rows by partition."""
     return WriteResult(
         taken=taken,
         skipped=tuple(range_ for range_ in ranges if range_ not in taken),
         rows={range_.partition: counts.get(range_.partition, 0) for range_ in taken},
+        note=note,
     )
 
 

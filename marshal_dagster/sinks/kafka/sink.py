@@ -53,6 +53,7 @@ from marshal_dagster.sinks.sink import (
     ranges_to_write,
     refuse_foreign_rows,
     session_of,
+    write_result,
 )
 from marshal_dagster.spark.column_names import is_case_sensitive
 from marshal_dagster.spark.executor_check import check_executors
@@ -411,12 +412,7 @@ class KafkaSink(Steps):
                 self.topic,
                 range_.generation,
             )
-        return WriteResult(
-            taken=taken,
-            skipped=tuple(range_ for range_ in ranges if range_ not in taken),
-            rows={range_.partition: counts[range_] for range_ in taken},
-            note=self._note_to_readers(appended),
-        )
+        return write_result(ranges, taken, records.counts, self._note_to_readers(appended))
 
     def describe(self) -> SinkReport:
         """Return the position of each partition, by the notes.
